@@ -9,6 +9,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/await"
+	"github.com/gpuaas/mesh/drill/kit/host"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
+	"github.com/gpuaas/mesh/drill/kit/stage"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -18,8 +23,8 @@ import (
 )
 
 // diskFull is row 37: the state directory of a machine's agent fills up, then has room again.
-func diskFull() Drill {
-	return Drill{
+func diskFull() kit.Drill {
+	return kit.Drill{
 		Name: "node-disk-full",
 		Injects: "the state directory of a machine's agent stands on a small file system of its own, which is filled to the last block while a workspace serves " +
 			"there",
@@ -27,16 +32,16 @@ func diskFull() Drill {
 			"that there is no room; the agent keeps its stream and the workspace serves on",
 		Recovers: "by itself: as soon as there is room the diagnostic and the finding end, and the next workspace is made on that machine",
 		Needs:    "its own mesh, and root: it mounts a file system",
-		Expect: Verdict{
+		Expect: kit.Verdict{
 			Reason: "node_disk_full", UserState: "operator_action_required", Owner: "agent / host",
 			Next: "free room",
 		},
 		Mutation: "the agent is started with --room-every of an hour: the check that is to notice the disk runs as before and never gets there; the disk fills as " +
 			"before, and writes to it are refused",
-		mutated: StageDetected,
-		scale:   10, // the agent checks the free space every few seconds in either form
-		able:    mayMount,
-		run:     runDiskFull,
+		FailsAt: stage.Detected,
+		Scale:   10, // the agent checks the free space every few seconds in either form
+		Host:    host.MayMount,
+		Run:     runDiskFull,
 	}
 }
 
@@ -48,37 +53,38 @@ type smallMachine struct {
 	filler  string
 }
 
-func runDiskFull(ctx context.Context, r *Run) error {
+func runDiskFull(ctx context.Context, r *kit.Run) error {
 	m := r.Mesh
-	c, err := m.own()
+	c, err := m.Cluster()
 	if err != nil {
 		return err
 	}
 	s, back, err := onSmallDisk(ctx, r, c)
 	defer back()
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
-	r.about(s.node)
-	first, err := onMachine(ctx, m, c)
+	r.About(s.node)
+	first, err := mesh.PlaceOnMachine(ctx, m, c)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
-	r.about(first.id)
-	defer r.leave(ctx, first.id)
-	if first.node != s.node {
-		return at(StageGood, fmt.Errorf("the workspace stands on %s, not on %s", first.machine.Name(), s.machine.Name()))
+	r.About(first.ID)
+	defer r.Leave(ctx, first.ID)
+	if first.Node != s.node {
+		return stage.At(stage.Good, fmt.Errorf("the workspace stands on %s, not on %s", first.Machine.Name(),
+			s.machine.Name()))
 	}
 	pid := s.machine.PID()
-	agent := kernel(pid)
-	err = r.inject(ctx, fmt.Sprintf("the disk of %s's state directory filled: a write of this drill's own is refused for want of room", s.machine.Name()),
-		func(context.Context) error { return fill(s.filler) },
-		func(context.Context) error { return refusesWrites(s.state) })
+	agent := host.Kernel(pid)
+	err = r.Inject(ctx, fmt.Sprintf("the disk of %s's state directory filled: a write of this drill's own is refused for want of room", s.machine.Name()),
+		func(context.Context) error { return host.Fill(s.filler) },
+		func(context.Context) error { return host.RefusesWrites(s.state) })
 	if err != nil {
 		return err
 	}
 	var finding string
-	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) {
+	err = r.Detect(ctx, func(ctx context.Context) (kit.Verdict, error) {
 		v, id, err := withoutRoom(ctx, m, s.node)
 		finding = id
 		return v, err
@@ -86,52 +92,52 @@ func runDiskFull(ctx context.Context, r *Run) error {
 	if err != nil {
 		return err
 	}
-	r.evidence(finding)
-	if err := r.check(ctx); err != nil {
+	r.Evidence(finding)
+	if err := r.Check(ctx); err != nil {
 		return err
 	}
 	if err := keepsWorking(ctx, r, first, pid, agent); err != nil {
-		return at(StageVerdict, err)
+		return stage.At(stage.Verdict, err)
 	}
 	if err := notPlaced(ctx, r); err != nil {
-		return at(StageVerdict, err)
+		return stage.At(stage.Verdict, err)
 	}
-	if err := refusesWrites(s.state); err != nil {
-		return at(StageVerdict, fmt.Errorf("the fault went away before it was seen: %w", err))
+	if err := host.RefusesWrites(s.state); err != nil {
+		return stage.At(stage.Verdict, fmt.Errorf("the fault went away before it was seen: %w", err))
 	}
 	if err := os.Remove(s.filler); err != nil {
-		return at(StageRecover, err)
+		return stage.At(stage.Recover, err)
 	}
-	r.note("the disk has room again")
+	r.Note("the disk has room again")
 	return takesWorkAgain(ctx, r, s, first, finding, pid, agent)
 }
 
 // takesWorkAgain checks that every effect of the fault ends by itself and that the next workspace is made on the
 // machine.
-func takesWorkAgain(ctx context.Context, r *Run, s smallMachine, first held, finding string, pid int,
-	agent process,
+func takesWorkAgain(ctx context.Context, r *kit.Run, s smallMachine, first mesh.Held, finding string, pid int,
+	agent host.Process,
 ) error {
 	m := r.Mesh
-	err := await(ctx, "the diagnostic and the finding to end", r.Drill.recoverWithin(m.Scaled),
+	err := await.Until(ctx, "the diagnostic and the finding to end", r.Drill.RecoverWithin(m.Scaled),
 		func(ctx context.Context) error {
 			return withRoom(ctx, m, s.node, finding)
 		})
 	if err != nil {
-		return at(StageRecover, err)
+		return stage.At(stage.Recover, err)
 	}
-	op, err := m.create(ctx, fresh("disk"),
+	op, err := m.Create(ctx, mesh.FreshName("disk"),
 		&lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
 	if err != nil {
-		return at(StageRecover, err)
+		return stage.At(stage.Recover, err)
 	}
-	r.about(op.GetWorkspaceId())
-	defer r.leave(ctx, op.GetWorkspaceId())
-	err = r.recovered(ctx, "diagnostic and finding over, no cordon, and a new workspace serves on the machine",
+	r.About(op.GetWorkspaceId())
+	defer r.Leave(ctx, op.GetWorkspaceId())
+	err = r.Recovered(ctx, "diagnostic and finding over, no cordon, and a new workspace serves on the machine",
 		func(ctx context.Context) error {
-			if err := m.serving(ctx, op.GetWorkspaceId(), op.GetEpoch()); err != nil {
+			if err := m.Serving(ctx, op.GetWorkspaceId(), op.GetEpoch()); err != nil {
 				return err
 			}
-			ws, err := m.workspace(ctx, op.GetWorkspaceId())
+			ws, err := m.Workspace(ctx, op.GetWorkspaceId())
 			if err == nil && ws.GetNodeId() != s.node {
 				err = fmt.Errorf("it stands on %s", ws.GetNodeName())
 			}
@@ -141,45 +147,45 @@ func takesWorkAgain(ctx context.Context, r *Run, s smallMachine, first held, fin
 		return err
 	}
 	if err := keepsWorking(ctx, r, first, pid, agent); err != nil {
-		return at(StageEvidence, err)
+		return stage.At(stage.Evidence, err)
 	}
-	return errors.Join(r.retire(ctx, op.GetWorkspaceId()), r.retire(ctx, first.id))
+	return errors.Join(r.Retire(ctx, op.GetWorkspaceId()), r.Retire(ctx, first.ID))
 }
 
 // keepsWorking checks that the agent is the same process as before, with its stream, and that the workloads on the
 // machine serve.
-func keepsWorking(ctx context.Context, r *Run, first held, pid int, agent process) error {
-	if now := kernel(pid); now.start != agent.start || now.state == "" || now.state == "Z" {
+func keepsWorking(ctx context.Context, r *kit.Run, first mesh.Held, pid int, agent host.Process) error {
+	if now := host.Kernel(pid); now.Start != agent.Start || now.State == "" || now.State == "Z" {
 		return fmt.Errorf("the agent, process %d, has ended", pid)
 	}
-	node, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: first.node})
+	node, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: first.Node})
 	if err != nil {
 		return err
 	}
 	if !node.GetNode().GetConnected() {
 		return errors.New("the agent has lost its stream")
 	}
-	return answers(ctx, first.url)
+	return mesh.Answers(ctx, first.URL)
 }
 
 // notPlaced requests a workspace that only the machine without room could take, and checks that its timeline has the
 // reason why it is not made.
-func notPlaced(ctx context.Context, r *Run) error {
+func notPlaced(ctx context.Context, r *kit.Run) error {
 	m := r.Mesh
-	op, err := m.create(ctx, fresh("full"),
+	op, err := m.Create(ctx, mesh.FreshName("full"),
 		&lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
 	if err != nil {
 		return err
 	}
-	r.about(op.GetWorkspaceId())
-	defer r.leave(ctx, op.GetWorkspaceId())
-	return await(ctx, "the timeline to say that there is no room", patience, func(ctx context.Context) error {
-		ws, err := m.workspace(ctx, op.GetWorkspaceId())
+	r.About(op.GetWorkspaceId())
+	defer r.Leave(ctx, op.GetWorkspaceId())
+	return await.Until(ctx, "the timeline to say that there is no room", await.Patience, func(ctx context.Context) error {
+		ws, err := m.Workspace(ctx, op.GetWorkspaceId())
 		if err != nil {
 			return err
 		}
 		if ws.GetNodeId() != "" {
-			return at(StageVerdict, fmt.Errorf("the workspace was placed on %s", ws.GetNodeName()))
+			return stage.At(stage.Verdict, fmt.Errorf("the workspace was placed on %s", ws.GetNodeName()))
 		}
 		if said := ws.GetLastError() + ws.GetWhyWaiting(); !strings.Contains(said, "no room") {
 			return fmt.Errorf("it is %s at %q: %s", names.Of(ws.GetState()), ws.GetCurrentStep(), said)
@@ -190,13 +196,13 @@ func notPlaced(ctx context.Context, r *Run) error {
 
 // withoutRoom returns the complete verdict on a node whose disk is full: its reason, the diagnostic of its host, the
 // finding, and the finding's cordon.
-func withoutRoom(ctx context.Context, m *Mesh, id string) (Verdict, string, error) {
+func withoutRoom(ctx context.Context, m *mesh.Mesh, id string) (kit.Verdict, string, error) {
 	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
 	if err != nil {
-		return Verdict{}, "", err
+		return kit.Verdict{}, "", err
 	}
 	node := resp.GetNode()
-	v := Verdict{Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction()}
+	v := kit.Verdict{Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction()}
 	finding, err := diskFinding(ctx, m, id)
 	if err != nil {
 		return v, "", err
@@ -211,7 +217,7 @@ func withoutRoom(ctx context.Context, m *Mesh, id string) (Verdict, string, erro
 }
 
 // withRoom checks that all of that is over.
-func withRoom(ctx context.Context, m *Mesh, id, finding string) error {
+func withRoom(ctx context.Context, m *mesh.Mesh, id, finding string) error {
 	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
 	if err != nil {
 		return err
@@ -240,7 +246,7 @@ func diagnosed(node *readmodelv1.Node, over bool) bool {
 }
 
 // diskFinding returns the open finding about a node's disk; empty if there is none.
-func diskFinding(ctx context.Context, m *Mesh, node string) (string, error) {
+func diskFinding(ctx context.Context, m *mesh.Mesh, node string) (string, error) {
 	resp, err := m.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{PageSize: 500})
 	if err != nil {
 		return "", err
@@ -256,17 +262,17 @@ func diskFinding(ctx context.Context, m *Mesh, node string) (string, error) {
 
 // onSmallDisk gives the first machine a state directory on a small file system, with everything that was in it, and
 // keeps the others out of placement. The returned function puts everything back, as well as it can.
-func onSmallDisk(ctx context.Context, r *Run, c *cluster.Cluster) (smallMachine, func(), error) {
+func onSmallDisk(ctx context.Context, r *kit.Run, c *cluster.Cluster) (smallMachine, func(), error) {
 	m, machine := r.Mesh, c.Nodes[0]
-	state := filepath.Join(machineDir(c, machine), "state")
+	state := filepath.Join(mesh.MachineDir(c, machine), "state")
 	s := smallMachine{machine: machine, state: state, filler: filepath.Join(state, "filler")}
 	var undo []func(ctx context.Context) error
 	back := func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settle)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), await.Settle)
 		defer cancel()
 		for _, step := range slices.Backward(undo) {
 			if err := step(ctx); err != nil {
-				r.note("not put back: %v", err)
+				r.Note("not put back: %v", err)
 			}
 		}
 	}
@@ -287,19 +293,23 @@ func onSmallDisk(ctx context.Context, r *Run, c *cluster.Cluster) (smallMachine,
 	if err := machine.Stop(ctx); err != nil {
 		return s, back, err
 	}
-	undo = append(undo, func(ctx context.Context) error { return errors.Join(machine.Start(), awaitConnected(ctx, m, machine)) })
-	if err := moveOnto(ctx, s.state, true); err != nil {
+	undo = append(undo, func(ctx context.Context) error {
+		return errors.Join(machine.Start(), awaitConnected(ctx, m, machine))
+	})
+	if err := host.MoveOnto(ctx, s.state, true); err != nil {
 		return s, back, err
 	}
-	undo = append(undo, func(ctx context.Context) error { return errors.Join(machine.Stop(ctx), moveOnto(ctx, s.state, false)) })
-	if r.Control == Mutated {
+	undo = append(undo, func(ctx context.Context) error {
+		return errors.Join(machine.Stop(ctx), host.MoveOnto(ctx, s.state, false))
+	})
+	if r.Control == kit.Mutated {
 		machine.SetArgs("--room-every", "1h")
 	}
 	return s, back, errors.Join(machine.Start(), awaitConnected(ctx, m, machine))
 }
 
-func awaitConnected(ctx context.Context, m *Mesh, machine *agents.Agent) error {
-	return await(ctx, machine.Name()+" to be connected again", settle, func(ctx context.Context) error {
+func awaitConnected(ctx context.Context, m *mesh.Mesh, machine *agents.Agent) error {
+	return await.Until(ctx, machine.Name()+" to be connected again", await.Settle, func(ctx context.Context) error {
 		resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: machine.Name()})
 		if err == nil && (!resp.GetNode().GetConnected() || !resp.GetNode().GetGate().GetAdmitted()) {
 			err = errors.New("it is not")
@@ -309,8 +319,8 @@ func awaitConnected(ctx context.Context, m *Mesh, machine *agents.Agent) error {
 }
 
 // cordon sets or removes a person's cordon.
-func cordon(ctx context.Context, m *Mesh, node string, on bool) error {
-	_, err := command(ctx, "cordon", func(ctx context.Context) (*readmodelv1.SetCordonResponse, error) {
+func cordon(ctx context.Context, m *mesh.Mesh, node string, on bool) error {
+	_, err := await.Answer(ctx, "cordon", func(ctx context.Context) (*readmodelv1.SetCordonResponse, error) {
 		return m.Client.Command.SetCordon(ctx, &readmodelv1.SetCordonRequest{Node: node, Cordoned: on, Reason: "drill"})
 	})
 	return err

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/drill"
+	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/meshtest"
@@ -23,7 +25,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(envReap); dir != "" {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 		defer cancel()
-		if err := drill.Reap(ctx, os.Stdin, dir); err != nil {
+		if err := mesh.Reap(ctx, os.Stdin, dir); err != nil {
 			os.Exit(1)
 		}
 		return
@@ -53,7 +55,7 @@ func TestEveryDrillIsWhole(t *testing.T) {
 					t.Errorf("%s is not said", what)
 				}
 			}
-			if !drill.Complete(d) {
+			if d.Run == nil || d.FailsAt == "" {
 				t.Error("the drill has no way to be run, or no stage at which its mutated detector must fail")
 			}
 		})
@@ -65,7 +67,7 @@ func TestEveryDrillIsWhole(t *testing.T) {
 
 // TestResultsCarryTheContract checks the names that scripts read.
 func TestResultsCarryTheContract(t *testing.T) {
-	raw, err := json.Marshal(drill.Result{})
+	raw, err := json.Marshal(kit.Result{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +102,7 @@ func TestDrillsAndTheirControls(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	began := time.Now()
-	m, err := drill.Start(ctx, testkit.Logger(t), drill.Config{
+	m, err := mesh.Start(ctx, testkit.Logger(t), mesh.Config{
 		Dir: meshtest.Dir(t), Programs: meshtest.Programs(t), LogLevel: "info",
 		Reaper: func(dir string) *exec.Cmd {
 			cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this binary, which outlives us on purpose
@@ -122,7 +124,7 @@ func TestDrillsAndTheirControls(t *testing.T) {
 		}
 	})
 	t.Logf("the mesh stands after %.1f s", time.Since(began).Seconds())
-	results, err := drill.All(ctx, m, drill.Drills(), drill.Options{Logger: testkit.Logger(t), Controls: true})
+	results, err := kit.All(ctx, m, drill.Drills(), kit.Options{Logger: testkit.Logger(t), Controls: true})
 	if err != nil {
 		t.Fatal(err)
 	}

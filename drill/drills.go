@@ -4,21 +4,25 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gpuaas/mesh/drill/kit"
 )
 
 // Drills returns every drill, in the order of the matrix.
-func Drills() []Drill {
-	return []Drill{doubleProvision(), register(), wedged(), releaseFailed(), restoreReusesNothing(), oldInstance(),
-		diskFull()}
+func Drills() []kit.Drill {
+	return []kit.Drill{
+		doubleProvision(), register(), wedged(), releaseFailed(), restoreReusesNothing(), oldInstance(),
+		diskFull(),
+	}
 }
 
 // Find returns the drills of these names in the order of the matrix; an unknown name is an error that lists the known
 // ones.
-func Find(names ...string) ([]Drill, error) {
+func Find(names ...string) ([]kit.Drill, error) {
 	all := Drills()
 	var unknown []string
 	for _, n := range names {
-		if !slices.ContainsFunc(all, func(d Drill) bool { return d.Name == n }) {
+		if !slices.ContainsFunc(all, func(d kit.Drill) bool { return d.Name == n }) {
 			unknown = append(unknown, n)
 		}
 	}
@@ -29,5 +33,5 @@ func Find(names ...string) ([]Drill, error) {
 		}
 		return nil, fmt.Errorf("there is no drill %s; there are %s", strings.Join(unknown, ", "), strings.Join(known, ", "))
 	}
-	return slices.DeleteFunc(all, func(d Drill) bool { return !slices.Contains(names, d.Name) }), nil
+	return slices.DeleteFunc(all, func(d kit.Drill) bool { return !slices.Contains(names, d.Name) }), nil
 }

@@ -3,12 +3,17 @@ package drill
 import (
 	"context"
 
+	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/await"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
+	"github.com/gpuaas/mesh/drill/kit/race"
+	"github.com/gpuaas/mesh/drill/kit/stage"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 )
 
 // doubleProvision is row 27: all who may replace an instance do so at once.
-func doubleProvision() Drill {
-	return Drill{
+func doubleProvision() kit.Drill {
+	return kit.Drill{
 		Name: "double-provision-race",
 		Injects: "in each round a hundred requests, half of the workspace's user and half of an admin, ask at once for its recreation: alone, while the lock store is " +
 			"flushed every few milliseconds, and in the moment in which the watchdog asks too, which misses the session of the instance that was killed: lifecycle is held " +
@@ -18,61 +23,61 @@ func doubleProvision() Drill {
 		Needs: "its own mesh for the lock store, the pause, the driver's ledger and the proof that two instances are found; through the API alone it races without " +
 			"them",
 		Outside: true,
-		Expect:  Verdict{Reason: reasonJoined, UserState: "recovering", Owner: "lifecycle", Next: "wait"},
+		Expect:  kit.Verdict{Reason: race.ReasonJoined, UserState: "recovering", Owner: "lifecycle", Next: "wait"},
 		Mutation: "after the races the end of the former epoch's instance is taken out of the driver's ledger, so that the placement lists two instances of the workspace. " +
 			"The replicas of lifecycle are started anew for that with a finding_sweep of a second, and in the mutation of an hour: the two stand as before, and the sweep " +
 			"that is to find them does not look",
-		mutated: StageEvidence,
-		run:     runRace,
+		FailsAt: stage.Evidence,
+		Run:     runRace,
 	}
 }
 
-func runRace(ctx context.Context, r *Run) error {
+func runRace(ctx context.Context, r *kit.Run) error {
 	m := r.Mesh
-	if err := r.observe(ctx); err != nil {
+	if err := r.Observe(ctx); err != nil {
 		return err
 	}
-	name := fresh("race")
-	op, err := m.create(ctx, name, nil)
+	name := mesh.FreshName("race")
+	op, err := m.Create(ctx, name, nil)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
-	r.about(op.GetWorkspaceId())
-	r.evidence(op.GetOperationId())
-	defer r.leave(ctx, op.GetWorkspaceId())
-	if err := await(ctx, "the workspace to serve", settle, func(ctx context.Context) error {
-		return m.serving(ctx, op.GetWorkspaceId(), op.GetEpoch())
+	r.About(op.GetWorkspaceId())
+	r.Evidence(op.GetOperationId())
+	defer r.Leave(ctx, op.GetWorkspaceId())
+	if err := await.Until(ctx, "the workspace to serve", await.Settle, func(ctx context.Context) error {
+		return m.Serving(ctx, op.GetWorkspaceId(), op.GetEpoch())
 	}); err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
-	x := newRace(r, op)
-	if err := x.invite(ctx); err != nil {
-		return at(StageGood, err)
+	x := race.New(r, op)
+	if err := x.Invite(ctx); err != nil {
+		return stage.At(stage.Good, err)
 	}
-	defer x.dismiss()
+	defer x.Dismiss()
 	type round struct {
 		what  string
 		fault func(ctx context.Context, run func(ctx context.Context) (*lifecyclev1.Operation, error)) error
 	}
-	rounds := []round{{"plain", x.plain}}
-	if m.Own() && r.Control == None { // the controls are about the race and its verifier, and need only one round
-		rounds = append(rounds, round{"lock store flushed", x.flushed})
+	rounds := []round{{"plain", x.Plain}}
+	if m.Own() && r.Control == kit.None { // the controls are about the race and its verifier, and need only one round
+		rounds = append(rounds, round{"lock store flushed", x.Flushed})
 	}
 	for _, next := range rounds {
-		if err := x.round(ctx, next.what, next.fault); err != nil {
+		if err := x.Round(ctx, next.what, next.fault); err != nil {
 			return err
 		}
 	}
-	if m.Own() && r.Control == None {
-		if err := x.beside(ctx); err != nil {
+	if m.Own() && r.Control == kit.None {
+		if err := x.Beside(ctx); err != nil {
 			return err
 		}
-		if err := x.hold(ctx); err != nil {
+		if err := x.Hold(ctx); err != nil {
 			return err
 		}
 	}
-	if err := x.judge(ctx); err != nil {
+	if err := x.Judge(ctx); err != nil {
 		return err
 	}
-	return r.retire(ctx, op.GetWorkspaceId())
+	return r.Retire(ctx, op.GetWorkspaceId())
 }

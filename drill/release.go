@@ -7,13 +7,15 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/gpuaas/mesh/internal/fault"
-
+	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/await"
+	"github.com/gpuaas/mesh/drill/kit/host"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
+	"github.com/gpuaas/mesh/drill/kit/stage"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
@@ -21,8 +23,8 @@ import (
 )
 
 // releaseFailed is row 30: the machine of a workspace's allocation is disconnected while the workspace is released.
-func releaseFailed() Drill {
-	return Drill{
+func releaseFailed() kit.Drill {
+	return kit.Drill{
 		Name: "release-failed-stuck",
 		Injects: "the agent of the machine that holds a workspace is killed and stays away, its workload runs on, and the workspace is decommissioned; once for each " +
 			"way out",
@@ -30,99 +32,99 @@ func releaseFailed() Drill {
 		Recovers: "the first hold by retry-release after the machine's return; the second by force-release with evidence while it is away (a wrong fence and orphans " +
 			"that nobody acknowledged are refused), and the machine reaps the orphans and is uncordoned as it returns",
 		Needs: "its own mesh: a machine whose agent can be killed",
-		Expect: Verdict{
+		Expect: kit.Verdict{
 			Reason: "release_failed", UserState: "operator_action_required", Owner: "lifecycle",
 			Next: "retry-release",
 		},
 		Mutation: "the replicas of lifecycle are started anew with a release_deadline of an hour: the clock that is to give up the release runs as before and never " +
 			"gets there; the machine is away as before",
-		mutated: StageDetected,
-		scale:   15, // the deadline of a release is two minutes in production and five seconds here
-		mutate: func(ctx context.Context, r *Run) (func(context.Context) error, error) {
-			c, err := r.Mesh.own()
+		FailsAt: stage.Detected,
+		Scale:   15, // the deadline of a release is two minutes in production and five seconds here
+		Mutate: func(ctx context.Context, r *kit.Run) (func(context.Context) error, error) {
+			c, err := r.Mesh.Cluster()
 			if err != nil {
 				return nil, err
 			}
-			back := func(ctx context.Context) error { return r.Mesh.anew(ctx, c.Lifecycle) }
-			return back, r.Mesh.anew(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_RELEASE_DEADLINE=1h")
+			back := func(ctx context.Context) error { return r.Mesh.Restart(ctx, c.Lifecycle) }
+			return back, r.Mesh.Restart(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_RELEASE_DEADLINE=1h")
 		},
-		run: runRelease,
+		Run: runRelease,
 	}
 }
 
-func runRelease(ctx context.Context, r *Run) error {
-	c, err := r.Mesh.own()
+func runRelease(ctx context.Context, r *kit.Run) error {
+	c, err := r.Mesh.Cluster()
 	if err != nil {
 		return err
 	}
-	ways := []func(context.Context, *Run, held, *lifecyclev1.Allocation) error{retried, forced}
-	if r.Control != None {
+	ways := []func(context.Context, *kit.Run, mesh.Held, *lifecyclev1.Allocation) error{retried, forced}
+	if r.Control != kit.None {
 		ways = ways[:1] // both begin alike
 	}
 	var detected, recovered float64
 	for _, way := range ways {
-		r.subject = nil
+		r.Subject = nil
 		if err := oneRelease(ctx, r, c, way); err != nil {
 			return err
 		}
-		detected, recovered = max(detected, r.result.DetectedSeconds), max(recovered, r.result.RecoveredSeconds)
+		detected, recovered = max(detected, r.Result.DetectedSeconds), max(recovered, r.Result.RecoveredSeconds)
 	}
-	r.result.DetectedSeconds, r.result.RecoveredSeconds = detected, recovered
+	r.Result.DetectedSeconds, r.Result.RecoveredSeconds = detected, recovered
 	return nil
 }
 
-func oneRelease(ctx context.Context, r *Run, c *cluster.Cluster,
-	way func(context.Context, *Run, held, *lifecyclev1.Allocation) error,
+func oneRelease(ctx context.Context, r *kit.Run, c *cluster.Cluster,
+	way func(context.Context, *kit.Run, mesh.Held, *lifecyclev1.Allocation) error,
 ) error {
 	m := r.Mesh
-	h, err := onMachine(ctx, m, c)
+	h, err := mesh.PlaceOnMachine(ctx, m, c)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
-	r.about(h.id, h.node)
-	defer r.leave(ctx, h.id)
-	defer h.machine.Start() //nolint:errcheck // it runs already, unless the drill failed before
-	if err := r.observe(ctx); err != nil {
+	r.About(h.ID, h.Node)
+	defer r.Leave(ctx, h.ID)
+	defer h.Machine.Start() //nolint:errcheck // it runs already, unless the drill failed before
+	if err := r.Observe(ctx); err != nil {
 		return err
 	}
-	pid := h.machine.PID()
-	agent := kernel(pid)
-	err = r.inject(ctx, fmt.Sprintf("the agent of %s, process %d, is gone as the kernel shows, and the workload that it ran still answers", h.machine.Name(), pid),
-		func(ctx context.Context) error { return h.machine.Stop(ctx) },
-		func(ctx context.Context) error { return errors.Join(gone(pid, agent), answers(ctx, h.url)) })
+	pid := h.Machine.PID()
+	agent := host.Kernel(pid)
+	err = r.Inject(ctx, fmt.Sprintf("the agent of %s, process %d, is gone as the kernel shows, and the workload that it ran still answers", h.Machine.Name(), pid),
+		func(ctx context.Context) error { return h.Machine.Stop(ctx) },
+		func(ctx context.Context) error { return errors.Join(host.Gone(pid, agent), mesh.Answers(ctx, h.URL)) })
 	if err != nil {
 		return err
 	}
-	op, err := m.operate(ctx, h.id, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION)
+	op, err := m.Operate(ctx, h.ID, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION)
 	if err != nil {
-		return at(StageInjected, err)
+		return stage.At(stage.Injected, err)
 	}
-	r.evidence(op.GetOperationId())
+	r.Evidence(op.GetOperationId())
 	var hold *lifecyclev1.Allocation
-	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) {
+	err = r.Detect(ctx, func(ctx context.Context) (kit.Verdict, error) {
 		var err error
-		if hold, err = newestAllocation(ctx, m, h.id); err != nil {
-			return Verdict{}, err
+		if hold, err = newestAllocation(ctx, m, h.ID); err != nil {
+			return kit.Verdict{}, err
 		}
 		return failedRelease(ctx, m, h, hold)
 	})
 	if err != nil {
 		return err
 	}
-	r.evidence(hold.GetAllocationId())
-	r.note("allocation %s is %s, occupancy %s: %s", hold.GetAllocationId(), names.Of(hold.GetState()), hold.GetOccupancy(),
+	r.Evidence(hold.GetAllocationId())
+	r.Note("allocation %s is %s, occupancy %s: %s", hold.GetAllocationId(), names.Of(hold.GetState()), hold.GetOccupancy(),
 		hold.GetLastError())
-	if err := r.check(ctx); err != nil {
+	if err := r.Check(ctx); err != nil {
 		return err
 	}
-	if err := answers(ctx, h.url); err != nil {
-		return at(StageVerdict, fmt.Errorf("the fault went away before it was seen: the workload has ended: %w", err))
+	if err := mesh.Answers(ctx, h.URL); err != nil {
+		return stage.At(stage.Verdict, fmt.Errorf("the fault went away before it was seen: the workload has ended: %w", err))
 	}
 	return way(ctx, r, h, hold)
 }
 
 // newestAllocation returns the newest allocation of a workspace.
-func newestAllocation(ctx context.Context, m *Mesh, id string) (*lifecyclev1.Allocation, error) {
+func newestAllocation(ctx context.Context, m *mesh.Mesh, id string) (*lifecyclev1.Allocation, error) {
 	resp, err := m.Client.Query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: 100, WorkspaceId: id})
 	if err != nil {
 		return nil, err
@@ -141,16 +143,16 @@ func newestAllocation(ctx context.Context, m *Mesh, id string) (*lifecyclev1.All
 
 // failedRelease returns the complete verdict on an allocation whose release has failed: occupied for cleanup, with a
 // reason, on a machine that takes nothing new.
-func failedRelease(ctx context.Context, m *Mesh, h held, hold *lifecyclev1.Allocation) (Verdict, error) {
-	ws, err := m.workspace(ctx, h.id)
+func failedRelease(ctx context.Context, m *mesh.Mesh, h mesh.Held, hold *lifecyclev1.Allocation) (kit.Verdict, error) {
+	ws, err := m.Workspace(ctx, h.ID)
 	if err != nil {
-		return Verdict{}, err
+		return kit.Verdict{}, err
 	}
-	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
+	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.Node})
 	if err != nil {
-		return Verdict{}, err
+		return kit.Verdict{}, err
 	}
-	v := Verdict{Reason: names.Of(hold.GetState()), UserState: names.Of(ws.GetUserState())}
+	v := kit.Verdict{Reason: names.Of(hold.GetState()), UserState: names.Of(ws.GetUserState())}
 	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || hold.GetOccupancy() != "cleanup" ||
 		hold.GetLastError() == "" ||
 		!node.GetNode().GetGate().GetCordoned() {
@@ -162,12 +164,12 @@ func failedRelease(ctx context.Context, m *Mesh, h held, hold *lifecyclev1.Alloc
 }
 
 // retried is the first remedy: the machine returns, and the release is tried again.
-func retried(ctx context.Context, r *Run, h held, hold *lifecyclev1.Allocation) error {
+func retried(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.Allocation) error {
 	if err := startAgain(ctx, r, h); err != nil {
 		return err
 	}
 	retry := func(ctx context.Context) error {
-		_, err := command(ctx, "retry-release", func(ctx context.Context) (*readmodelv1.RetryReleaseResponse, error) {
+		_, err := await.Answer(ctx, "retry-release", func(ctx context.Context) (*readmodelv1.RetryReleaseResponse, error) {
 			return r.Mesh.Client.Release.RetryRelease(ctx, &readmodelv1.RetryReleaseRequest{
 				Request: &lifecyclev1.RetryReleaseRequest{AllocationId: hold.GetAllocationId(), Reason: "drill"},
 			})
@@ -175,29 +177,29 @@ func retried(ctx context.Context, r *Run, h held, hold *lifecyclev1.Allocation) 
 		return err
 	}
 	if err := retry(ctx); err != nil {
-		return at(StageRecover, err)
+		return stage.At(stage.Recover, err)
 	}
 	tried := hold.GetFence()
-	return r.recovered(ctx, "released after the machine's return: no claim, no workload is left, the machine takes new work", func(ctx context.Context) error {
+	return r.Recovered(ctx, "released after the machine's return: no claim, no workload is left, the machine takes new work", func(ctx context.Context) error {
 		err := freed(ctx, r.Mesh, h, hold)
 		if err == nil {
 			return nil
 		}
 		// Five seconds may be too short again for a machine that is busy: the drill retries once more, as an operator would.
-		now, readErr := newestAllocation(ctx, r.Mesh, h.id)
+		now, readErr := newestAllocation(ctx, r.Mesh, h.ID)
 		if readErr != nil || now.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED ||
 			now.GetFence() <= tried {
 			return err
 		}
 		tried = now.GetFence()
-		r.note("the release was late again: %s", now.GetLastError())
+		r.Note("the release was late again: %s", now.GetLastError())
 		return errors.Join(err, retry(ctx))
 	})
 }
 
 // forced is the second remedy: the allocation is given up with evidence while the machine is disconnected, and cleaned
 // when it returns.
-func forced(ctx context.Context, r *Run, h held, hold *lifecyclev1.Allocation) error {
+func forced(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.Allocation) error {
 	m := r.Mesh
 	force := func(ctx context.Context, dry bool, fence int64, orphans ...string) (*lifecyclev1.ForceReleaseResponse,
 		error,
@@ -213,15 +215,17 @@ func forced(ctx context.Context, r *Run, h held, hold *lifecyclev1.Allocation) e
 	shown, err := m.Client.Release.GetAllocation(ctx,
 		&readmodelv1.GetAllocationRequest{AllocationId: hold.GetAllocationId()})
 	if err != nil {
-		return at(StageRecover, err)
+		return stage.At(stage.Recover, err)
 	}
 	hold = shown.GetAllocation()
 	if _, err := force(ctx, false, hold.GetFence()+1); !refused(err) {
-		return at(StageRecover, fmt.Errorf("a force-release with another fence was to be refused and was answered %w",
+		return stage.At(stage.Recover, fmt.Errorf("a force-release with another fence was to be refused and was answered %w",
 			cmp.Or(err, errors.New("yes"))))
 	}
 	if _, err := force(ctx, false, hold.GetFence()); !refused(err) {
-		return at(StageRecover, fmt.Errorf("a force-release without its orphans acknowledged was to be refused and was answered %w", cmp.Or(err, errors.New("yes"))))
+		return stage.At(stage.Recover,
+			fmt.Errorf("a force-release without its orphans acknowledged was to be refused and was answered %w",
+				cmp.Or(err, errors.New("yes"))))
 	}
 	var orphans []string
 	for _, c := range shown.GetClaims() {
@@ -233,48 +237,49 @@ func forced(ctx context.Context, r *Run, h held, hold *lifecyclev1.Allocation) e
 			orphans = append(orphans, c.GetClaimId())
 		}
 	}
-	_, err = command(ctx, "force-release", func(ctx context.Context) (*lifecyclev1.ForceReleaseResponse, error) {
+	_, err = await.Answer(ctx, "force-release", func(ctx context.Context) (*lifecyclev1.ForceReleaseResponse, error) {
 		return force(ctx, false, hold.GetFence(), orphans...)
 	})
 	if err != nil {
-		return at(StageRecover, err)
+		return stage.At(stage.Recover, err)
 	}
-	r.evidence(orphans...)
-	if err := await(ctx, "the hold to be released on a cordoned machine", settle,
+	r.Evidence(orphans...)
+	if err := await.Until(ctx, "the hold to be released on a cordoned machine", await.Settle,
 		func(ctx context.Context) error { return givenUp(ctx, m, h) }); err != nil {
-		return at(StageRecover, err)
+		return stage.At(stage.Recover, err)
 	}
-	r.note("released by force with %d claims left as orphans, the machine cordoned", len(orphans))
+	r.Note("released by force with %d claims left as orphans, the machine cordoned", len(orphans))
 	if err := startAgain(ctx, r, h); err != nil {
 		return err
 	}
-	return r.recovered(ctx, "the machine is back and has reaped the orphans: no claim, no workload is left, it takes new work", func(ctx context.Context) error {
+	return r.Recovered(ctx, "the machine is back and has reaped the orphans: no claim, no workload is left, it takes new work", func(ctx context.Context) error {
 		return freed(ctx, m, h, hold)
 	})
 }
 
 // startAgain starts the machine's agent again and waits for its session.
-func startAgain(ctx context.Context, r *Run, h held) error {
-	if err := h.machine.Start(); err != nil {
-		return at(StageRecover, err)
+func startAgain(ctx context.Context, r *kit.Run, h mesh.Held) error {
+	if err := h.Machine.Start(); err != nil {
+		return stage.At(stage.Recover, err)
 	}
-	return at(StageRecover, await(ctx, h.machine.Name()+" to be connected again", settle, func(ctx context.Context) error {
-		resp, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
-		if err == nil && !resp.GetNode().GetConnected() {
-			err = errors.New("it is not")
-		}
-		return err
-	}))
+	return stage.At(stage.Recover,
+		await.Until(ctx, h.Machine.Name()+" to be connected again", await.Settle, func(ctx context.Context) error {
+			resp, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.Node})
+			if err == nil && !resp.GetNode().GetConnected() {
+				err = errors.New("it is not")
+			}
+			return err
+		}))
 }
 
 // givenUp checks that an allocation is released on a person's attestation: the uncleaned remains are orphaned and the
 // machine takes no new work.
-func givenUp(ctx context.Context, m *Mesh, h held) error {
-	hold, err := newestAllocation(ctx, m, h.id)
+func givenUp(ctx context.Context, m *mesh.Mesh, h mesh.Held) error {
+	hold, err := newestAllocation(ctx, m, h.ID)
 	if err != nil {
 		return err
 	}
-	claims, err := m.claims(ctx, h.id)
+	claims, err := m.Claims(ctx, h.ID)
 	if err != nil {
 		return err
 	}
@@ -284,7 +289,7 @@ func givenUp(ctx context.Context, m *Mesh, h held) error {
 			orphans++
 		}
 	}
-	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
+	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.Node})
 	if err != nil {
 		return err
 	}
@@ -298,8 +303,8 @@ func givenUp(ctx context.Context, m *Mesh, h held) error {
 }
 
 // freed checks that nothing of an allocation is left: at the API, and in the machine's own list of processes.
-func freed(ctx context.Context, m *Mesh, h held, was *lifecyclev1.Allocation) error {
-	hold, err := newestAllocation(ctx, m, h.id)
+func freed(ctx context.Context, m *mesh.Mesh, h mesh.Held, was *lifecyclev1.Allocation) error {
+	hold, err := newestAllocation(ctx, m, h.ID)
 	if err != nil {
 		return err
 	}
@@ -308,14 +313,14 @@ func freed(ctx context.Context, m *Mesh, h held, was *lifecyclev1.Allocation) er
 		return fmt.Errorf("the hold is %s, its occupancy %s: %s", names.Of(hold.GetState()), hold.GetOccupancy(),
 			hold.GetLastError())
 	}
-	ws, err := m.workspace(ctx, h.id)
+	ws, err := m.Workspace(ctx, h.ID)
 	if err != nil {
 		return err
 	}
 	if ws.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
 		return fmt.Errorf("the workspace is %s at %q: %s", names.Of(ws.GetState()), ws.GetCurrentStep(), ws.GetWhyWaiting())
 	}
-	claims, err := m.claims(ctx, h.id)
+	claims, err := m.Claims(ctx, h.ID)
 	if err != nil {
 		return err
 	}
@@ -323,7 +328,7 @@ func freed(ctx context.Context, m *Mesh, h held, was *lifecyclev1.Allocation) er
 		return fmt.Errorf("%d claims are not released, such as %s %s (orphaned: %t)", len(claims), claims[0].GetKind(),
 			claims[0].GetName(), claims[0].GetOrphanedAt() != nil)
 	}
-	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
+	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.Node})
 	if err != nil {
 		return err
 	}
@@ -335,13 +340,13 @@ func freed(ctx context.Context, m *Mesh, h held, was *lifecyclev1.Allocation) er
 }
 
 // noWorkload checks that no process of a workspace runs on its machine.
-func noWorkload(h held) error {
-	procs, err := reap.Under(h.dir, agents.Program)
+func noWorkload(h mesh.Held) error {
+	procs, err := reap.Under(h.Dir, agents.Program)
 	if err != nil {
 		return err
 	}
 	for _, p := range procs {
-		if line := strings.Join(p.Args, " "); strings.Contains(line, h.id) || (len(p.Args) > 1 && p.Args[1] != "run") {
+		if line := strings.Join(p.Args, " "); strings.Contains(line, h.ID) || (len(p.Args) > 1 && p.Args[1] != "run") {
 			return fmt.Errorf("process %d runs on the machine: %s", p.PID, line)
 		}
 	}
@@ -351,5 +356,5 @@ func noWorkload(h held) error {
 // refused reports whether an error is a refusal that a repetition would get again, that of a changed fence included.
 func refused(err error) bool {
 	_, typed := fault.As(err)
-	return typed && (!passing(err) || fault.Has(err, commonv1.Reason_REASON_CONFLICT))
+	return typed && (!await.Passing(err) || fault.Has(err, commonv1.Reason_REASON_CONFLICT))
 }

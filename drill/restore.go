@@ -8,6 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/await"
+	"github.com/gpuaas/mesh/drill/kit/host"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
+	"github.com/gpuaas/mesh/drill/kit/restored"
+	"github.com/gpuaas/mesh/drill/kit/stage"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -18,8 +24,8 @@ import (
 )
 
 // restoreReusesNothing is row 35: a database that is older than the agents, the launch log and the instances.
-func restoreReusesNothing() Drill {
-	return Drill{
+func restoreReusesNothing() kit.Drill {
+	return kit.Drill{
 		Name: "restore-reuses-nothing",
 		Injects: "one workspace is recreated, one decommissioned and one created; then all services are stopped and the database's directory is replaced by a copy " +
 			"from before that, and everything is started again: undeclared, and once more declared by `gpuaas migrate restored`",
@@ -27,14 +33,14 @@ func restoreReusesNothing() Drill {
 		Recovers: "`rollback accept`; then recreations draw epochs that were never used, superseded instances are ended, and the one whose workspace is not " +
 			"known is ended by an operator",
 		Needs: "its own mesh: Postgres and process placement on this host, and the balancer before the node API",
-		Expect: Verdict{
+		Expect: kit.Verdict{
 			Reason: "control_plane_rollback", UserState: "normal", Owner: "control plane",
 			Next: "gpuaas rollback accept",
 		},
 		Mutation: "the launch log is put back to the copy of the same moment, and no agent comes through to the node API: neither shows a number that the database " +
 			"does not have; the database is as old as before",
-		mutated: StageDetected,
-		run:     runRestored,
+		FailsAt: stage.Detected,
+		Run:     runRestored,
 	}
 }
 
@@ -45,16 +51,16 @@ type lost struct {
 }
 
 // beforeBackup makes the workspaces that exist when the backup is taken.
-func beforeBackup(ctx context.Context, r *Run) (*lost, error) {
+func beforeBackup(ctx context.Context, r *kit.Run) (*lost, error) {
 	l := &lost{epochs: map[string]int64{}}
 	for _, id := range []*string{&l.recreated, &l.gone} {
-		op, err := r.Mesh.create(ctx, fresh("restore"), nil)
+		op, err := r.Mesh.Create(ctx, mesh.FreshName("restore"), nil)
 		if err != nil {
 			return nil, err
 		}
 		*id = op.GetWorkspaceId()
-		r.about(*id)
-		if err := r.Mesh.awaitState(ctx, *id, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, settle); err != nil {
+		r.About(*id)
+		if err := r.Mesh.AwaitState(ctx, *id, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, await.Settle); err != nil {
 			return nil, err
 		}
 	}
@@ -62,30 +68,30 @@ func beforeBackup(ctx context.Context, r *Run) (*lost, error) {
 }
 
 // afterBackup makes the changes that the database is to lose.
-func afterBackup(ctx context.Context, r *Run, l *lost) error {
+func afterBackup(ctx context.Context, r *kit.Run, l *lost) error {
 	m := r.Mesh
-	if _, err := m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
+	if _, err := m.Operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
 		return err
 	}
-	if _, err := m.operate(ctx, l.gone, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION); err != nil {
+	if _, err := m.Operate(ctx, l.gone, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION); err != nil {
 		return err
 	}
-	op, err := m.create(ctx, fresh("restore"), nil)
+	op, err := m.Create(ctx, mesh.FreshName("restore"), nil)
 	if err != nil {
 		return err
 	}
 	l.made = op.GetWorkspaceId()
-	r.about(l.made)
+	r.About(l.made)
 	for id, state := range map[string]commonv1.WorkspaceState{
 		l.recreated: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 		l.gone:      commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 		l.made:      commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 	} {
-		if err := m.awaitState(ctx, id, state, settle); err != nil {
+		if err := m.AwaitState(ctx, id, state, await.Settle); err != nil {
 			return err
 		}
 	}
-	ledger, err := m.ledger()
+	ledger, err := m.Launches()
 	if err != nil {
 		return err
 	}
@@ -95,113 +101,113 @@ func afterBackup(ctx context.Context, r *Run, l *lost) error {
 	return nil
 }
 
-func runRestored(ctx context.Context, r *Run) error {
+func runRestored(ctx context.Context, r *kit.Run) error {
 	m := r.Mesh
-	c, err := m.own()
+	c, err := m.Cluster()
 	if err != nil {
 		return err
 	}
 	l, err := beforeBackup(ctx, r)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
 	defer func() {
 		for _, id := range []string{l.recreated, l.gone} {
-			r.leave(ctx, id)
+			r.Leave(ctx, id)
 		}
 	}()
-	b, err := backUp(ctx, m, c)
+	b, err := restored.Take(ctx, m, c)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
 	if err := afterBackup(ctx, r, l); err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
-	closed, err := rollbackIncidents(ctx, m)
+	closed, err := restored.Incidents(ctx, m)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
 	between := func(context.Context) error { return nil }
-	if r.Control == Mutated {
-		between = func(context.Context) error { return b.hideNewer(c) }
-		defer func() { _ = b.showNewer(ctx, m, c) }() // the drill has failed by then, as it had to
+	if r.Control == kit.Mutated {
+		between = func(context.Context) error { return b.HideNewer(c) }
+		defer func() { _ = b.ShowNewer(ctx, m, c) }() // the drill has failed by then, as it had to
 	}
-	err = r.inject(ctx, "the database is put back to a copy from before a recreation, a decommission and a create",
-		func(ctx context.Context) error { return b.putBack(ctx, c, between) },
-		func(context.Context) error { return b.inPlace(c) })
+	err = r.Inject(ctx, "the database is put back to a copy from before a recreation, a decommission and a create",
+		func(ctx context.Context) error { return b.PutBack(ctx, c, between) },
+		func(context.Context) error { return b.InPlace(c) })
 	if err != nil {
 		return err
 	}
-	r.faultAt = time.Now() // the budget counts from the control plane's return: before that the API cannot report anything
-	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) { return rolledBack(ctx, m, l, len(closed)) })
+	r.FaultAt = time.Now() // the budget counts from the control plane's return: before that the API cannot report anything
+	err = r.Detect(ctx, func(ctx context.Context) (kit.Verdict, error) { return rolledBack(ctx, m, l, len(closed)) })
 	if err != nil {
 		return err
 	}
-	if r.Control != Mutated {
-		if n, err := agents.Await(ctx, m.Client, c.Nodes, settle); err != nil || n < len(c.Nodes) {
-			return at(StageVerdict, errors.Join(err, fmt.Errorf("%d of %d machines are connected", n, len(c.Nodes))))
+	if r.Control != kit.Mutated {
+		if n, err := agents.Await(ctx, m.Client, c.Nodes, await.Settle); err != nil || n < len(c.Nodes) {
+			return stage.At(stage.Verdict, errors.Join(err, fmt.Errorf("%d of %d machines are connected", n, len(c.Nodes))))
 		}
 		// Its agent lost its session with the services, restore or not: the state that its user sees counts once the agent is
 		// back.
-		err := await(ctx, "the bystander's agent", settle, func(ctx context.Context) error {
-			w, err := m.workspace(ctx, Tenant+"/"+bystander)
+		err := await.Until(ctx, "the bystander's agent", await.Settle, func(ctx context.Context) error {
+			w, err := m.Workspace(ctx, mesh.Tenant+"/"+mesh.Bystander)
 			if err == nil && !w.GetAgentConnected() {
 				err = errors.New("it is not connected")
 			}
-			r.verdict.UserState = names.Of(w.GetUserState())
+			r.Verdict.UserState = names.Of(w.GetUserState())
 			return err
 		})
-		if r.result.UserState = r.verdict.UserState; err != nil {
-			return at(StageVerdict, err)
+		if r.Result.UserState = r.Verdict.UserState; err != nil {
+			return stage.At(stage.Verdict, err)
 		}
 	}
-	if err := r.check(ctx); err != nil {
+	if err := r.Check(ctx); err != nil {
 		return err
 	}
 	if err := standsStill(ctx, r, l); err != nil {
-		return at(StageVerdict, err)
+		return stage.At(stage.Verdict, err)
 	}
-	if err := acceptRollback(ctx, m); err != nil {
-		return at(StageRecover, err)
+	if err := restored.Accept(ctx, m); err != nil {
+		return stage.At(stage.Recover, err)
 	}
 	if err := convergesAgain(ctx, r, l, len(closed)); err != nil {
 		return err
 	}
 	if err := declaredRestore(ctx, r, l); err != nil {
-		return at(StageEvidence, err)
+		return stage.At(stage.Evidence, err)
 	}
-	return errors.Join(r.retire(ctx, l.recreated), r.retire(ctx, l.gone))
+	return errors.Join(r.Retire(ctx, l.recreated), r.Retire(ctx, l.gone))
 }
 
 // rolledBack returns the verdict: the mode, with the launch log as its evidence, and one incident.
-func rolledBack(ctx context.Context, m *Mesh, l *lost, before int) (Verdict, error) {
+func rolledBack(ctx context.Context, m *mesh.Mesh, l *lost, before int) (kit.Verdict, error) {
 	answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
 	if err != nil {
-		return Verdict{}, err
+		return kit.Verdict{}, err
 	}
 	mode := answer.GetRollback()
 	if !mode.GetActive() {
-		return Verdict{}, errors.New("rollback mode is not set")
+		return kit.Verdict{}, errors.New("rollback mode is not set")
 	}
 	if !slices.ContainsFunc(mode.GetEvidence(), func(e *recoveryv1.RollbackEvidence) bool {
 		return e.GetKind() == recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_AHEAD &&
 			e.GetSubject() == l.recreated
 	}) {
-		return Verdict{}, fmt.Errorf("of %d pieces of evidence none is the launch log's about the workspace that was recreated", mode.GetEvidenceTotal())
+		return kit.Verdict{}, fmt.Errorf("of %d pieces of evidence none is the launch log's about the workspace that was recreated", mode.GetEvidenceTotal())
 	}
-	incidents, err := rollbackIncidents(ctx, m)
+	incidents, err := restored.Incidents(ctx, m)
 	if err != nil {
-		return Verdict{}, err
+		return kit.Verdict{}, err
 	}
 	if n := len(incidents) - before; n != 1 || incidents[0].GetClosedAt() != nil ||
 		incidents[0].GetSeverity() != commonv1.Severity_SEVERITY_P0 {
-		return Verdict{}, fmt.Errorf("%d incidents came of it", n)
+		return kit.Verdict{}, fmt.Errorf("%d incidents came of it", n)
 	}
-	w, err := m.workspace(ctx, Tenant+"/"+bystander)
+	w, err := m.Workspace(ctx, mesh.Tenant+"/"+mesh.Bystander)
 	if err != nil {
-		return Verdict{}, err
+		return kit.Verdict{}, err
 	}
-	return Verdict{
+	return kit.Verdict{
 		Reason: names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK), UserState: names.Of(w.GetUserState()),
 		Next: incidents[0].GetNextAction(),
 	}, nil
@@ -209,22 +215,22 @@ func rolledBack(ctx context.Context, m *Mesh, l *lost, before int) (Verdict, err
 
 // standsStill checks that commands are refused, and that the launch log gets no line about a launch or an end, however
 // often the sweeps run.
-func standsStill(ctx context.Context, r *Run, l *lost) error {
+func standsStill(ctx context.Context, r *kit.Run, l *lost) error {
 	m := r.Mesh
 	before, err := decisions(m)
 	if err != nil {
 		return err
 	}
-	_, err = m.create(ctx, fresh("restore"), nil)
+	_, err = m.Create(ctx, mesh.FreshName("restore"), nil)
 	if !fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
 		return fmt.Errorf("a create is answered %w", cmp.Or(err, errors.New("as if nothing were wrong")))
 	}
-	_, err = m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE)
+	_, err = m.Operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE)
 	if !fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
 		return fmt.Errorf("a recreation is answered %w", cmp.Or(err, errors.New("as if nothing were wrong")))
 	}
 	const sweeps = 10 * time.Second
-	if err := wait(ctx, sweeps); err != nil {
+	if err := await.Sleep(ctx, sweeps); err != nil {
 		return err
 	}
 	after, err := decisions(m)
@@ -232,33 +238,33 @@ func standsStill(ctx context.Context, r *Run, l *lost) error {
 		err = fmt.Errorf("%d launches and ends came in the mode", after-before)
 	}
 	for _, id := range []string{l.recreated, l.made} {
-		err = errors.Join(err, m.oneLife(id, l.epochs[id]))
+		err = errors.Join(err, m.OneLife(id, l.epochs[id]))
 	}
 	if err == nil {
-		r.note("for %s nothing was launched and nothing ended; what ran went on", sweeps)
+		r.Note("for %s nothing was launched and nothing ended; what ran went on", sweeps)
 	}
 	return err
 }
 
 // decisions returns the number of lines of the launch log that are about a launch or an end.
-func decisions(m *Mesh) (int, error) {
-	ledger, err := m.ledger()
-	return len(slices.DeleteFunc(ledger, func(l line) bool { return l.Op == "restarted" })), err
+func decisions(m *mesh.Mesh) (int, error) {
+	ledger, err := m.Launches()
+	return len(slices.DeleteFunc(ledger, func(l host.Launch) bool { return l.Op == "restarted" })), err
 }
 
-// convergesAgain recreates the workspaces that the database lists, ends the instance that no row accounts for, and checks
-// that no number was used twice.
-func convergesAgain(ctx context.Context, r *Run, l *lost, before int) error {
+// convergesAgain recreates the workspaces that the database lists, ends the instance that no row accounts for, and
+// checks that no number was used twice.
+func convergesAgain(ctx context.Context, r *kit.Run, l *lost, before int) error {
 	m := r.Mesh
 	asked := map[string]bool{}
-	err := r.recovered(ctx, "every workspace serves in an epoch that was never used, and nothing runs that none accounts for", func(ctx context.Context) error {
+	err := r.Recovered(ctx, "every workspace serves in an epoch that was never used, and nothing runs that none accounts for", func(ctx context.Context) error {
 		for _, id := range []string{l.recreated, l.gone} {
-			w, err := m.workspace(ctx, id)
+			w, err := m.Workspace(ctx, id)
 			if err != nil {
 				return err
 			}
 			if w.GetEpoch() <= l.epochs[id] && !asked[id] {
-				if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
+				if _, err := m.Operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
 					return err
 				}
 				asked[id] = true
@@ -266,7 +272,7 @@ func convergesAgain(ctx context.Context, r *Run, l *lost, before int) error {
 			if w.GetEpoch() <= l.epochs[id] {
 				return fmt.Errorf("workspace %s is in epoch %d, and %d was used before", id, w.GetEpoch(), l.epochs[id])
 			}
-			if err := m.serving(ctx, id, w.GetEpoch()); err != nil {
+			if err := m.Serving(ctx, id, w.GetEpoch()); err != nil {
 				return err
 			}
 		}
@@ -276,21 +282,21 @@ func convergesAgain(ctx context.Context, r *Run, l *lost, before int) error {
 		return err
 	}
 	if err := neverTwice(m, l); err != nil {
-		return at(StageEvidence, err)
+		return stage.At(stage.Evidence, err)
 	}
-	incidents, err := rollbackIncidents(ctx, m)
+	incidents, err := restored.Incidents(ctx, m)
 	if err == nil && (len(incidents)-before != 1 || incidents[0].GetClosedAt() == nil) {
 		err = fmt.Errorf("%d incidents came of it, or the one is not over", len(incidents)-before)
 	}
 	if err == nil {
-		r.evidence(incidents[0].GetIncidentId())
+		r.Evidence(incidents[0].GetIncidentId())
 	}
-	return at(StageEvidence, err)
+	return stage.At(stage.Evidence, err)
 }
 
 // endLost ends the instance of a workspace that the database has forgotten, as the list of instances names it, by an
 // operator's verb.
-func endLost(ctx context.Context, m *Mesh, workspaceID string) error {
+func endLost(ctx context.Context, m *mesh.Mesh, workspaceID string) error {
 	resp, err := m.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{WorkspaceId: workspaceID})
 	if err != nil {
 		return err
@@ -305,80 +311,81 @@ func endLost(ctx context.Context, m *Mesh, workspaceID string) error {
 		})
 		return cmp.Or(err, errors.New("its end is not shown yet"))
 	}
-	return m.oneLife(workspaceID, 0)
+	return m.OneLife(workspaceID, 0)
 }
 
 // neverTwice checks that no epoch was launched twice, and none after a higher one.
-func neverTwice(m *Mesh, l *lost) error {
-	ledger, err := m.ledger()
+func neverTwice(m *mesh.Mesh, l *lost) error {
+	ledger, err := m.Launches()
 	if err != nil {
 		return err
 	}
 	for _, id := range []string{l.recreated, l.gone, l.made} {
-		_, _, judged := launches(ledger, id)
-		err = errors.Join(err, judged, rising(ledger, id))
+		_, _, judged := host.CheckLaunches(ledger, id)
+		err = errors.Join(err, judged, host.CheckRising(ledger, id))
 	}
 	return err
 }
 
-// declaredRestore restores once more, and declares it before any service is started: the era is raised, and the evidence of
-// earlier eras that agents and the launch log keep makes no second incident, not even after it was accepted.
-func declaredRestore(ctx context.Context, r *Run, l *lost) error {
+// declaredRestore restores once more, and declares it before any service is started: the era is raised, and the
+// evidence of earlier eras that agents and the launch log keep makes no second incident, not even after it was
+// accepted.
+func declaredRestore(ctx context.Context, r *kit.Run, l *lost) error {
 	m := r.Mesh
-	c, err := m.own()
+	c, err := m.Cluster()
 	if err != nil {
 		return err
 	}
-	b, err := backUp(ctx, m, c)
+	b, err := restored.Take(ctx, m, c)
 	if err != nil {
 		return err
 	}
-	if _, err := m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
+	if _, err := m.Operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
 		return err
 	}
-	if err := m.awaitState(ctx, l.recreated, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, settle); err != nil {
+	if err := m.AwaitState(ctx, l.recreated, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, await.Settle); err != nil {
 		return err
 	}
-	w, err := m.workspace(ctx, l.recreated)
+	w, err := m.Workspace(ctx, l.recreated)
 	if err != nil {
 		return err
 	}
-	incidents, err := rollbackIncidents(ctx, m)
+	incidents, err := restored.Incidents(ctx, m)
 	if err != nil {
 		return err
 	}
-	if err := b.putBack(ctx, c, func(ctx context.Context) error { return declare(ctx, c) }); err != nil {
+	if err := b.PutBack(ctx, c, func(ctx context.Context) error { return restored.Declare(ctx, c) }); err != nil {
 		return err
 	}
-	mode, err := awaitRollback(ctx, m)
+	mode, err := restored.AwaitMode(ctx, m)
 	if err != nil || !mode.GetDeclared() {
 		return cmp.Or(err, errors.New("the mode is set, and not as declared"))
 	}
-	if err := acceptRollback(ctx, m); err != nil {
+	if err := restored.Accept(ctx, m); err != nil {
 		return err
 	}
-	if _, err := m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
+	if _, err := m.Operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
 		return err
 	}
-	err = await(ctx, "the workspace to serve in a higher epoch", settle, func(ctx context.Context) error {
-		now, err := m.workspace(ctx, l.recreated)
+	err = await.Until(ctx, "the workspace to serve in a higher epoch", await.Settle, func(ctx context.Context) error {
+		now, err := m.Workspace(ctx, l.recreated)
 		if err != nil {
 			return err
 		}
 		if now.GetEpoch() <= w.GetEpoch() {
 			return fmt.Errorf("it is in epoch %d, and %d was used before", now.GetEpoch(), w.GetEpoch())
 		}
-		return m.serving(ctx, l.recreated, now.GetEpoch())
+		return m.Serving(ctx, l.recreated, now.GetEpoch())
 	})
 	if err != nil {
 		return err
 	}
-	after, err := rollbackIncidents(ctx, m)
+	after, err := restored.Incidents(ctx, m)
 	if err == nil && len(after)-len(incidents) != 1 {
 		err = fmt.Errorf("%d incidents came of a declared restore", len(after)-len(incidents))
 	}
 	if err == nil {
-		r.note("declared: one incident, the next epoch above that of the lost history")
+		r.Note("declared: one incident, the next epoch above that of the lost history")
 	}
 	return errors.Join(err, neverTwice(m, l))
 }

@@ -11,6 +11,10 @@ import (
 	"strconv"
 	"syscall"
 
+	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/host"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
+	"github.com/gpuaas/mesh/drill/kit/stage"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
@@ -21,136 +25,136 @@ import (
 
 // oldInstance is row 36: a copy of an instance whose epoch is over is started beside the present instance of its
 // workspace.
-func oldInstance() Drill {
-	return Drill{
+func oldInstance() kit.Drill {
+	return kit.Drill{
 		Name: "old-instance-wakes",
 		Injects: "the directory of an instance, keys and state included, is copied while it runs, as by a snapshot of its disk; the workspace is recreated; then " +
 			"the agent of the copy is started, at a path of its own, beside the instance of the next epoch",
 		Sees:     "a finding on the instance of the old epoch: refused as epoch_superseded, and from where; the workspace normal",
 		Recovers: "by itself: the agent of the copy ends for good, no workload of it was ever started, and the instance of the next epoch works on untouched",
 		Needs:    "its own mesh: process placement on this host",
-		Expect:   Verdict{Reason: "epoch_superseded", UserState: "normal", Owner: "lifecycle", Next: "delete it there"},
+		Expect:   kit.Verdict{Reason: "epoch_superseded", UserState: "normal", Owner: "lifecycle", Next: "delete it there"},
 		Mutation: "the replicas of lifecycle are started anew with a woken_sweep of an hour: the refusal is reported and nobody makes a finding of it; the copy is " +
 			"started and refused as before",
-		mutated: StageDetected,
-		mutate: func(ctx context.Context, r *Run) (func(context.Context) error, error) {
-			c, err := r.Mesh.own()
+		FailsAt: stage.Detected,
+		Mutate: func(ctx context.Context, r *kit.Run) (func(context.Context) error, error) {
+			c, err := r.Mesh.Cluster()
 			if err != nil {
 				return nil, err
 			}
-			back := func(ctx context.Context) error { return r.Mesh.anew(ctx, c.Lifecycle) }
-			return back, r.Mesh.anew(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1h")
+			back := func(ctx context.Context) error { return r.Mesh.Restart(ctx, c.Lifecycle) }
+			return back, r.Mesh.Restart(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1h")
 		},
-		run: runOldInstance,
+		Run: runOldInstance,
 	}
 }
 
-func runOldInstance(ctx context.Context, r *Run) error {
+func runOldInstance(ctx context.Context, r *kit.Run) error {
 	m := r.Mesh
-	c, err := m.own()
+	c, err := m.Cluster()
 	if err != nil {
 		return err
 	}
-	if err := r.observe(ctx); err != nil {
+	if err := r.Observe(ctx); err != nil {
 		return err
 	}
-	op, err := m.create(ctx, fresh("woken"), nil)
+	op, err := m.Create(ctx, mesh.FreshName("woken"), nil)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
 	id, former := op.GetWorkspaceId(), op.GetEpoch()
-	r.about(id)
-	r.evidence(op.GetOperationId())
-	defer r.leave(ctx, id)
-	if err := m.awaitServing(ctx, id, former); err != nil {
-		return at(StageGood, err)
+	r.About(id)
+	r.Evidence(op.GetOperationId())
+	defer r.Leave(ctx, id)
+	if err := m.AwaitServing(ctx, id, former); err != nil {
+		return stage.At(stage.Good, err)
 	}
 	copied, identity, err := snapshot(m, c, id, former)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
 	defer os.RemoveAll(copied) //nolint:errcheck // of a mesh that is removed as a whole
-	again, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RECREATE)
+	again, err := m.Operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RECREATE)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
 	present := again.GetEpoch()
-	r.evidence(again.GetOperationId())
-	if err := m.awaitServing(ctx, id, present); err != nil {
-		return at(StageGood, err)
+	r.Evidence(again.GetOperationId())
+	if err := m.AwaitServing(ctx, id, present); err != nil {
+		return stage.At(stage.Good, err)
 	}
-	pid, err := m.instancePID(id, present)
+	pid, err := m.InstancePID(id, present)
 	if err != nil {
-		return at(StageGood, err)
+		return stage.At(stage.Good, err)
 	}
-	successor := kernel(pid)
+	successor := host.Kernel(pid)
 	old := &woken{mesh: m, cluster: c, dir: copied, identity: identity}
-	if old.starts, err = workloadStarts(copied); err != nil {
-		return at(StageGood, err)
+	if old.starts, err = host.WorkloadStarts(copied); err != nil {
+		return stage.At(stage.Good, err)
 	}
 	defer old.end(context.WithoutCancel(ctx))
-	if err := r.inject(ctx, fmt.Sprintf("the agent of a copy of epoch %d's instance started (its identity's digest is %.12s) while epoch %d's is process %d",
+	if err := r.Inject(ctx, fmt.Sprintf("the agent of a copy of epoch %d's instance started (its identity's digest is %.12s) while epoch %d's is process %d",
 		former, identity, present, pid), old.start,
 		func(context.Context) error { return old.ran(id, former, present) }); err != nil {
 		return err
 	}
-	if err := r.detect(ctx, func(ctx context.Context) (Verdict,
+	if err := r.Detect(ctx, func(ctx context.Context) (kit.Verdict,
 		error,
 	) {
 		return wokenVerdict(ctx, r, id, former)
 	}); err != nil {
 		return err
 	}
-	if err := r.check(ctx); err != nil {
+	if err := r.Check(ctx); err != nil {
 		return err
 	}
-	err = r.recovered(ctx, "the copy's agent ended as replaced, nothing of the copy runs or ever ran, the successor untouched", func(ctx context.Context) error {
+	err = r.Recovered(ctx, "the copy's agent ended as replaced, nothing of the copy runs or ever ran, the successor untouched", func(ctx context.Context) error {
 		if err := old.over(); err != nil {
 			return err
 		}
-		if now := kernel(pid); now.start != successor.start || now.state == "Z" {
-			return at(StageRecover, fmt.Errorf("process %d of the successor is not as it was: %+v, was %+v", pid, now,
+		if now := host.Kernel(pid); now.Start != successor.Start || now.State == "Z" {
+			return stage.At(stage.Recover, fmt.Errorf("process %d of the successor is not as it was: %+v, was %+v", pid, now,
 				successor))
 		}
-		return m.serving(ctx, id, present)
+		return m.Serving(ctx, id, present)
 	})
 	if err != nil {
 		return err
 	}
-	return r.retire(ctx, id)
+	return r.Retire(ctx, id)
 }
 
 // wokenVerdict reads the finding on an instance that was started again, and how its workspace looks to its user.
-func wokenVerdict(ctx context.Context, r *Run, id string, epoch int64) (Verdict, error) {
+func wokenVerdict(ctx context.Context, r *kit.Run, id string, epoch int64) (kit.Verdict, error) {
 	found, err := r.Mesh.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{Workspace: id, PageSize: 100})
 	if err != nil {
-		return Verdict{}, err
+		return kit.Verdict{}, err
 	}
 	for _, f := range found.GetItems() {
 		if f.GetKind() != commonv1.FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE ||
 			f.GetSubjectId() != id+":"+strconv.FormatInt(epoch, 10) {
 			continue
 		}
-		ws, err := r.Mesh.workspace(ctx, id)
-		r.evidence(f.GetFindingId(), f.GetNodeId())
-		return Verdict{
+		ws, err := r.Mesh.Workspace(ctx, id)
+		r.Evidence(f.GetFindingId(), f.GetNodeId())
+		return kit.Verdict{
 			Reason: f.GetAfter().GetFields()["reason"].GetStringValue(), UserState: names.Of(ws.GetUserState()),
 			Next: f.GetNextAction(),
 		}, err
 	}
-	return Verdict{}, fmt.Errorf("%d findings speak of the workspace, none of the instance of epoch %d",
+	return kit.Verdict{}, fmt.Errorf("%d findings speak of the workspace, none of the instance of epoch %d",
 		len(found.GetItems()), epoch)
 }
 
 // woken is a copy of an instance and the state of its agent.
 type woken struct {
-	mesh     *Mesh
+	mesh     *mesh.Mesh
 	cluster  *cluster.Cluster
 	dir      string
 	identity string            // digest of the identity as it was copied
 	starts   map[string]string // of its workloads, as they were copied
 
-	process process // of its agent, as the kernel had it
+	process host.Process // of its agent, as the kernel had it
 	pid     int
 	done    chan struct{}
 	code    int
@@ -176,7 +180,7 @@ func (w *woken) start(context.Context) error {
 		return err
 	}
 	// No wait has collected it yet: the pid is its own, ended or not.
-	w.pid, w.process, w.done = cmd.Process.Pid, kernel(cmd.Process.Pid), make(chan struct{})
+	w.pid, w.process, w.done = cmd.Process.Pid, host.Kernel(cmd.Process.Pid), make(chan struct{})
 	go func() {
 		defer close(w.done)
 		_ = cmd.Wait() // the code says how it went
@@ -202,13 +206,13 @@ func (w *woken) end(ctx context.Context) {
 // ran checks, by the kernel, the files and the launch log, that the fault took effect: an agent ran with the identity
 // of an epoch that is over while a later one lives.
 func (w *woken) ran(id string, former, present int64) error {
-	if w.process.start == 0 {
+	if w.process.Start == 0 {
 		return errors.New("the kernel knows of no agent of the copy")
 	}
-	if now := digest(w.dir); now != w.identity {
+	if now := host.IdentityDigest(w.dir); now != w.identity {
 		return fmt.Errorf("the copy's identity has the digest %.12s, not the instance's own", now)
 	}
-	ledger, err := w.mesh.ledger()
+	ledger, err := w.mesh.Launches()
 	if err != nil {
 		return err
 	}
@@ -216,7 +220,7 @@ func (w *woken) ran(id string, former, present int64) error {
 	for _, l := range ledger {
 		ended = ended || l.WorkspaceID == id && l.Epoch == former && l.Op == "ended"
 	}
-	_, live, err := launches(ledger, id)
+	_, live, err := host.CheckLaunches(ledger, id)
 	if err == nil && (!ended || live != present) {
 		err = fmt.Errorf("the launch log has epoch %d alive, and the end of epoch %d is in it: %t", live, former, ended)
 	}
@@ -231,14 +235,14 @@ func (w *woken) over() error {
 		return fmt.Errorf("the agent of the copy runs on, as process %d", w.pid)
 	}
 	if w.code != exitReplaced {
-		return at(StageRecover, fmt.Errorf("the agent of the copy ended with %d, not with %d", w.code, exitReplaced))
+		return stage.At(stage.Recover, fmt.Errorf("the agent of the copy ended with %d, not with %d", w.code, exitReplaced))
 	}
-	starts, err := workloadStarts(w.dir)
+	starts, err := host.WorkloadStarts(w.dir)
 	if err != nil {
 		return err
 	}
 	if !maps.Equal(starts, w.starts) {
-		return at(StageRecover, fmt.Errorf("workloads of the copy were started: %v, were %v", starts, w.starts))
+		return stage.At(stage.Recover, fmt.Errorf("workloads of the copy were started: %v, were %v", starts, w.starts))
 	}
 	procs, err := reap.Under(w.dir, agents.Program)
 	if err == nil && len(procs) > 0 {
@@ -249,19 +253,19 @@ func (w *woken) over() error {
 
 // snapshot copies an instance's directory while its agent is stopped, so that the copy works at its own path, and
 // returns it with the digest of its identity.
-func snapshot(m *Mesh, c *cluster.Cluster, id string, epoch int64) (string, string, error) {
-	pid, err := m.instancePID(id, epoch)
+func snapshot(m *mesh.Mesh, c *cluster.Cluster, id string, epoch int64) (string, string, error) {
+	pid, err := m.InstancePID(id, epoch)
 	if err != nil {
 		return "", "", err
 	}
-	from := m.instanceDir(id, epoch)
+	from := m.InstanceDir(id, epoch)
 	to := filepath.Join(filepath.Dir(c.Plan.InstanceDir), "woken", filepath.Base(from))
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return "", "", err
 	}
-	err = copyTree(from, to)
+	err = host.CopyTree(from, to)
 	if err = errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); err != nil {
 		return "", "", err
 	}
-	return to, digest(to), nil
+	return to, host.IdentityDigest(to), nil
 }

@@ -18,6 +18,8 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/drill"
+	drillkit "github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/dev"
@@ -49,7 +51,7 @@ func newDrillReapCommand() *cobra.Command {
 		Use: "reap DIR", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			signal.Ignore(os.Interrupt) // Ctrl-C is for the drill, which ends and thereby ends this process
-			return drill.Reap(cmd.Context(), cmd.InOrStdin(), args[0])
+			return mesh.Reap(cmd.Context(), cmd.InOrStdin(), args[0])
 		},
 	}
 }
@@ -88,14 +90,14 @@ type listedDrill struct {
 	Mutation               string   `json:"mutation"`
 }
 
-func row(d drill.Drill) listedDrill {
+func row(d drillkit.Drill) listedDrill {
 	b := d.Budget()
 	return listedDrill{
 		Row: b.Row, Name: d.Name, Severity: b.Severity.String(), Reason: d.Expect.Reason, UserState: d.Expect.UserState,
 		Owner: d.Expect.Owner, DetectionBudgetSeconds: b.Detect.Seconds(), DetectionBudgetKey: b.DetectKey,
 		RecoveryBudgetSeconds: b.RecoverWithin().Seconds(), Recovery: string(b.Recovery), Context: d.Outside,
 		Injects: d.Injects, Sees: d.Sees, Recovers: d.Recovers, Needs: d.Needs,
-		Controls: []string{string(drill.Withheld), string(drill.Mutated)}, Mutation: d.Mutation,
+		Controls: []string{string(drillkit.Withheld), string(drillkit.Mutated)}, Mutation: d.Mutation,
 	}
 }
 
@@ -148,7 +150,7 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 }
 
 // chosen returns the drills that a command line names.
-func (o drillOptions) chosen(names []string) ([]drill.Drill, error) {
+func (o drillOptions) chosen(names []string) ([]drillkit.Drill, error) {
 	switch {
 	case o.all && len(names) > 0:
 		return nil, errors.New("--all and names exclude each other")
@@ -183,17 +185,17 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 		return err
 	}
 	forgetDead(logger) // starting a mesh removed the directories of dead ones
-	tell := func(r drill.Result) {
+	tell := func(r drillkit.Result) {
 		if !program.JSON() {
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s %s after %.1f s %s\n", map[bool]string{true: "passed", false: "FAILED"}[r.Passed],
 				r.Name, r.ElapsedSeconds, r.Why)
 		}
 	}
-	results, err := drill.All(ctx, target, drills, drill.Options{Logger: logger, Controls: o.controls, Each: tell})
+	results, err := drillkit.All(ctx, target, drills, drillkit.Options{Logger: logger, Controls: o.controls, Each: tell})
 	ended, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	err = errors.Join(err, target.Close(ended))
-	if printErr := kit.Records(program, cmd, func(r drill.Result) string { return r.Name }, drillColumns,
+	if printErr := kit.Records(program, cmd, func(r drillkit.Result) string { return r.Name }, drillColumns,
 		results); printErr != nil {
 		return errors.Join(err, printErr)
 	}
@@ -211,14 +213,14 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 
 // drillMesh returns the mesh of the context if the command line names one, else a new mesh for the drills.
 func drillMesh(ctx context.Context, cmd *cobra.Command, program *kit.Program, o drillOptions, logger *slog.Logger,
-	drills []drill.Drill,
-) (*drill.Mesh, error) {
+	drills []drillkit.Drill,
+) (*mesh.Mesh, error) {
 	if program.Named() {
 		person, err := program.Person(cmd)
 		if err != nil {
 			return nil, err
 		}
-		target := drill.On(person)
+		target := mesh.On(person)
 		var refused []error
 		for _, d := range drills {
 			refused = append(refused, d.Refuse(target))
@@ -239,7 +241,7 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *kit.Program, o 
 	if _, err := agents.Find(filepath.Join(filepath.Dir(self), agents.Program)); err != nil {
 		return nil, fmt.Errorf("the node agent stands beside this program in a drill: %w", err)
 	}
-	return drill.Start(ctx, logger, drill.Config{
+	return mesh.Start(ctx, logger, mesh.Config{
 		Programs: filepath.Dir(self), CacheDir: dev.CacheDir(), Dir: o.dir, Production: o.production, LogLevel: "info",
 		Reaper: func(dir string) *exec.Cmd {
 			//nolint:gosec,noctx // this very program, which outlives us on purpose
@@ -250,19 +252,19 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *kit.Program, o 
 
 func seconds(s float64) string { return strconv.FormatFloat(s, 'f', -1, 64) + "s" }
 
-var drillColumns = []kit.Column[drill.Result]{
-	{Title: "NAME", Value: func(r drill.Result) string { return r.Name }},
-	{Title: "SEVERITY", Drop: 3, Value: func(r drill.Result) string { return r.Severity }},
-	{Title: "PASSED", Value: func(r drill.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Passed] }},
-	{Title: "INJECTED", Drop: 6, Value: func(r drill.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Injected] }},
-	{Title: "REASON", Drop: 4, Value: func(r drill.Result) string { return r.Reason }},
-	{Title: "USER STATE", Drop: 5, Value: func(r drill.Result) string { return r.UserState }},
-	{Title: "DETECTED", Drop: 1, Value: func(r drill.Result) string {
+var drillColumns = []kit.Column[drillkit.Result]{
+	{Title: "NAME", Value: func(r drillkit.Result) string { return r.Name }},
+	{Title: "SEVERITY", Drop: 3, Value: func(r drillkit.Result) string { return r.Severity }},
+	{Title: "PASSED", Value: func(r drillkit.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Passed] }},
+	{Title: "INJECTED", Drop: 6, Value: func(r drillkit.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Injected] }},
+	{Title: "REASON", Drop: 4, Value: func(r drillkit.Result) string { return r.Reason }},
+	{Title: "USER STATE", Drop: 5, Value: func(r drillkit.Result) string { return r.UserState }},
+	{Title: "DETECTED", Drop: 1, Value: func(r drillkit.Result) string {
 		return seconds(r.DetectedSeconds) + " of " + seconds(r.DetectionBudgetSeconds)
 	}},
-	{Title: "RECOVERED", Drop: 2, Value: func(r drill.Result) string {
+	{Title: "RECOVERED", Drop: 2, Value: func(r drillkit.Result) string {
 		return seconds(r.RecoveredSeconds) + " of " + seconds(r.RecoveryBudgetSeconds)
 	}},
-	{Title: "EVIDENCE", Wide: true, Value: func(r drill.Result) string { return strings.Join(r.EvidenceIDs, " ") }},
-	{Title: "WHY", Text: true, Value: func(r drill.Result) string { return r.Why }},
+	{Title: "EVIDENCE", Wide: true, Value: func(r drillkit.Result) string { return strings.Join(r.EvidenceIDs, " ") }},
+	{Title: "WHY", Text: true, Value: func(r drillkit.Result) string { return r.Why }},
 }

@@ -67,6 +67,7 @@ func walls() []wall {
 	all = append(all, findingsRooms()...)
 	all = append(all, taskRooms()...)
 	all = append(all, operationRooms()...)
+	all = append(all, drillRooms()...)
 	for _, s := range services {
 		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
 		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
@@ -218,6 +219,23 @@ func sessionRooms() []wall {
 		{
 			name: "the connection knows no frame that waits and no identity", from: []string{s + "transport"},
 			to: []string{s + "outbox", s + "memory", "agent/identity", "gen/gpuaas/node/v1"},
+		},
+	}
+}
+
+// drillRooms are the walls between the packages of drills. What the host shows proves that a fault took effect, so it is
+// read without code of the programs that the fault is injected into.
+func drillRooms() []wall {
+	const k = "drill/kit"
+	return []wall{
+		{name: "what drills are made of knows no drill", from: []string{k}, to: []string{"drill"}},
+		{
+			name: "stages, waits, the host and the mesh of drills know no run",
+			from: []string{k + "/stage", k + "/await", k + "/host", k + "/mesh"}, to: []string{k},
+		},
+		{
+			name: "drills read the host without what runs there", from: []string{k + "/stage", k + "/await", k + "/host"},
+			to: slices.Concat([]string{k, "mesh", "agent"}, services),
 		},
 	}
 }

@@ -1,0 +1,90 @@
+package kit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/mesh/drill/kit/mesh"
+	"github.com/gpuaas/mesh/drill/kit/stage"
+	"github.com/gpuaas/mesh/internal/policy"
+)
+
+// Run is one drill under way.
+type Run struct {
+	Drill   Drill
+	Control Control
+	Mesh    *mesh.Mesh
+	Logger  *slog.Logger
+
+	Policy  policy.Set // that the mesh runs with
+	FaultAt time.Time  // budgets count from it
+	before  world
+	Subject []string // ids of workspaces and nodes that the fault is about
+	Verdict Verdict  // as detected
+	Result  *Result
+}
+
+func (r *Run) whole(ctx context.Context) error {
+	if err := r.Drill.Able(); err != nil {
+		return stage.At(stage.Good, err)
+	}
+	set, err := r.Mesh.Policy(ctx)
+	if err != nil {
+		return stage.At(stage.Good, err)
+	}
+	r.Policy = set
+	r.Result.DetectionBudgetSeconds = r.Drill.detectWithin(set, r.Mesh.Scaled).Seconds()
+	r.Result.DetectionP95 = r.Result.DetectionBudgetSeconds / 2
+	if r.Drill.Budget().Deadline {
+		r.Result.DetectionP95 = r.Result.DetectionBudgetSeconds
+	}
+	if err := r.Mesh.Good(ctx); err != nil {
+		return stage.At(stage.Good, err)
+	}
+	comeToRest(ctx, r.Mesh)
+	if r.Control == Mutated && r.Drill.Mutate != nil {
+		// The budget stays as it was: the mutation changes the detector, not its budget.
+		undo, err := r.Drill.Mutate(ctx, r)
+		if err != nil {
+			return fmt.Errorf("mutate the detector: %w", err)
+		}
+		err = r.Drill.Run(ctx, r)
+		return errors.Join(err, undo(context.WithoutCancel(ctx)))
+	}
+	return r.Drill.Run(ctx, r)
+}
+
+// Note logs the step under way, and keeps it with the result.
+func (r *Run) Note(format string, args ...any) {
+	line := fmt.Sprintf(format, args...)
+	r.Logger.Info("step of a drill", slog.String("step", line))
+	r.Result.Notes = append(r.Result.Notes, line)
+}
+
+// About names the objects of the fault: they are traced, and they alone may change.
+func (r *Run) About(ids ...string) {
+	for _, id := range ids {
+		if id != "" && !slices.Contains(r.Subject, id) {
+			r.Subject = append(r.Subject, id)
+		}
+		r.Evidence(id)
+	}
+}
+
+// Evidence adds ids by which the events of the drill can be found.
+func (r *Run) Evidence(ids ...string) {
+	for _, id := range ids {
+		if id != "" && !slices.Contains(r.Result.EvidenceIDs, id) {
+			r.Result.EvidenceIDs = append(r.Result.EvidenceIDs, id)
+		}
+	}
+}
+
+// Seconds returns a duration in seconds, to the millisecond.
+func Seconds(d time.Duration) float64 {
+	return float64(d.Round(time.Millisecond)) / float64(time.Second)
+}
