@@ -26,6 +26,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
+	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/launchlog"
 	"github.com/gpuaas/mesh/services/lifecycle/operation"
@@ -35,6 +37,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 
@@ -61,8 +64,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hub := task.NewHub(b.Logger, b.DB, b.Numbered)
-	tasks := task.NewServer(task.Deps{
+	hub := dispatch.NewHub(b.Logger, b.DB, b.Numbered)
+	tasks := dispatch.NewServer(dispatch.Deps{
 		Logger: b.Logger, DB: b.DB, Keys: m.tasks, Hub: hub,
 		Wake:      func(ctx context.Context, tx pgx.Tx, runIDs []string) error { return s.core.Wake(ctx, tx, runIDs...) },
 		Committed: s.committed, Superseded: stale.Tasks, Audit: b.Audit, Secrets: m.values,
@@ -233,15 +236,15 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("build consumer of sessions: %w", err)
 	}
 	woken, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger},
-		findings.WokenConsumer())
+		detect.WokenConsumer())
 	if err != nil {
 		return fmt.Errorf("build consumer of refused instances: %w", err)
 	}
-	b.Consumes(consumer.Name(), woken.Name(), findings.ReportsConsumer)
+	b.Consumes(consumer.Name(), woken.Name(), detect.ReportsConsumer)
 	b.Add(
 		app.Task{
 			Name: "woken-instances",
-			Run:  func(ctx context.Context) error { return woken.Run(ctx, findings.ApplyWoken) },
+			Run:  func(ctx context.Context) error { return woken.Run(ctx, detect.ApplyWoken) },
 		},
 		app.Task{Name: "woken-sweep", Run: func(ctx context.Context) error {
 			pause := func() func(context.Context) bool {
@@ -285,7 +288,7 @@ const sweepTimeout = 5 * time.Minute
 // check by no more than that.
 const twoTimeout = time.Minute
 
-func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *operation.Server, found *findings.Server,
+func (s *Service) mount(gates *gate.Server, tasks *dispatch.Server, workspaces *operation.Server, found *findings.Server,
 	instances *reap.Instances,
 	reader *outputs.Server,
 ) error {
@@ -315,7 +318,7 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *oper
 // announced returns the live rows of lifecycle, tenants before the rows that belong to them.
 func announced() []reannounce.Source {
 	return slices.Concat([]reannounce.Source{tenants.Announced()}, allocation.Announced(), saga.Announced(),
-		[]reannounce.Source{claims.Announced(), gate.Announced(), task.Announced(), findings.Announced()})
+		[]reannounce.Source{claims.Announced(), gate.Announced(), task.Announced(), finding.Announced()})
 }
 
 // apply applies nodeapi's events about sessions.
@@ -331,7 +334,7 @@ func apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 }
 
 // sweep ends stale tasks at the cadence of the policy.
-func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
+func (s *Service) sweep(ctx context.Context, tasks *dispatch.Server) error {
 	for {
 		if !app.Sleep(ctx, s.base.Policy.Current().TaskStaleSweepInterval()) {
 			return nil

@@ -9,26 +9,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/gpuaas/mesh/internal/obs"
-	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/reannounce"
 	"github.com/gpuaas/mesh/internal/rpc/port"
-	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/service"
-	"github.com/gpuaas/mesh/services/lifecycle/allocation"
-	"github.com/gpuaas/mesh/services/lifecycle/claims"
-	"github.com/gpuaas/mesh/services/lifecycle/findings"
-	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
-	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
-	"github.com/gpuaas/mesh/services/lifecycle/gate"
-	"github.com/gpuaas/mesh/services/lifecycle/launchlog"
-	"github.com/gpuaas/mesh/services/lifecycle/operation"
-	"github.com/gpuaas/mesh/services/lifecycle/placement"
-	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
-	"github.com/gpuaas/mesh/services/lifecycle/spec"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
-	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
 // Deps of the service.

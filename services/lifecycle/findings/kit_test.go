@@ -23,9 +23,9 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
 	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
-	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/operation"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
@@ -33,7 +33,6 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
-	"github.com/gpuaas/mesh/services/lifecycle/task"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
 

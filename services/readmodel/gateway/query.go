@@ -15,11 +15,9 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/status"
-	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
-	"github.com/gpuaas/mesh/services/readmodel/status"
+	objectstatus "github.com/gpuaas/mesh/services/readmodel/status"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
@@ -78,7 +76,7 @@ func (q *Query) ListNodes(ctx context.Context, req *readmodelv1.ListNodesRequest
 		IncludeRetired: req.GetIncludeRetired(), ID: req.GetNodeId(),
 	}
 	items, next, err := caller.List(ctx, q.deps.Reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Node, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*readmodelv1.Node, string, error) {
 			return s.Nodes(ctx, f, page)
 		})
 	if err != nil {
@@ -114,7 +112,7 @@ func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsReq
 	error,
 ) {
 	items, next, err := caller.List(ctx, q.deps.Reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Tenant, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*lifecyclev1.Tenant, string, error) {
 			return s.Tenants(ctx, page)
 		})
 	if err != nil {
@@ -132,7 +130,7 @@ func (q *Query) ListWorkspaces(ctx context.Context,
 		return q.allWorkspaces(ctx, req, f)
 	}
 	items, next, err := caller.List(ctx, q.deps.Reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Workspace, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*readmodelv1.Workspace, string, error) {
 			t, err := s.Tenant(ctx, req.GetTenant())
 			if err != nil {
 				return nil, "", err
@@ -157,7 +155,7 @@ func (q *Query) allWorkspaces(
 	if err := q.deps.Reads.Projector.WaitFor(ctx, req.GetMinPos()); err != nil {
 		return nil, err
 	}
-	page := view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()}
+	page := list.Page{Size: req.GetPageSize(), Token: req.GetPageToken()}
 	items, next, err := q.deps.Reads.Reader.Workspaces(ctx, scope, f, page)
 	if err != nil {
 		return nil, err
@@ -219,7 +217,7 @@ func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest
 ) {
 	f := view.TaskFilter{WorkspaceID: req.GetWorkspaceId(), State: req.GetState(), CurrentOnly: req.GetCurrentOnly()}
 	items, next, err := caller.List(ctx, q.deps.Reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Task, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*readmodelv1.Task, string, error) {
 			if req.GetNode() != "" {
 				n, err := s.Node(ctx, req.GetNode())
 				if err != nil {
@@ -252,7 +250,7 @@ func (q *Query) ListInstances(ctx context.Context,
 ) (*readmodelv1.ListInstancesResponse, error) {
 	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId(), LiveOnly: req.GetLiveOnly()}
 	items, next, err := caller.List(ctx, q.deps.Reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Instance, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*lifecyclev1.Instance, string, error) {
 			return s.Instances(ctx, f, page)
 		})
 	if err != nil {
@@ -270,7 +268,7 @@ func (q *Query) ListClaims(ctx context.Context, req *readmodelv1.ListClaimsReque
 		Released: req.GetIncludeReleased(),
 	}
 	items, next, err := caller.List(ctx, q.deps.Reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Claim, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*lifecyclev1.Claim, string, error) {
 			return s.Claims(ctx, f, page)
 		})
 	if err != nil {
@@ -285,7 +283,7 @@ func (q *Query) ListAllocations(ctx context.Context,
 ) (*readmodelv1.ListAllocationsResponse, error) {
 	f := view.PerWorkspaceFilter{WorkspaceID: req.GetWorkspaceId()}
 	items, next, err := caller.List(ctx, q.deps.Reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Allocation, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*lifecyclev1.Allocation, string, error) {
 			return s.Allocations(ctx, f, page)
 		})
 	if err != nil {
@@ -309,7 +307,7 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 func (q *Query) ExplainReason(_ context.Context,
 	req *readmodelv1.ExplainReasonRequest,
 ) (*readmodelv1.ExplainReasonResponse, error) {
-	rows, err := status.Explain(req.GetCode())
+	rows, err := objectstatus.Explain(req.GetCode())
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
@@ -21,7 +22,7 @@ func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest,
 	if err != nil {
 		return err
 	}
-	scope, err := view.ScopeOf(session.Person)
+	scope, err := list.ScopeOf(session.Person)
 	if err != nil {
 		return err
 	}

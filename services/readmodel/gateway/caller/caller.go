@@ -6,16 +6,16 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/rpc"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 )
 
 // ScopeOf returns the scope of the person behind a call.
-func ScopeOf(ctx context.Context) (view.Scope, error) {
+func ScopeOf(ctx context.Context) (list.Scope, error) {
 	p, ok := rpc.PersonFrom(ctx)
 	if !ok {
-		return view.Scope{}, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
+		return list.Scope{}, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
 	}
-	return view.ScopeOf(p)
+	return list.ScopeOf(p)
 }
 
 // OperatorsOnly refuses a person who is bound to a tenant, even if the person was given an operator's role by mistake:

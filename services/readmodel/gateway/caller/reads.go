@@ -5,6 +5,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -53,13 +54,13 @@ type pager interface {
 
 // List returns the page that fn reads for req, and the token of the next page.
 func List[T any](ctx context.Context, r Reads, req pager,
-	fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error),
+	fn func(ctx context.Context, s *view.Snapshot, page list.Page) ([]T, string, error),
 ) ([]T, string, error) {
 	var items []T
 	var next string
 	err := r.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
-		items, next, err = fn(ctx, s, view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
+		items, next, err = fn(ctx, s, list.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
 		return err
 	})
 	return items, next, err

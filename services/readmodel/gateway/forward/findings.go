@@ -26,7 +26,7 @@ func (f *Findings) ListFindings(ctx context.Context,
 	req *readmodelv1.ListFindingsRequest,
 ) (*readmodelv1.ListFindingsResponse, error) {
 	items, next, err := caller.List(ctx, f.reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Finding, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*lifecyclev1.Finding, string, error) {
 			filter := view.FindingFilter{Resolved: req.GetIncludeResolved()}
 			if req.GetWorkspace() != "" {
 				w, err := s.Workspace(ctx, req.GetWorkspace())

@@ -26,7 +26,7 @@ func (i *Incidents) ListIncidents(ctx context.Context,
 	req *readmodelv1.ListIncidentsRequest,
 ) (*readmodelv1.ListIncidentsResponse, error) {
 	items, next, err := caller.List(ctx, i.reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.Incident, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*recoveryv1.Incident, string, error) {
 			return s.Incidents(ctx, req.GetIncludeClosed(), page)
 		})
 	if err != nil {
@@ -56,7 +56,7 @@ func (i *Incidents) ListRecoveries(ctx context.Context,
 	req *readmodelv1.ListRecoveriesRequest,
 ) (*readmodelv1.ListRecoveriesResponse, error) {
 	items, next, err := caller.List(ctx, i.reads, req,
-		func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
 			f := view.RecoveryFilter{}
 			if req.GetWorkspace() != "" {
 				w, err := s.Workspace(ctx, req.GetWorkspace())

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
 )
 
 type personRow struct {
@@ -85,7 +85,7 @@ func (p *Server) ListPeople(
 	if err := caller.OperatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	after, whole := view.ID(req.GetPageToken())
+	after, whole := lookup.ID(req.GetPageToken())
 	if req.GetPageToken() != "" && !whole {
 		return nil, fault.New(
 			commonv1.Reason_REASON_INVALID_ARGUMENT,
@@ -118,12 +118,12 @@ const (
 	byID        = "p.person_id = $1::uuid"
 )
 
-var byPartOfID = view.PartOfID("p.person_id")
+var byPartOfID = lookup.PartOfID("p.person_id")
 
 // findPeople reads the people that meet a condition: at most one more than are listed as candidates.
 var findPeople = pg.DefineDynamic(pg.RoleReadmodel, "people.find_people", func(where string) string {
 	return fmt.Sprintf("SELECT %s %s%s ORDER BY p.person_id LIMIT %d", pg.Columns[personRow]("p"), selectPeople, where,
-		view.Candidates+1)
+		lookup.Candidates+1)
 }, byLiveName, byEndedName, byID, byPartOfID)
 
 // findPerson returns a person by id, by name, or by the beginning or end of one id. A name means the person who has not
@@ -135,10 +135,10 @@ func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person
 	}
 	name := []any{strings.ToLower(ref)}
 	attempts := []attempt{{byLiveName, name}, {byEndedName, name}}
-	if id, whole := view.ID(ref); whole {
+	if id, whole := lookup.ID(ref); whole {
 		attempts[0] = attempt{byID, []any{id}}
 	}
-	if args := view.PartArgs(ref); args != nil {
+	if args := lookup.PartArgs(ref); args != nil {
 		attempts = append(attempts, attempt{byPartOfID, args})
 	}
 	var items []personRow
@@ -165,5 +165,5 @@ func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person
 	for i, p := range items {
 		choices[i] = "person " + p.ID + " " + p.Name
 	}
-	return nil, view.Ambiguous("person", ref, choices)
+	return nil, lookup.Ambiguous("person", ref, choices)
 }

@@ -11,7 +11,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/lookup"
 )
 
 const (
@@ -57,5 +57,5 @@ func keepOneSecurity(ctx context.Context, tx pgx.Tx, found *readmodelv1.Person) 
 		return nil
 	}
 	return fault.New(commonv1.Reason_REASON_LAST_SECURITY_PERSON, "",
-		fault.Unmet(soon[:min(len(soon), view.Candidates)]...))
+		fault.Unmet(soon[:min(len(soon), lookup.Candidates)]...))
 }
