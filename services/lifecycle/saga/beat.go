@@ -220,26 +220,3 @@ func (d *Driver) findCancels(ctx context.Context) error {
 	}
 	return nil
 }
-
-// extended moves the local end of the lease to until if that is later, and ends the step's context if the run is
-// cancelled.
-func (a *activity) extended(until time.Time, cancelled bool) {
-	a.mu.Lock()
-	if !a.dead && until.After(a.deadline) {
-		a.deadline = until
-	}
-	a.mu.Unlock()
-	if cancelled {
-		a.cancelled()
-	}
-}
-
-// cancelled ends the context of a forward step. Once the run compensates, it only notes the cancel.
-func (a *activity) cancelled() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.cancelAt = true
-	if a.cancel != nil && !a.undoing {
-		a.cancel(ErrCancelRequested)
-	}
-}

@@ -3,9 +3,7 @@ package saga
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,9 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // Deps are the dependencies of the core.
@@ -120,171 +116,4 @@ func (c *Core) Committed() {
 	}
 	c.cancels.Notify()
 	c.appended.Urge() // the replica that drives the run learns of its cancel by the event's number
-}
-
-// eventBuffer collects the rows that a transaction changed, and appends their events in one statement at its end.
-// Attempts that change together with their run travel in the run's event.
-type eventBuffer struct {
-	list []events.Event
-	runs map[string]*lifecyclev1.Run
-	lone []*Attempt // attempts whose run has not been collected
-}
-
-func (j *eventBuffer) run(r *Run) {
-	payload := r.Proto()
-	if j.runs == nil {
-		j.runs = map[string]*lifecyclev1.Run{}
-	}
-	if before := j.runs[r.ID]; before != nil {
-		payload.ChangedSteps = before.GetChangedSteps()
-		before.ChangedSteps = nil
-	}
-	j.runs[r.ID] = payload
-	rest := j.lone[:0]
-	for _, a := range j.lone {
-		if a.RunID == r.ID {
-			payload.ChangedSteps = append(payload.ChangedSteps, a.Proto())
-		} else {
-			rest = append(rest, a)
-		}
-	}
-	j.lone = rest
-	j.list = append(j.list, events.Event{
-		Kind: "run.changed", AggregateType: "run", AggregateID: r.ID, AggregateVersion: r.Version, Payload: payload,
-		Correlation: events.Correlation{
-			CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID,
-			WorkflowID: r.ID,
-		},
-	})
-}
-
-func (j *eventBuffer) step(a *Attempt) {
-	if run := j.runs[a.RunID]; run != nil {
-		run.ChangedSteps = append(run.ChangedSteps, a.Proto())
-		return
-	}
-	copied := *a
-	j.lone = append(j.lone, &copied)
-}
-
-func stepEvent(a *Attempt) events.Event {
-	return events.Event{
-		Kind: "step.changed", AggregateType: "step",
-		AggregateID: fmt.Sprintf("%s/%d/%s/%d", a.RunID, a.Step, a.Dir, a.Attempt), AggregateVersion: a.Version,
-		Payload:     a.Proto(),
-		Correlation: events.Correlation{TenantID: a.TenantID, WorkspaceID: a.WorkspaceID, WorkflowID: a.RunID},
-	}
-}
-
-func (j *eventBuffer) workspace(w *Workspace) error {
-	payload, err := w.Proto()
-	if err != nil {
-		return err
-	}
-	j.list = append(j.list, events.Event{
-		Kind: "workspace.changed", AggregateType: "workspace", AggregateID: w.ID, AggregateVersion: w.Version,
-		Payload:     payload,
-		Correlation: events.Correlation{TenantID: w.TenantID, WorkspaceID: w.ID, WorkflowID: w.RunID, NodeID: w.NodeID},
-	})
-	return nil
-}
-
-// flush appends the collected events. The caller gets no position token to wait for.
-func (j *eventBuffer) flush(ctx context.Context, tx pgx.Tx) error {
-	list := j.take()
-	if len(list) == 0 {
-		return nil
-	}
-	_, err := events.Append(ctx, tx, list...)
-	return err
-}
-
-// flushPos is flush for a command that returns a position token: the id of the last event.
-func (j *eventBuffer) flushPos(ctx context.Context, tx pgx.Tx) (string, error) {
-	list := j.take()
-	if len(list) == 0 {
-		return "", nil
-	}
-	list[len(list)-1].Unnamed = false
-	return events.Append(ctx, tx, list...)
-}
-
-// take returns the collected events, each marked as unnamed, and empties the buffer.
-func (j *eventBuffer) take() []events.Event {
-	for _, a := range j.lone {
-		j.list = append(j.list, stepEvent(a))
-	}
-	list := j.list
-	for i := range list {
-		list[i].Unnamed = true
-	}
-	j.list, j.lone, j.runs = nil, nil, nil
-	return list
-}
-
-// AnnounceWorkspace appends the event of a workspace's row as it is in tx, and returns the row and the position token.
-// A caller that changes a column of workspace raises its version in the same UPDATE and calls AnnounceWorkspace before
-// the commit.
-func AnnounceWorkspace(ctx context.Context, tx pgx.Tx, workspaceID string) (Workspace, string, error) {
-	w, err := GetWorkspace(ctx, tx, workspaceID)
-	if err != nil {
-		return Workspace{}, "", err
-	}
-	var j eventBuffer
-	if err := j.workspace(&w); err != nil {
-		return Workspace{}, "", err
-	}
-	pos, err := j.flushPos(ctx, tx)
-	return w, pos, err
-}
-
-// GetWorkspace reads one workspace. A missing one is pgx.ErrNoRows.
-func GetWorkspace(ctx context.Context, q pg.Querier, id string) (Workspace, error) {
-	w, err := pg.One[Workspace](ctx, q, workspaceByID, id)
-	if err != nil {
-		return Workspace{}, fmt.Errorf("read workspace %s: %w", id, err)
-	}
-	return w, nil
-}
-
-// GetRun reads one run. A missing one is pgx.ErrNoRows.
-func GetRun(ctx context.Context, q pg.Querier, id string) (Run, error) {
-	r, err := pg.One[Run](ctx, q, runByID, id)
-	if err != nil {
-		return Run{}, fmt.Errorf("read run %s: %w", id, err)
-	}
-	return r, nil
-}
-
-// LiveRun reads the run that owns a workspace now, and returns false if there is none.
-func LiveRun(ctx context.Context, q pg.Querier, workspaceID string) (Run, bool, error) {
-	r, err := pg.One[Run](ctx, q, liveRun, workspaceID)
-	if pg.IsNoRows(err) {
-		return Run{}, false, nil
-	}
-	if err != nil {
-		return Run{}, false, fmt.Errorf("read live run of workspace %s: %w", workspaceID, err)
-	}
-	return r, true, nil
-}
-
-// Timeline reads every attempt of a run in the order they began.
-func Timeline(ctx context.Context, q pg.Querier, runID string) ([]Attempt, error) {
-	// Read the open attempt first: an attempt that gets its row meanwhile is then read twice, and one that is closed
-	// meanwhile at least once.
-	open, err := pg.All[Run](ctx, q, openOfRun, runID)
-	if err != nil {
-		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)
-	}
-	out, err := pg.All[Attempt](ctx, q, timeline, runID)
-	if err != nil {
-		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)
-	}
-	for i := range open {
-		a := openAttempt(&open[i])
-		if !slices.ContainsFunc(out, func(b Attempt) bool { return a.Step == b.Step && a.Dir == b.Dir && a.Attempt == b.Attempt }) {
-			out = append(out, a)
-		}
-	}
-	return out, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -51,14 +50,6 @@ type Observation struct {
 	Why      string
 	// Rows writes the step's own rows in the transaction that ends the attempt, if Present ends it.
 	Rows TxFunc
-}
-
-// RetryPolicy bounds repeated attempts. Zero fields take the defaults of the direction.
-type RetryPolicy struct {
-	Attempts int           // in all, the first included
-	Within   time.Duration // no further attempt once this much has passed since the first; zero: no such bound
-	First    time.Duration // wait before the second attempt; doubled for each later one
-	Max      time.Duration // of one wait
 }
 
 // Step is one step of a definition.
@@ -125,34 +116,6 @@ const (
 	defaultMaxWait    = 30 * time.Second
 )
 
-func (p RetryPolicy) orDefault(d RetryPolicy) RetryPolicy {
-	if p.Attempts == 0 {
-		p.Attempts = d.Attempts
-	}
-	if p.Within == 0 {
-		p.Within = d.Within
-	}
-	if p.First == 0 {
-		p.First = d.First
-	}
-	if p.Max == 0 {
-		p.Max = d.Max
-	}
-	return p
-}
-
-// wait returns how long to wait after the given number of failures.
-func (p RetryPolicy) wait(failures int) time.Duration {
-	d := p.First
-	for range failures - 1 {
-		if d >= p.Max/2 {
-			return p.Max
-		}
-		d *= 2
-	}
-	return min(d, p.Max)
-}
-
 // normalized returns a definition with defaults filled in, or every problem it has.
 func normalized(d Definition) (Definition, error) {
 	var problems []error
@@ -211,58 +174,12 @@ func (d *Definition) stepNames() []string {
 	return names
 }
 
-// key names one version of a definition.
-func key(name string, version int) string { return fmt.Sprintf("%s:%d", name, version) }
-
-// Registry holds the definitions that this build can run: the current one of each name, and older versions that runs
-// may still be pinned to.
-type Registry struct {
-	byKey  map[string]*Definition
-	newest map[string]*Definition
-	keys   []string
-}
-
-// NewRegistry checks the definitions and returns their registry, or an error with all problems.
-func NewRegistry(definitions ...Definition) (*Registry, error) {
-	r := &Registry{byKey: map[string]*Definition{}, newest: map[string]*Definition{}}
-	var problems []error
-	for _, in := range definitions {
-		d, err := normalized(in)
-		if err != nil {
-			problems = append(problems, err)
-			continue
-		}
-		k := key(d.Name, d.Version)
-		if r.byKey[k] != nil {
-			problems = append(problems, fmt.Errorf("definition %s is registered twice", k))
-			continue
-		}
-		r.byKey[k] = &d
-		r.keys = append(r.keys, k)
-		if n := r.newest[d.Name]; n == nil || n.Version < d.Version {
-			r.newest[d.Name] = &d
+// undoable returns the last step at or before i that has an Undo.
+func undoable(def *Definition, i int) int {
+	for ; i >= 0; i-- {
+		if def.Steps[i].Undo != nil {
+			return i
 		}
 	}
-	return r, errors.Join(problems...)
-}
-
-// Newest returns the definition that new runs of that name start with.
-func (r *Registry) Newest(name string) (*Definition, bool) {
-	d, ok := r.newest[name]
-	return d, ok
-}
-
-// All returns the newest version of every definition.
-func (r *Registry) All() []*Definition {
-	out := make([]*Definition, 0, len(r.newest))
-	for _, name := range slices.Sorted(maps.Keys(r.newest)) {
-		out = append(out, r.newest[name])
-	}
-	return out
-}
-
-// Get returns one version of a definition.
-func (r *Registry) Get(name string, version int) (*Definition, bool) {
-	d, ok := r.byKey[key(name, version)]
-	return d, ok
+	return -1
 }

@@ -2,7 +2,6 @@ package saga
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -12,7 +11,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // Driver leases runs and executes their steps. Any number of drivers may work on one database.
@@ -36,22 +34,6 @@ type Driver struct {
 	active map[string]*activity // by run
 	poison map[string]time.Time // runs not to be leased before that time
 	dues   agenda               // retries that this driver knows of
-}
-
-// activity is one run that this driver has leased.
-type activity struct {
-	id string     // of the run
-	h  *leasedRun // belongs to the goroutine that drives it
-
-	beating atomic.Bool // a heartbeat for this run alone waits for its row
-
-	mu       sync.Mutex
-	cancel   context.CancelCauseFunc // of the step's context
-	deadline time.Time               // local end of the lease, monotonic
-	fence    int64
-	dead     bool // the lease is lost; this driver writes nothing more for the run
-	cancelAt bool // a cancel has been seen
-	undoing  bool // the run compensates: a cancel changes nothing
 }
 
 // committers is how many transactions of a driver's transitions are under way at once: while one waits for its flush,
@@ -241,99 +223,6 @@ func (d *Driver) due(after time.Duration) {
 	}
 }
 
-// leaseOnce takes up to limit runs. If a batch fails for a reason that is not the connection, the runs are taken one by
-// one, and the one that fails is put into quarantine.
-func (d *Driver) leaseOnce(ctx context.Context, limit int) ([]*activity, error) {
-	skip := d.poisoned()
-	got, err := d.take(ctx, limit, skip)
-	if err == nil || pg.IsConnError(err) || ctx.Err() != nil || errors.Is(err, pg.ErrCommitUnknown) {
-		return got, err
-	}
-	for range limit {
-		one, oneErr := d.take(ctx, 1, skip)
-		bad, ok := errors.AsType[*unreadableError](oneErr)
-		switch {
-		case oneErr == nil && len(one) == 0:
-			return got, nil
-		case oneErr == nil:
-			got = append(got, one...)
-		case ok && bad.runID != "":
-			skip = append(skip, bad.runID)
-			d.isolate(ctx, bad)
-		default:
-			return got, oneErr
-		}
-	}
-	return got, nil
-}
-
-func (d *Driver) take(ctx context.Context, limit int, skip []string) ([]*activity, error) {
-	sent := time.Now()
-	leased, bad, err := d.core.lease(ctx, d.cfg.Owner, d.cfg.Lease, limit, skip)
-	for _, b := range bad {
-		d.isolate(ctx, b)
-	}
-	if err != nil {
-		return nil, err
-	}
-	out := make([]*activity, 0, len(leased))
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, h := range leased {
-		a := &activity{
-			id: h.run.ID, h: h, fence: h.run.Fence, deadline: sent.Add(d.cfg.Lease),
-			cancelAt: h.run.CancelAt != nil, undoing: h.run.Phase == phaseUndo,
-		}
-		d.active[h.run.ID] = a
-		out = append(out, a)
-	}
-	return out, nil
-}
-
-func (d *Driver) isolate(ctx context.Context, bad *unreadableError) {
-	d.log.ErrorContext(ctx, "run is unreadable and put aside", slog.String("workflow_id", bad.runID),
-		slog.String("error", bad.err.Error()))
-	if err := d.core.quarantine(ctx, bad.runID, bad.err.Error()); err != nil {
-		d.log.ErrorContext(ctx, "run not put aside", slog.String("workflow_id", bad.runID), slog.String("error", err.Error()))
-		d.mu.Lock()
-		d.poison[bad.runID] = time.Now().Add(time.Minute)
-		d.mu.Unlock()
-	}
-}
-
-func (d *Driver) poisoned() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var out []string
-	for id, until := range d.poison {
-		if time.Now().After(until) {
-			delete(d.poison, id)
-			continue
-		}
-		out = append(out, id)
-	}
-	return out
-}
-
-// forget removes a run from this driver's active runs.
-func (d *Driver) forget(a *activity) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.active[a.id] == a {
-		delete(d.active, a.id)
-	}
-}
-
-func (d *Driver) snapshot() []*activity {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	out := make([]*activity, 0, len(d.active))
-	for _, a := range d.active {
-		out = append(out, a)
-	}
-	return out
-}
-
 // stop ends the steps with ErrShutdown, waits for them, and makes the runs that are still leased due at once.
 func (d *Driver) stop(work context.Context) {
 	d.halt.Store(true)
@@ -369,29 +258,4 @@ func (d *Driver) stop(work context.Context) {
 		d.log.WarnContext(ctx, "leases not released", slog.String("error", err.Error()))
 	}
 	d.core.runnable.Notify()
-}
-
-// end cancels the step that runs, if any; the driver goes on with the run.
-func (a *activity) end(cause error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.cancel != nil {
-		a.cancel(cause)
-	}
-}
-
-// lose marks the lease as lost: the step's context ends, and this driver writes nothing more for the run.
-func (a *activity) lose(cause error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.dead = true
-	if a.cancel != nil {
-		a.cancel(cause)
-	}
-}
-
-func (a *activity) lost() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.dead
 }

@@ -10,7 +10,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // leaseMargin is how long before its granted end the driver gives a lease up, at most: a tenth of the lease is enough.
@@ -183,13 +182,6 @@ func endingOf(ctx context.Context) ending {
 	return ending{cause: context.Cause(ctx)}
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
 // perform calls Do or Undo. For a Create step that may have run before it calls Observe first, so that the resource is
 // not made twice.
 func (d *Driver) perform(ctx context.Context, step *Step, env *Env) (Outcome, error) {
@@ -216,57 +208,6 @@ func (d *Driver) env(h *leasedRun) *Env {
 		Epoch: h.run.Epoch, OpSeq: h.attempt.OpSeq, Fence: h.run.Fence, IdempotencyKey: h.attempt.IdemKey, Input: h.run.Input,
 		core:    d.core,
 		outputs: maps.Clone(h.outputs),
-	}
-}
-
-// commitWithRetry calls write, which commits the result of an attempt. While the lease is valid, it repeats a write
-// that failed because of the connection. If the outcome of a commit is unknown, it makes the run due at once and leaves
-// the rest to the next lease.
-func (d *Driver) commitWithRetry(work context.Context, a *activity,
-	write func(ctx context.Context) (bool, error),
-) (bool, error) {
-	wait := 20 * time.Millisecond
-	for {
-		more, err := write(work)
-		if errors.Is(err, errCancelPending) {
-			return true, nil // the run is cancelled: the next call of attempt handles it, with the attempt still open
-		}
-		if failure, ok := errors.AsType[*stepFailureError](err); ok {
-			write = func(ctx context.Context) (bool, error) { return d.failed(ctx, a.h, attemptFailed, failure.step) }
-			continue
-		}
-		if err == nil || errors.Is(err, ErrFenced) || !waitable(err) {
-			return more, err
-		}
-		d.log.WarnContext(work, "database did not take a step, asking again", slog.String("workflow_id", a.h.run.ID),
-			slog.String("error", err.Error()))
-		if a.lost() || !app.Sleep(work, wait) {
-			return false, ErrFenced
-		}
-		wait = min(2*wait, time.Second)
-		if errors.Is(err, pg.ErrCommitUnknown) {
-			// Whether the commit happened decides how the run goes on. Make the run due at once: the next lease reads its row.
-			return false, d.letGo(work, a)
-		}
-	}
-}
-
-func waitable(err error) bool {
-	return pg.IsConnError(err) || errors.Is(err, pg.ErrCommitUnknown)
-}
-
-// letGo makes the run due at once if this driver still has it leased. It repeats the statement until it succeeds or the
-// lease is lost.
-func (d *Driver) letGo(work context.Context, a *activity) error {
-	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		_, err := pg.Exec(work, d.core.db, letGoRun, a.h.run.ID, a.h.run.Fence, d.cfg.Owner)
-		if err == nil {
-			d.core.runnable.Notify()
-			return nil
-		}
-		if a.lost() || !app.Sleep(work, wait) {
-			return fmt.Errorf("let go of run: %w", err)
-		}
 	}
 }
 

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -57,32 +55,6 @@ type Started struct {
 	Epoch  int64
 	State  commonv1.WorkspaceState
 	Pos    string // position token; empty if joined
-}
-
-// NewWorkspace is the row of a workspace that is about to be created by a run in the same transaction.
-type NewWorkspace struct {
-	ID         string // empty draws one
-	TenantID   string
-	Name       string
-	Spec       json.RawMessage // as names.MarshalJSON spells it
-	SpecDigest string
-	CreatedBy  string
-}
-
-// InsertWorkspace inserts the row in state `provisioning` with epoch 0, without an event: the Start that follows in the
-// same transaction announces it. A name that is taken is a unique violation of workspace_name.
-func (c *Core) InsertWorkspace(ctx context.Context, tx pgx.Tx, in NewWorkspace) (string, error) {
-	if in.ID == "" {
-		in.ID = ids.New()
-	}
-	if len(in.Spec) == 0 {
-		in.Spec = json.RawMessage(`{}`)
-	}
-	_, err := pg.Exec(ctx, tx, insertWorkspace, in.ID, in.TenantID, in.Name, in.Spec, in.SpecDigest, in.CreatedBy)
-	if err != nil {
-		return "", fmt.Errorf("insert workspace: %w", err)
-	}
-	return in.ID, nil
 }
 
 // Start inserts a run, or joins the one that is open. An open run of another kind, or one that is being undone, is
@@ -237,84 +209,4 @@ func boolInt(b bool) int {
 		return 1
 	}
 	return 0
-}
-
-func (c *Core) refuseStart(ctx context.Context, tx pgx.Tx, req StartRequest) error {
-	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
-	if err != nil {
-		return err
-	}
-	if len(req.From) == 0 || slices.ContainsFunc(req.From,
-		func(s commonv1.WorkspaceState) bool { return names.Of(s) == w.State }) {
-		// Another operation changed the epoch, the reset or the count of retries: it began and ended while this one waited
-		// for the lock. Or the epoch is not OfEpoch.
-		return fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
-	}
-	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
-		fmt.Sprintf("a workspace that is %s cannot begin %s", w.State, names.Of(req.Kind)),
-		fault.Unmet("the workspace is "+w.State+", not "+among(req.From)),
-		fault.Remedy("`gpuaas workspaces actions WS` shows what is possible now"))
-}
-
-// among returns the names of states as a list with a final "or".
-func among(states []commonv1.WorkspaceState) string {
-	out := make([]string, len(states))
-	for i, s := range states {
-		out[i] = names.Of(s)
-	}
-	if len(out) < 2 {
-		return strings.Join(out, "")
-	}
-	return strings.Join(out[:len(out)-1], ", ") + " or " + out[len(out)-1]
-}
-
-func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run) (Started, error) {
-	kind := spelled[commonv1.OperationKind](live.Kind)
-	if live.State == stateStuck {
-		return Started{}, fault.New(commonv1.Reason_REASON_RUN_STUCK,
-			"the workspace is held by a run that is stuck: "+live.StuckReason, fault.Conflicting(live.ID), isOpen(live),
-			fault.Remedy(c.stuckRemedy(live)))
-	}
-	if kind != req.Kind && !slices.Contains(req.JoinKinds, kind) {
-		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS,
-			fmt.Sprintf("%s is in progress on this workspace", live.Kind), fault.Conflicting(live.ID), isOpen(live),
-			fault.Remedy(c.endRemedy(live)))
-	}
-	if !live.Joinable() {
-		// A run that is being undone does not do what the request is for.
-		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS,
-			fmt.Sprintf("%s on this workspace is being undone", live.Kind), fault.Conflicting(live.ID), isOpen(live),
-			fault.Remedy("wait until it has ended, and ask again"))
-	}
-	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
-	if err != nil {
-		return Started{}, err
-	}
-	return Started{
-		RunID: live.ID, Kind: kind, Joined: true, Epoch: live.Epoch,
-		State: spelled[commonv1.WorkspaceState](w.State),
-	}, nil
-}
-
-// Wake signals these runs: a parked run that can be woken becomes due at once, and a leased run that parks with
-// WakeOnSignal is due again at once. It never takes a lease from a driver. The caller calls it in the transaction of
-// the change that the runs wait for, as its last lock, and calls Committed after the commit.
-func (c *Core) Wake(ctx context.Context, tx pgx.Tx, runIDs ...string) error {
-	return c.wake(ctx, tx, wakeRuns, runIDs)
-}
-
-// WakeWorkspaces is Wake for the open runs of these workspaces.
-func (c *Core) WakeWorkspaces(ctx context.Context, tx pgx.Tx, workspaceIDs ...string) error {
-	return c.wake(ctx, tx, wakeRunsOfWorkspaces, workspaceIDs)
-}
-
-func (c *Core) wake(ctx context.Context, tx pgx.Tx, change *pg.Statement, ids []string) error {
-	if len(ids) == 0 {
-		return nil
-	}
-	if _, err := pg.Exec(ctx, tx, change, ids); err != nil {
-		return fmt.Errorf("wake runs: %w", err)
-	}
-	c.makesDue(tx)
-	return nil
 }

@@ -19,27 +19,6 @@ type openedRow struct {
 	OpenSince   *time.Time `db:"open_since"`
 }
 
-// openAttempt returns the attempt that is open in a run's row and has no row of its own.
-func openAttempt(run *Run) Attempt {
-	a := Attempt{
-		RunID: run.ID, Step: run.Step, Name: run.StepName(), Dir: run.Phase, Attempt: run.OpenAttempt,
-		WorkspaceID: run.WorkspaceID, TenantID: run.TenantID, Fence: run.Fence, OpSeq: run.OpSeq, State: attemptRunning,
-		Version: 1,
-	}
-	a.IdemKey = a.RunID + "/" + a.Name + "/" + a.Dir
-	if run.OpenSince != nil {
-		a.StartedAt = *run.OpenSince
-	}
-	return a
-}
-
-// openIn copies the attempt that was opened in the run's row into h, with its deadline.
-func (h *leasedRun) openIn() {
-	h.attempt = openAttempt(&h.run)
-	deadline := h.attempt.StartedAt.Add(h.step().Budget)
-	h.attempt.DeadlineAt = &deadline
-}
-
 // drawRanges draws a new range of operation numbers for each run whose newest attempt has a number beyond the end of
 // its range: the range is used up, or the database's era was raised since it was drawn.
 func (c *Core) drawRanges(ctx context.Context, tx pgx.Tx, runs []*Run) error {

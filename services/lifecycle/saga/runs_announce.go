@@ -2,16 +2,7 @@ package saga
 
 import (
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/reannounce"
-)
-
-var (
-	workspacesAfter = pg.Define(pg.RoleLifecycle, "saga.workspaces_after", `
-		SELECT `+workspaceColumns+` FROM lifecycle.workspace w WHERE w.id > $1::uuid AND w.state <> 'decommissioned' ORDER BY w.id LIMIT $2`)
-	runsAfter = pg.Define(pg.RoleLifecycle, "saga.runs_after", `
-		SELECT `+runColumns+` FROM lifecycle.saga_run r
-		WHERE r.id > $1::uuid AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') ORDER BY r.id LIMIT $2`)
 )
 
 // Announced returns the live rows that this package owns. Attempts are not among them: they are history.

@@ -2,7 +2,6 @@ package saga
 
 import (
 	"encoding/json"
-	"reflect"
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
@@ -126,49 +125,9 @@ type Attempt struct {
 	Version    int64           `db:"version"`
 }
 
-// Workspace is a row of workspace.
-type Workspace struct {
-	ID               string          `db:"id"`
-	TenantID         string          `db:"tenant_id"`
-	Tenant           string          `db:"tenant" expr:"COALESCE((SELECT t.name FROM lifecycle.tenant t WHERE t.id = @.tenant_id), '')"` // name
-	Name             string          `db:"name"`
-	Spec             json.RawMessage `db:"spec"`
-	SpecDigest       string          `db:"spec_digest"`
-	DesiredState     string          `db:"desired_state"`
-	State            string          `db:"state"`
-	Epoch            int64           `db:"epoch"`
-	OpSeq            int64           `db:"op_seq"`
-	RunID            string          `db:"run_id" expr:"COALESCE(@.run_id::text, '')"`
-	LastErrorCode    string          `db:"last_error_code"`
-	LastError        string          `db:"last_error"`
-	RegisterFailures int             `db:"register_failures"`
-	RetryUsed        int             `db:"retry_used"`
-	RetryWindowStart *time.Time      `db:"retry_window_start"`
-	ResetDone        bool            `db:"reset_done"`
-	NodeID           string          `db:"node_id" expr:"COALESCE(@.node_id::text, '')"`
-	NodeName         string          `db:"node_name"`
-	Endpoints        json.RawMessage `db:"endpoints"`
-	CreatedBy        string          `db:"created_by"`
-	CreatedAt        time.Time       `db:"created_at"`
-	StateAt          time.Time       `db:"state_at"`
-	Version          int64           `db:"version"`
-}
-
 // Select lists of the rows.
 var (
 	runColumns       = pg.Columns[Run]("r")
 	stepColumns      = pg.Columns[Attempt]("s")
 	workspaceColumns = pg.Columns[Workspace]("w")
 )
-
-// targets returns where Scan puts the columns of a row, in the order of its select list. It is for statements that
-// return several rows side by side, whose columns have the same names, and for those of which a part must be read
-// though the rest cannot be.
-func targets[T any](row *T) []any {
-	v := reflect.ValueOf(row).Elem()
-	out := make([]any, v.NumField())
-	for i := range out {
-		out[i] = v.Field(i).Addr().Interface()
-	}
-	return out
-}

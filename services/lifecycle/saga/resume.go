@@ -7,8 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -19,36 +17,6 @@ const resumeBatch = 100
 type Resumed struct {
 	RunID, WorkspaceID string
 	Stood              time.Duration
-}
-
-// whyPaused returns the text that the timeline shows for a paused run.
-func whyPaused() string {
-	return names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) +
-		": it stands still until `gpuaas rollback accept --reason TEXT`"
-}
-
-// pause parks the open attempt, forward or undoing, because rollback mode is set. No driver leases the run until Resume
-// lets it go on: its deadlines do not run meanwhile, and no attempt is used up.
-func (d *Driver) pause(ctx context.Context, h *leasedRun) error {
-	state := stateWaiting
-	if h.run.Phase == phaseUndo {
-		state = stateCompensating
-	}
-	runID := h.run.ID
-	err := d.release(ctx, h, closing{state: attemptWaiting, why: whyPaused()}, rest{
-		state: state, attempts: h.run.Attempts, why: whyPaused(), passOver: true, point: "park",
-		rows: writes{rows: []TxFunc{func(ctx context.Context, tx pgx.Tx) error {
-			_, err := pg.Exec(ctx, tx, pauseRun, runID)
-			if err != nil {
-				return fmt.Errorf("pause run: %w", err)
-			}
-			return nil
-		}}},
-	})
-	if err == nil {
-		d.core.stats.Paused.Add(1)
-	}
-	return err
 }
 
 // Resume lets paused runs go on once rollback mode is over. It moves their deadlines on by the length of their pauses,

@@ -1,0 +1,102 @@
+package saga
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition, j *eventBuffer) error {
+	if len(moves) == 0 {
+		return nil
+	}
+	var cols columns
+	var wakeable []bool
+	var tries []int32
+	var signals []int64
+	var after []float64
+	var stuck []string
+	for _, mv := range moves {
+		to := mv.rest
+		cols.add(mv, to.state, to.why, to.keepError, c.stallAfter(mv.h.def, mv.h.step()))
+		wakeable, tries = append(wakeable, to.wakeable), append(tries, int32(to.attempts)) //nolint:gosec // small counts
+		signals, after = append(signals, mv.h.run.Signal), append(after, to.after.Seconds())
+		stuck = append(stuck, to.stuck)
+	}
+	rows, err := pg.All[releasedRow](ctx, tx, releaseLeases, cols.args(wakeable, tries, signals, after, stuck)...)
+	if err != nil {
+		return fmt.Errorf("release runs: %w", err)
+	}
+	found := make(map[string]*releasedRow, len(rows))
+	for i := range rows {
+		found[rows[i].ID] = &rows[i]
+	}
+	for _, mv := range moves {
+		row, ok := found[mv.h.run.ID]
+		if !ok {
+			if mv.err = c.whyMissed(ctx, tx, mv); mv.err != nil && !isMiss(mv.err) {
+				return mv.err
+			}
+			continue
+		}
+		if err := c.copyReleased(ctx, tx, mv, row); err != nil {
+			return err
+		}
+		closed, err := c.closedAttempt(ctx, tx, mv, row.ClosedVersion, row.ClosedAt)
+		if err != nil {
+			return err
+		}
+		j.step(&closed)
+		j.run(&mv.runNow)
+	}
+	if err := c.touchWorkspaces(ctx, tx, moves, j); err != nil {
+		return err
+	}
+	for _, mv := range moves {
+		if mv.err == nil {
+			j.decided(ctx, &mv.runNow)
+		}
+	}
+	return nil
+}
+
+// copyReleased is copyAdvanced for a run whose lease was given up.
+func (c *Core) copyReleased(ctx context.Context, tx pgx.Tx, mv *transition, row *releasedRow) error {
+	run, to := mv.h.run, mv.rest
+	if row.Version != run.Version+1 {
+		now, err := GetRun(ctx, tx, run.ID)
+		mv.runNow = now
+		return err
+	}
+	run.State, run.Owner, run.LeaseUntil, run.WhyWaiting = to.state, "", nil, to.why
+	run.Attempts, run.Losses, run.NextAt, run.FinishedAt = to.attempts, 0, row.NextAt, row.Finished
+	run.StuckReason, run.Version, run.OpenAttempt, run.OpenSince = row.Stuck, row.Version, 0, nil
+	if to.keepError {
+		run.copyError(mv)
+	}
+	mv.runNow = run
+	return nil
+}
+
+// touchWorkspaces sets the state of the workspaces of runs whose leases were given up.
+func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*transition, j *eventBuffer) error {
+	var workspaces, runs, states, codes, errs []string
+	for _, mv := range moves {
+		if mv.err != nil || mv.rest.workspace == "" {
+			continue
+		}
+		code, text := mv.runNow.ErrorCode, mv.runNow.Error
+		if mv.rest.stuck != "" {
+			code, text = "undo_exhausted", mv.rest.stuck
+		}
+		workspaces, runs = append(workspaces, mv.runNow.WorkspaceID), append(runs, mv.runNow.ID)
+		states, codes, errs = append(states, mv.rest.workspace), append(codes, code), append(errs, text)
+	}
+	if len(workspaces) == 0 {
+		return nil
+	}
+	return touch(ctx, tx, j, workspaces, runs, states, codes, errs)
+}

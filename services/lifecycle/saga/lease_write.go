@@ -1,0 +1,154 @@
+package saga
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// transition is one write of a driver: the open attempt closes, and either the next one opens (next) or the lease is
+// given up (rest).
+type transition struct {
+	h    *leasedRun
+	cl   closing
+	next *nextAttempt
+	rest *rest
+
+	to     leasedRun // after an advance
+	runNow Run       // after a release
+	err    error
+	done   chan struct{}
+}
+
+func (mv *transition) rows() writes {
+	if mv.next != nil {
+		return mv.next.rows
+	}
+	return mv.rest.rows
+}
+
+func (mv *transition) passOver() bool {
+	return (mv.next != nil && mv.next.passOver) || (mv.rest != nil && mv.rest.passOver)
+}
+
+func (mv *transition) point() string {
+	if mv.next != nil {
+		return "advance"
+	}
+	return mv.rest.point
+}
+
+// write writes transitions of different runs in one transaction, with their events, and sets err of each that missed
+// its compare-and-set. If write returns an error, all of them were rolled back.
+func (c *Core) write(ctx context.Context, moves []*transition) error {
+	slices.SortFunc(moves, func(a, b *transition) int { return strings.Compare(a.h.run.ID, b.h.run.ID) })
+	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
+		var advances, releases []*transition
+		for _, mv := range moves {
+			mv.err = nil
+			if err := c.stepRows(ctx, tx, mv.h, mv.rows()); err != nil {
+				return err
+			}
+			if mv.next != nil {
+				advances = append(advances, mv)
+			} else {
+				releases = append(releases, mv)
+			}
+		}
+		if len(advances) > 0 && len(releases) > 0 {
+			// Two statements follow, each of which locks its runs and then their workspaces. Lock all runs first, to keep the
+			// order of locks.
+			runIDs := make([]string, len(moves))
+			for i, mv := range moves {
+				runIDs[i] = mv.h.run.ID
+			}
+			if err := pg.Queue(ctx, tx, lockRuns, runIDs); err != nil {
+				return fmt.Errorf("lock runs: %w", err)
+			}
+		}
+		var j eventBuffer
+		if err := c.advanceAll(ctx, tx, advances, &j); err != nil {
+			return err
+		}
+		if err := c.releaseRuns(ctx, tx, releases, &j); err != nil {
+			return err
+		}
+		for _, mv := range moves {
+			if mv.err != nil && !mv.rows().empty() {
+				return errRowsOfMiss
+			}
+		}
+		if err := j.flush(ctx, tx); err != nil {
+			return err
+		}
+		for _, mv := range moves {
+			if mv.err != nil {
+				continue
+			}
+			if err := c.point(ctx, mv.point()+".before_commit", mv.h.place()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errRowsOfMiss) && len(moves) == 1:
+		return nil // everything was rolled back, and the transition's err says why it missed
+	case errors.Is(err, errRowsOfMiss):
+		for _, mv := range moves {
+			if err := c.write(ctx, []*transition{mv}); err != nil {
+				return err
+			}
+		}
+		return nil
+	case err == nil:
+		c.appended.Notify()
+	}
+	return err
+}
+
+// errRowsOfMiss rolls the transaction back: a step whose end was not written (it was cancelled meanwhile, or its driver
+// fenced out) must leave none of its own rows.
+var errRowsOfMiss = errors.New("the step's end was not taken")
+
+// stepRows writes a step's own rows under the lease. The run and then its workspace are locked before the rows are
+// written.
+func (c *Core) stepRows(ctx context.Context, tx pgx.Tx, h *leasedRun, w writes) error {
+	if w.empty() {
+		return nil
+	}
+	for _, lock := range w.before {
+		if err := lock(ctx, tx); err != nil {
+			return &rowsError{err: err}
+		}
+	}
+	fence, err := pg.Value[int64](ctx, tx, lockForRows, h.run.ID)
+	if err != nil {
+		return fmt.Errorf("hold run: %w", err)
+	}
+	if fence != h.run.Fence {
+		return ErrFenced
+	}
+	for _, fn := range w.rows {
+		if fn == nil {
+			continue
+		}
+		if err := fn(ctx, tx); err != nil {
+			return &rowsError{err: err}
+		}
+	}
+	return nil
+}
+
+// rowsError marks a failure of a step's own rows: the step failed, not the core.
+type rowsError struct{ err error }
+
+func (e *rowsError) Error() string { return "write rows of step: " + e.err.Error() }
+
+func (e *rowsError) Unwrap() error { return e.err }

@@ -1,0 +1,55 @@
+package saga
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Progress records how far the attempt has come, as a text ("pods 2/3"). A text that differs from the last one resets
+// the stall clock; the same text again writes nothing, because a step that reports the same state has not moved. The
+// last text of an attempt that was lost with its driver counts as this attempt's last text. The stall flag of the run
+// stays over the attempts of the step: only a text that differs from the last one of all of them clears it, so that an
+// attempt which only gets as far as the one before leaves the flag.
+func (e *Env) Progress(ctx context.Context, note string) error {
+	dir := names.Of(e.Direction)
+	var said, moved, news bool
+	// Only this driver writes this attempt's progress: the values read here are still current below, or the fence differs.
+	err := pg.QueryRow(ctx, e.core.db, readProgress,
+		e.RunID, e.Fence, e.Step, dir, e.Attempt, note).Scan(&said, &moved, &news)
+	switch {
+	case pg.IsNoRows(err):
+		return ErrFenced
+	case err != nil:
+		return fmt.Errorf("read progress: %w", err)
+	case said:
+		return nil
+	}
+	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
+		var j eventBuffer
+		r, err := pg.One[Run](ctx, tx, progressRun, e.RunID, e.Fence, moved, news)
+		if pg.IsNoRows(err) {
+			return ErrFenced
+		}
+		if err != nil {
+			return fmt.Errorf("record progress: %w", err)
+		}
+		if err := pg.Queue(ctx, tx, keepOpen, []string{e.RunID}); err != nil {
+			return fmt.Errorf("keep attempt: %w", err)
+		}
+		a, err := pg.One[Attempt](ctx, tx, progressStep, e.RunID, e.Step, dir, e.Attempt, note, moved)
+		if pg.IsNoRows(err) {
+			return ErrFenced
+		}
+		if err != nil {
+			return fmt.Errorf("record progress: %w", err)
+		}
+		j.run(&r)
+		j.step(&a)
+		return j.flush(ctx, tx)
+	})
+}

@@ -1,0 +1,89 @@
+package saga
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Cancellable reports whether the definition of a run lets it be cancelled, whatever its state. It returns true for a
+// run whose definition this build does not have: Cancel marks the run for the build that drives it.
+func (c *Core) Cancellable(r *Run) bool {
+	def, known := c.registry.Get(r.Definition, r.DefVersion)
+	return !known || !def.Uncancellable
+}
+
+// key names one version of a definition.
+func key(name string, version int) string { return fmt.Sprintf("%s:%d", name, version) }
+
+// Registry holds the definitions that this build can run: the current one of each name, and older versions that runs
+// may still be pinned to.
+type Registry struct {
+	byKey  map[string]*Definition
+	newest map[string]*Definition
+	keys   []string
+}
+
+// NewRegistry checks the definitions and returns their registry, or an error with all problems.
+func NewRegistry(definitions ...Definition) (*Registry, error) {
+	r := &Registry{byKey: map[string]*Definition{}, newest: map[string]*Definition{}}
+	var problems []error
+	for _, in := range definitions {
+		d, err := normalized(in)
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		k := key(d.Name, d.Version)
+		if r.byKey[k] != nil {
+			problems = append(problems, fmt.Errorf("definition %s is registered twice", k))
+			continue
+		}
+		r.byKey[k] = &d
+		r.keys = append(r.keys, k)
+		if n := r.newest[d.Name]; n == nil || n.Version < d.Version {
+			r.newest[d.Name] = &d
+		}
+	}
+	return r, errors.Join(problems...)
+}
+
+// Newest returns the definition that new runs of that name start with.
+func (r *Registry) Newest(name string) (*Definition, bool) {
+	d, ok := r.newest[name]
+	return d, ok
+}
+
+// All returns the newest version of every definition.
+func (r *Registry) All() []*Definition {
+	out := make([]*Definition, 0, len(r.newest))
+	for _, name := range slices.Sorted(maps.Keys(r.newest)) {
+		out = append(out, r.newest[name])
+	}
+	return out
+}
+
+// Get returns one version of a definition.
+func (r *Registry) Get(name string, version int) (*Definition, bool) {
+	d, ok := r.byKey[key(name, version)]
+	return d, ok
+}
+
+// drivable returns the definition by which this build drives a run, or why it cannot.
+func (c *Core) drivable(r *Run) (*Definition, error) {
+	def, ok := c.registry.Get(r.Definition, r.DefVersion)
+	switch {
+	case !ok:
+		return nil, errors.New("its definition is not registered")
+	case r.Step >= len(def.Steps) || !slices.Equal(r.StepNames, def.stepNames()):
+		return nil, fmt.Errorf("its steps are not those of %s", key(def.Name, def.Version))
+	}
+	return def, nil
+}
+
+// Drives reports whether this build can drive a run. Trying again does not help a run that it cannot drive.
+func (c *Core) Drives(r *Run) bool {
+	_, err := c.drivable(r)
+	return err == nil
+}
