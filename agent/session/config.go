@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/tls"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -135,42 +137,19 @@ type Config struct {
 	KeepaliveTime time.Duration // default 15 s; an unanswered one ends the connection after 10 s
 }
 
+var defaults = Config{
+	OpenTimeout: 20 * time.Second, ConnectTimeout: 3 * time.Second, HandshakeTimeout: 4 * time.Second,
+	WelcomeTimeout: 5 * time.Second, AdmissionTimeout: 5 * time.Second, StableAfter: 30 * time.Second,
+	SlowRetry: time.Minute, Drain: 30 * time.Second, Heartbeat: 15 * time.Second, RenewTimeout: 30 * time.Second,
+	Goodbye: 2 * time.Second, Linger: 50 * time.Millisecond, KeepaliveTime: 15 * time.Second,
+	FramesPerSecond: 1000, MaxFrame: 1 << 20, QueueLength: 1024, QueueBytes: 8 << 20, ReadBuffer: 4 << 10,
+	WriteBuffer: 4 << 10,
+}
+
 func (c Config) withDefaults() Config {
-	duration := func(d *time.Duration, def time.Duration) {
-		if *d <= 0 {
-			*d = def
-		}
-	}
-	number := func(n *int, def int) {
-		if *n <= 0 {
-			*n = def
-		}
-	}
-	duration(&c.OpenTimeout, 20*time.Second)
-	duration(&c.ConnectTimeout, 3*time.Second)
-	duration(&c.HandshakeTimeout, 4*time.Second)
-	duration(&c.WelcomeTimeout, 5*time.Second)
-	duration(&c.AdmissionTimeout, 5*time.Second)
-	duration(&c.StableAfter, 30*time.Second)
-	duration(&c.SlowRetry, time.Minute)
-	duration(&c.Drain, 30*time.Second)
-	duration(&c.Heartbeat, 15*time.Second)
-	duration(&c.RenewTimeout, 30*time.Second)
-	duration(&c.Goodbye, 2*time.Second)
-	duration(&c.Linger, 50*time.Millisecond)
-	duration(&c.KeepaliveTime, 15*time.Second)
-	if c.Backoff == (backoff.Policy{}) {
-		c.Backoff = backoff.Policy{Base: time.Second, Cap: 30 * time.Second}
-	}
-	if c.RenewRetry == (backoff.Policy{}) {
-		c.RenewRetry = backoff.Policy{Base: 5 * time.Second, Cap: 5 * time.Minute}
-	}
-	number(&c.FramesPerSecond, 1000)
-	number(&c.MaxFrame, 1<<20)
-	number(&c.QueueLength, 1024)
-	number(&c.QueueBytes, 8<<20)
-	number(&c.ReadBuffer, 4<<10)
-	number(&c.WriteBuffer, 4<<10)
+	c = config.Or(c, defaults)
+	c.Backoff = cmp.Or(c.Backoff, backoff.Policy{Base: time.Second, Cap: 30 * time.Second})
+	c.RenewRetry = cmp.Or(c.RenewRetry, backoff.Policy{Base: 5 * time.Second, Cap: 5 * time.Minute})
 	return c
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc/assertion"
 	"github.com/gpuaas/mesh/internal/rpc/guard"
@@ -51,33 +52,11 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.MaxStreams == 0 {
-		c.MaxStreams = 100
-	}
-	if c.MaxReadBytes == 0 {
-		c.MaxReadBytes = 1 << 20
-	}
-	if c.HandshakeTimeout == 0 {
-		c.HandshakeTimeout = 5 * time.Second
-	}
-	if c.BodyTimeout == 0 {
-		c.BodyTimeout = 10 * time.Second
-	}
-	if c.MaxConnections == 0 {
-		c.MaxConnections = 4096
-	}
-	if c.StrangerTimeout == 0 {
-		c.StrangerTimeout = 30 * time.Second
-	}
-	if c.MaxStrangers == 0 {
-		c.MaxStrangers = 64
-	}
-	if c.IdleTimeout == 0 {
-		c.IdleTimeout = 2 * time.Minute
-	}
-	if c.DrainTimeout == 0 {
-		c.DrainTimeout = 10 * time.Second
-	}
+	c = config.Or(c, Config{
+		MaxStreams: 100, MaxReadBytes: 1 << 20, HandshakeTimeout: 5 * time.Second, BodyTimeout: 10 * time.Second,
+		MaxConnections: 4096, StrangerTimeout: 30 * time.Second, MaxStrangers: 64, IdleTimeout: 2 * time.Minute,
+		DrainTimeout: 10 * time.Second,
+	})
 	c.TLS.NextProtos = []string{"h2", "http/1.1"}
 	return c
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/gpuaas/mesh/internal/config"
 )
 
 // Config bounds a driver. Zero fields take the defaults.
@@ -43,34 +45,6 @@ func Default() Config {
 	}
 }
 
-func (c Config) withDefaults() Config {
-	d := Default()
-	for _, f := range []struct {
-		got  *int
-		want int
-	}{{&c.Workers, d.Workers}, {&c.LeaseBatch, d.LeaseBatch}, {&c.MaxLosses, d.MaxLosses}} {
-		if *f.got == 0 {
-			*f.got = f.want
-		}
-	}
-	for _, f := range []struct {
-		got  *time.Duration
-		want time.Duration
-	}{
-		{&c.Lease, d.Lease},
-		{&c.Heartbeat, d.Heartbeat},
-		{&c.Poll, d.Poll},
-		{&c.CancelGrace, d.CancelGrace},
-		{&c.StopGrace, d.StopGrace},
-		{&c.StallSweep, d.StallSweep},
-	} {
-		if *f.got == 0 {
-			*f.got = f.want
-		}
-	}
-	return c
-}
-
 func (c Config) grace() time.Duration {
 	if c.GraceNow != nil {
 		return c.GraceNow()
@@ -80,7 +54,7 @@ func (c Config) grace() time.Duration {
 
 // Validate reports every problem at once.
 func (c Config) Validate() error {
-	c = c.withDefaults()
+	c = config.Or(c, Default())
 	var problems []error
 	if c.Owner == "" {
 		problems = append(problems, errors.New("owner is empty"))

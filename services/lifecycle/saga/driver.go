@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
 )
 
 // Driver leases runs and executes their steps. Any number of drivers may work on one database.
@@ -49,7 +50,7 @@ func NewDriver(core *Core, cfg Config) (*Driver, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure saga driver: %w", err)
 	}
-	cfg = cfg.withDefaults()
+	cfg = config.Or(cfg, Default())
 	d := &Driver{
 		core: core, cfg: cfg, log: core.log.With(slog.String("owner", cfg.Owner)), slots: make(chan struct{}, cfg.Workers),
 		transitions: make(chan *transition, cfg.Workers), active: map[string]*activity{}, poison: map[string]time.Time{},

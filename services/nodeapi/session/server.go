@@ -28,6 +28,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
@@ -132,7 +133,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build validator: %w", err)
 	}
-	lim := cfg.Limits.withDefaults()
+	lim := config.Or(cfg.Limits, defaultLimits)
 	if cfg.Clock == nil {
 		cfg.Clock = &Clock{}
 	}

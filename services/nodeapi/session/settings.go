@@ -5,6 +5,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/gpuaas/mesh/internal/config"
 )
 
 // Limits of the agents' port. Zero fields take the defaults.
@@ -27,49 +29,17 @@ type Limits struct {
 	KeepaliveTimeout  time.Duration // default 10 s
 }
 
-func (l Limits) withDefaults() Limits {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d <= 0 {
-			*d = v
-		}
-	}
-	if l.MaxConnections <= 0 {
-		l.MaxConnections = 16384
-	}
-	if l.StreamsPerConn == 0 {
-		l.StreamsPerConn = 8
-	}
-	if l.StreamsPerSecond <= 0 {
-		l.StreamsPerSecond = 32
-	}
-	if l.MessageBytes <= 0 {
-		l.MessageBytes = 1 << 20
-	}
-	if l.HeaderBytes == 0 {
-		l.HeaderBytes = 16 << 10
-	}
-	if l.OpenBurst <= 0 {
-		l.OpenBurst = 3
-	}
-	if l.FramesPerSecond <= 0 {
-		l.FramesPerSecond = 2000
-	}
-	if l.HeartbeatsPerSec <= 0 {
-		l.HeartbeatsPerSec = 5
-	}
-	def(&l.Handshake, 5*time.Second)
-	def(&l.FirstFrame, 5*time.Second)
-	def(&l.OpenEvery, 10*time.Second)
-	def(&l.Challenge, 5*time.Second)
-	def(&l.KeepaliveInterval, 15*time.Second)
-	def(&l.KeepaliveTimeout, 10*time.Second)
-	return l
+var defaultLimits = Limits{
+	MaxConnections: 16384, StreamsPerConn: 8, StreamsPerSecond: 32, MessageBytes: 1 << 20, HeaderBytes: 16 << 10, OpenBurst: 3,
+	FramesPerSecond: 2000, HeartbeatsPerSec: 5, Handshake: 5 * time.Second, FirstFrame: 5 * time.Second,
+	OpenEvery: 10 * time.Second, Challenge: 5 * time.Second, KeepaliveInterval: 15 * time.Second,
+	KeepaliveTimeout: 10 * time.Second,
 }
 
 // Transport returns the options of the port's connections: sizes, windows and times, which decide how much memory a
 // connection needs.
 func (l Limits) Transport() []grpc.ServerOption {
-	lim := l.withDefaults()
+	lim := config.Or(l, defaultLimits)
 	return []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(lim.StreamsPerConn),
 		grpc.MaxRecvMsgSize(lim.MessageBytes),

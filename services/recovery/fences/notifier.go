@@ -14,6 +14,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -37,23 +38,8 @@ type Config struct {
 	Retry    time.Duration // before an unacknowledged node is due again; 1 s
 }
 
-func (c Config) withDefaults() Config {
-	if c.Poll <= 0 {
-		c.Poll = 500 * time.Millisecond
-	}
-	if c.Batch <= 0 {
-		c.Batch = 64
-	}
-	if c.Parallel <= 0 {
-		c.Parallel = 8
-	}
-	if c.Timeout <= 0 {
-		c.Timeout = 3 * time.Second
-	}
-	if c.Retry <= 0 {
-		c.Retry = time.Second
-	}
-	return c
+var defaults = Config{
+	Poll: 500 * time.Millisecond, Batch: 64, Parallel: 8, Timeout: 3 * time.Second, Retry: time.Second,
 }
 
 // Deps are the dependencies of the loop.
@@ -79,7 +65,7 @@ func New(deps Deps, cfg Config) (*Notifier, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Gate == nil {
 		return nil, errors.New("notifier needs a logger, a pool and lifecycle's gate")
 	}
-	return &Notifier{deps: deps, cfg: cfg.withDefaults()}, nil
+	return &Notifier{deps: deps, cfg: config.Or(cfg, defaults)}, nil
 }
 
 // stillOwed is how long after a failure the loop goes on reading unacknowledged fences at the short period, since each
