@@ -37,8 +37,10 @@ func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn
 	}
 	// The stream outlives ctx: an orderly end still sends Goodbye on it.
 	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	timed := &transport.Phases{Limit: func(ph transport.Phase) time.Duration { return c.limit(ph, timeouts) },
-		Expire: cancel}
+	timed := &transport.Phases{
+		Limit:  func(ph transport.Phase) time.Duration { return c.limit(ph, timeouts) },
+		Expire: cancel,
+	}
 	cc, w, err := c.dial(cert, node.TrustDomain, address, timed)
 	if err != nil {
 		cancel(err)

@@ -87,8 +87,10 @@ func clientRooms() []wall {
 	for _, noun := range nouns {
 		others := slices.DeleteFunc(slices.Clone(nouns),
 			func(o string) bool { return o == noun || o == c+"records" || o == c+"operations" })
-		all = append(all, wall{name: noun + " uses no other noun but records and operations", from: []string{noun},
-			to: others})
+		all = append(all, wall{
+			name: noun + " uses no other noun but records and operations", from: []string{noun},
+			to: others,
+		})
 	}
 	return all
 }

@@ -10,6 +10,7 @@ import (
 // connections, and the client takes another replica at the first phase that times out.
 type Phase string
 
+// The phases in their order. The text of a phase stands in diagnostics.
 const (
 	PhaseConnect   Phase = "connection"
 	PhaseHandshake Phase = "TLS handshake"

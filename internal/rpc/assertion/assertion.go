@@ -34,9 +34,9 @@ const (
 	// skew is by how much the clock of an issuer may be ahead of ours.
 	skew = 5 * time.Second
 	// domain begins the signed bytes, so that no other signature of the mesh can be taken for an assertion.
-	domain  = "gpuaas.mesh/person-assertion\x00"
-	maxSize = 8 << 10
-	maxNonces        = 1 << 16
+	domain    = "gpuaas.mesh/person-assertion\x00"
+	maxSize   = 8 << 10
+	maxNonces = 1 << 16
 )
 
 // Assertion is the signed content: the person, and the one request that it is good for.

@@ -34,7 +34,8 @@ type Authenticator func(ctx context.Context, procedure string, header http.Heade
 // is yet to be compared with the request. Whether the roles of the person allow the method is decided by admit, which
 // has the request.
 func (g *Guard) Identify(ctx context.Context, policy rpc.Policy, header http.Header) (context.Context,
-	*assertion.Assertion, error) {
+	*assertion.Assertion, error,
+) {
 	caller := rpc.CallerOf(ctx)
 	switch {
 	case caller != rpc.CallerAnonymous && policy.Allows(caller):

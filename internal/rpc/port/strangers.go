@@ -72,7 +72,8 @@ func (s *Server) MountReflection() error {
 		return names
 	}
 	files := &describedFiles{load: sync.OnceValues(func() (*protoregistry.Files,
-		error) {
+		error,
+	) {
 		return descriptors.Of(offered())
 	})}
 	reflector := grpcreflect.NewReflector(grpcreflect.NamerFunc(offered), grpcreflect.WithDescriptorResolver(files))

@@ -289,7 +289,8 @@ var noteSuspicions = pg.Define(pg.RoleLifecycle, "findings.note_suspicions", `
 // sees. It returns the keys that become findings: certain ones, and those seen in two scans of the source that are
 // further apart than the grace. A suspicion stays while its source sees it, also once it is a finding (handOver).
 func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string,
-	seen map[finding.Key]finding.Seen) (map[finding.Key]bool, error) {
+	seen map[finding.Key]finding.Seen,
+) (map[finding.Key]bool, error) {
 	ripe := map[finding.Key]bool{}
 	var kinds, types, subjects []string
 	for _, k := range slices.SortedFunc(maps.Keys(seen), compareKeys) {
@@ -339,7 +340,8 @@ var handOver = pg.Define(pg.RoleLifecycle, "findings.hand_over", `
 
 // resolveUnseen ends the open findings of a source that its scan no longer saw, and returns how many it resolved.
 func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, seen map[finding.Key]finding.Seen) (int,
-	error) {
+	error,
+) {
 	have, err := finding.All(ctx, tx, openOfSource, source)
 	if err != nil {
 		return 0, fmt.Errorf("read open findings: %w", err)

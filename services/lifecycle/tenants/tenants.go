@@ -30,6 +30,7 @@ type Quota struct {
 	StorageBytes int64 `koanf:"storage_bytes"`
 }
 
+// Tenant is a tenant with what it may have at once.
 type Tenant struct {
 	ID, Name string
 	Quota    Quota

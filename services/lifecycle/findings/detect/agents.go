@@ -83,7 +83,8 @@ func (d *Detectors) Agents(ctx context.Context) ([]finding.Seen, error) {
 // compareReports compares what agents report of the workspaces of a page. Workloads of workspaces without an allocation
 // are added to loose, by node.
 func (d *Detectors) compareReports(ctx context.Context, after, upTo string, loose map[string][]Record) ([]finding.Seen,
-	error) {
+	error,
+) {
 	reports, err := d.reports(ctx, after, upTo)
 	if err != nil || len(reports) == 0 {
 		return nil, err

@@ -93,6 +93,7 @@ type Stored struct {
 	AckReason    string         `db:"acknowledge_reason"`
 }
 
+// Columns are the columns of Stored, in a statement that names the table f.
 var Columns = pg.Columns[Stored]("f")
 
 // Finding parses the stored row. A kind or severity of another build is an error.
