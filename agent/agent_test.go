@@ -214,10 +214,12 @@ func TestARefusedIdentityWaitsForABundle(t *testing.T) {
 
 func TestConfigProblemsAreReportedTogether(t *testing.T) {
 	err := agent.Config{
-		EtcDir: "etc", StateDir: "state", WorkDir: "/x", UIDDir: "/y", SimulatedGPUs: 1000,
+		EtcDir: "etc", StateDir: "state", WorkDir: "/x", UIDDir: "/y", SimulatedGPUs: 1000, RoomEvery: -time.Second,
 		OpsListen: "0.0.0.0:1",
 	}.Validate()
-	for _, part := range []string{"etc directory", "state directory", "simulated GPUs", "loopback"} {
+	for _, part := range []string{
+		"etc directory", "state directory", "simulated GPUs", "time between checks for room", "loopback",
+	} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in %v", part, err)
 		}

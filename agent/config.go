@@ -96,6 +96,21 @@ func (c Config) Validate() error {
 	if c.SimulatedGPUs < 0 || c.SimulatedGPUs > mostGPUs {
 		problems = append(problems, fmt.Errorf("%d simulated GPUs: 0 to %d can be declared", c.SimulatedGPUs, mostGPUs))
 	}
+	for _, every := range []struct {
+		name string
+		time time.Duration
+	}{
+		{"between scans of the host", c.FactsEvery},
+		{"between checks for room", c.RoomEvery},
+		{"between observations", c.ObserveEvery},
+		{"between observations of changes", c.ObserveLeast},
+		{"between slow retries", c.SlowRetry},
+		{"between reads of the trust bundle", c.TrustEvery},
+	} {
+		if every.time < 0 {
+			problems = append(problems, fmt.Errorf("the time %s is negative: %s", every.name, every.time))
+		}
+	}
 	if c.OpsListen != "" {
 		host, _, err := net.SplitHostPort(c.OpsListen)
 		if ip := net.ParseIP(host); err != nil || (host != "localhost" && (ip == nil || !ip.IsLoopback())) {

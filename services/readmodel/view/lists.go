@@ -116,7 +116,7 @@ func (s *Snapshot) Instances(ctx context.Context, f PerWorkspaceFilter, page lis
 ) {
 	l := s.perWorkspace(&instanceLayout, listInstances, f)
 	if f.NodeID != "" {
-		l.And(onNode, f.NodeID)
+		l.And(onNode, list.OptionalID(f.NodeID))
 	}
 	if f.LiveOnly {
 		l.And(live)

@@ -106,7 +106,7 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*
 		l.And(theNode, list.OptionalID(f.ID))
 	}
 	if f.WorkspaceID != "" {
-		l.And(nodesOfWorkspace, f.WorkspaceID)
+		l.And(nodesOfWorkspace, list.OptionalID(f.WorkspaceID))
 	}
 	if f.IDs != nil {
 		l.And(nodesByID, f.IDs)
