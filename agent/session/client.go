@@ -133,6 +133,14 @@ type openResult struct {
 	err  error
 }
 
+// abandon closes the session that was admitted while Run was ending, if one was.
+func (o openResult) abandon() {
+	if o.conn != nil {
+		o.conn.cancel(errGoodbye)
+		_ = o.conn.cc.Close()
+	}
+}
+
 // Run keeps a session open until ctx ends (then it sends Goodbye and returns nil), until the control plane tells the
 // agent to stop (*StopError), or until none of the identity's certificates is accepted (*IdentityError). All of its
 // goroutines have ended when it returns.
@@ -316,12 +324,14 @@ func (r *runner) shutdown() {
 	for {
 		select {
 		case <-done:
+			select {
+			case result := <-r.opened: // it may have been ready together with done
+				result.abandon()
+			default:
+			}
 			return
 		case result := <-r.opened:
-			if result.conn != nil { // admitted while Run was ending
-				result.conn.cancel(errGoodbye)
-				_ = result.conn.cc.Close()
-			}
+			result.abandon()
 		case k := <-r.ended:
 			k.cancel(errGoodbye)
 		case <-c.events:
