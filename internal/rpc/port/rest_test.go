@@ -1,6 +1,7 @@
 package port_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,8 +43,10 @@ func TestRefusalsWaitForASmallBody(t *testing.T) {
 	call := func(contentType string) error {
 		client := f.Client(t, "recovery", nil)
 		defer client.CloseIdleConnections()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
 		body, writer := io.Pipe()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.server.URL()+whoAmI, body)
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.server.URL()+whoAmI, body)
 		if err != nil {
 			return err
 		}
@@ -51,7 +54,12 @@ func TestRefusalsWaitForASmallBody(t *testing.T) {
 		req.Header.Set("Late", "yes")
 		sent := make(chan error, 1)
 		go func() {
-			<-answered
+			select {
+			case <-answered:
+			case <-ctx.Done(): // a call that failed must not take the next one's answer
+				sent <- ctx.Err()
+				return
+			}
 			_, open := writer.Write([]byte("{"))
 			_, end := writer.Write([]byte("}"))
 			sent <- errors.Join(open, end, writer.Close())
