@@ -85,7 +85,7 @@ func (r *Replica) build(cfg ReplicaConfig) error {
 	}
 	r.loops = map[string]func(context.Context) error{"sequencer": sequencer.Run}
 	if r.Core, err = saga.New(saga.Deps{
-		DB: r.Pool, Registry: registry, Logger: cfg.Logger, Appended: r.Appended,
+		DB: r.Pool, Registry: registry, Logger: cfg.Logger, Wakes: saga.NewWakes(r.Appended),
 		OnPoint: cfg.OnPoint,
 	}); err != nil {
 		return fmt.Errorf("make saga core: %w", err)

@@ -179,7 +179,7 @@ func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.C
 	run("hub", r.hub.Run)
 	r.tasks = dispatch.NewServer(dispatch.Deps{
 		Logger: r.opts.Logger, DB: r.pool, Key: key, Hub: r.hub, Committed: r.wake.Notify,
-		Wake: func(context.Context, pgx.Tx, []string) error { return nil },
+		Wake: func(context.Context, pgx.Tx, ...string) error { return nil },
 	})
 	r.gates = gate.NewServer(gate.Deps{
 		Logger: r.opts.Logger, DB: r.pool, Join: verifier, Tasks: r.tasks,

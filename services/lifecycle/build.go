@@ -60,15 +60,15 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stale, err := provision.NewEpochRefusals(b.Registry.ForService(b.Name), func() *saga.Core { return s.core })
+	wakes := saga.NewWakes(b.Wake)
+	stale, err := provision.NewEpochRefusals(b.Registry.ForService(b.Name))
 	if err != nil {
 		return err
 	}
 	hub := dispatch.NewHub(b.Logger, b.DB, b.Numbered)
 	tasks := dispatch.NewServer(dispatch.Deps{
 		Logger: b.Logger, DB: b.DB, Keys: m.tasks, Hub: hub,
-		Wake:      func(ctx context.Context, tx pgx.Tx, runIDs []string) error { return s.core.Wake(ctx, tx, runIDs...) },
-		Committed: s.committed, Superseded: stale.Tasks, Audit: b.Audit, Secrets: m.values,
+		Wake: wakes.Wake, Committed: wakes.Committed, Superseded: stale.Tasks, Audit: b.Audit, Secrets: m.values,
 	})
 	drivers, err := s.drivers()
 	if err != nil {
@@ -88,7 +88,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	steps := provision.NewSteps(provision.StepDeps{
 		EpochRefusals: stale, LaunchLog: guard,
-		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
+		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Committed: wakes.Committed, Tasks: tasks,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Drivers:    drivers, Catalogue: catalogue, Secret: m.secret, Secrets: m.values,
 		ReleaseDeadline: s.cfg.ReleaseDeadline, Policy: b.Policy,
@@ -98,12 +98,15 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	s.core, err = saga.New(saga.Deps{
-		DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls,
+		DB: b.DB, Registry: registry, Logger: b.Logger, Wakes: wakes, Stalls: steps.Stalls,
 		Resumed: steps.Resumed, Resuming: task.LockOfRuns,
 		Withdraw: tasks.Withdraw,
 	})
 	if err != nil {
 		return fmt.Errorf("build saga core: %w", err)
+	}
+	if err := b.Registry.ForService(b.Name).Register(s.core.FencedWrites()); err != nil {
+		return fmt.Errorf("register metric of fenced writes: %w", err)
 	}
 	sagaConfig := saga.Default()
 	sagaConfig.Owner, sagaConfig.Workers = b.ReplicaID, s.cfg.Workers
@@ -114,18 +117,18 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("build saga driver: %w", err)
 	}
 	gates := gate.NewServer(gate.Deps{
-		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Instances: allocation.Registrations{Core: s.core},
-		Committed: s.committed,
+		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Instances: allocation.Registrations{Wakes: wakes},
+		Committed: wakes.Committed,
 		Slots:     s.cfg.Placement.Static.SlotsPerNode,
 	})
 	reaper, err := reap.NewReaper(reap.ReaperDeps{
-		Logger: b.Logger, DB: b.DB, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
+		Logger: b.Logger, DB: b.DB, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: wakes.Committed,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
 	if err != nil {
 		return err
 	}
-	sealer := &spec.Sealer{DB: b.DB, Secrets: m.values, Committed: s.committed}
+	sealer := &spec.Sealer{DB: b.DB, Secrets: m.values, Committed: wakes.Committed}
 	if _, err := checkKeys(ctx, b.Logger, sealer, s.cfg.WorkloadSecretsLostKeys); err != nil {
 		return err
 	}
@@ -135,20 +138,20 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	finder, err := findings.New(findings.Deps{
 		Logger: b.Logger, DB: scans, Workloads: s.workloads, Drivers: drivers, Metrics: b.Registry.ForService(b.Name),
-		Committed: s.committed,
+		Committed: wakes.Committed,
 	}, findings.Config{Grace: s.cfg.FindingGrace})
 	if err != nil {
 		return err
 	}
 	shared := reap.NewSharedReaper(reap.SharedReaperDeps{
-		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Committed: s.committed,
+		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Committed: wakes.Committed,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
 	machines := reap.NewMachineReaper(reap.MachineReaperDeps{
 		Logger: b.Logger, DB: b.DB, Tasks: tasks,
-		Committed: s.committed,
+		Committed: wakes.Committed,
 	})
-	confirmer := &allocation.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
+	confirmer := &allocation.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: wakes.Committed}
 	walk, err := b.Retention(ctx, cuts...)
 	if err != nil {
 		return err
@@ -212,7 +215,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	instances := reap.NewInstances(reap.InstancesDeps{
-		DB: b.DB, Drivers: drivers, Audit: b.Audit, Committed: s.committed,
+		DB: b.DB, Drivers: drivers, Audit: b.Audit, Committed: wakes.Committed,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
 	nodeapi, err := b.Peers("nodeapi")
@@ -303,7 +306,7 @@ func (s *Service) mount(gates *gate.Server, tasks *dispatch.Server, workspaces *
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewOutputServiceHandler(reader, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
-	path, h = commonv1connect.NewAnnounceServiceHandler(reannounce.NewServer(s.base.DB, s.committed, announced()...),
+	path, h = commonv1connect.NewAnnounceServiceHandler(reannounce.NewServer(s.base.DB, s.core.Committed, announced()...),
 		opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewAllocationServiceHandler(operation.NewAllocations(workspaces), opts...)

@@ -50,9 +50,6 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// committed follows every commit that wrote events or woke a run.
-func (s *Service) committed() { s.core.Committed() }
-
 // Run serves until ctx ends, then stops in order.
 func (s *Service) Run(ctx context.Context) error {
 	defer s.close()

@@ -12,14 +12,14 @@ import (
 )
 
 // Registrations is called, through their gates, when launched instances register or fail to.
-type Registrations struct{ Core *saga.Core }
+type Registrations struct{ Wakes *saga.Wakes }
 
 // SessionReady wakes the run that waits for its instance's agent. An instance that has a session has registered.
 func (b Registrations) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
 	if g.WorkspaceID == "" {
 		return nil
 	}
-	if err := b.Core.WakeWorkspaces(ctx, tx, g.WorkspaceID); err != nil {
+	if err := b.Wakes.WakeWorkspaces(ctx, tx, g.WorkspaceID); err != nil {
 		return fmt.Errorf("wake workspace: %w", err)
 	}
 	return b.Registered(ctx, tx, g.WorkspaceID, g.Epoch)

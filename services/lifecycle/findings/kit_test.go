@@ -101,11 +101,11 @@ func newBed(t *testing.T, cfg Config) *bed {
 	}
 	tasks := dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(testkit.Logger(t), pool, nil),
-		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return b.core.Wake(ctx, tx, runs...) },
+		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs ...string) error { return b.core.Wake(ctx, tx, runs...) },
 		Secrets: keys,
 	})
 	steps := provision.NewSteps(provision.StepDeps{
-		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: func() *saga.Core { return b.core }, Tasks: tasks,
+		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Committed: committed, Tasks: tasks,
 		Identities: b.world, Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue, Drivers: drivers,
 	})
 	registry, err := steps.Registry()
@@ -113,13 +113,13 @@ func newBed(t *testing.T, cfg Config) *bed {
 		t.Fatal(err)
 	}
 	appended := &events.Signal{}
-	b.core, err = saga.New(saga.Deps{DB: pool, Registry: registry, Logger: testkit.Logger(t), Appended: appended})
+	b.core, err = saga.New(saga.Deps{DB: pool, Registry: registry, Logger: testkit.Logger(t), Wakes: saga.NewWakes(appended)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.world.tasks = tasks
 	b.world.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: allocation.Registrations{Core: b.core},
+		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: allocation.Registrations{Wakes: b.core.Wakes},
 		Committed: committed, Slots: 4,
 	})
 	b.keys = keys

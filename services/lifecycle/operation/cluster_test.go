@@ -173,12 +173,12 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 	log := testkit.Logger(p.t)
 	tasks := dispatch.NewServer(dispatch.Deps{
 		Logger: log, DB: s.pool, Key: fakeAgentKey, Hub: dispatch.NewHub(log, s.pool, nil), Committed: committed,
-		Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
+		Wake:    func(ctx context.Context, tx pgx.Tx, runs ...string) error { return s.core.Wake(ctx, tx, runs...) },
 		Secrets: cfg.secrets,
 	})
 	s.steps = provision.NewSteps(provision.StepDeps{
 		ReleaseDeadline: cfg.release, ForceGrace: cmp.Or(cfg.grace, 5*time.Second),
-		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
+		Logger: log, DB: s.pool, Workloads: workloads, Committed: func() { s.core.Committed() }, Tasks: tasks,
 		Identities: p.world, Secret: make([]byte, 32),
 		Secrets:   cfg.secrets,
 		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
@@ -211,12 +211,12 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 		pool := p.db.Pool(pg.RoleLifecycle)
 		p.world.tasks = dispatch.NewServer(dispatch.Deps{
 			Logger: log, DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(log, pool, nil), Committed: committed,
-			Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
+			Wake:    func(ctx context.Context, tx pgx.Tx, runs ...string) error { return s.core.Wake(ctx, tx, runs...) },
 			Secrets: cfg.signing,
 		})
 		p.world.gates = gate.NewServer(gate.Deps{
 			Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks,
-			Instances: allocation.Registrations{Core: s.core}, Committed: committed, Slots: 4,
+			Instances: allocation.Registrations{Wakes: s.core.Wakes}, Committed: committed, Slots: 4,
 		})
 	}
 	return s

@@ -69,7 +69,7 @@ func TestTheChangeOfInstancesKeepsTheContractOfTheSaga(t *testing.T) {
 	keys := secretKeys(t, secretenv.NewKey())
 	w.tasks = dispatch.NewServer(dispatch.Deps{
 		Logger: log, DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(log, pool, nil), Committed: committed,
-		Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) },
+		Wake:    func(ctx context.Context, tx pgx.Tx, runs ...string) error { return core.Load().Wake(ctx, tx, runs...) },
 		Secrets: keys,
 	})
 	w.gates = gate.NewServer(gate.Deps{
@@ -77,7 +77,7 @@ func TestTheChangeOfInstancesKeepsTheContractOfTheSaga(t *testing.T) {
 		Committed: committed, Slots: 4,
 	})
 	steps := provision.NewSteps(provision.StepDeps{
-		Logger: log, DB: pool, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Secrets: keys,
+		Logger: log, DB: pool, Committed: committed, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Secrets: keys,
 		Catalogue: catalogue(),
 		Drivers:   map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
 	})

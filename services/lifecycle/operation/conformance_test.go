@@ -77,7 +77,7 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 	keys := secretKeys(t, secretenv.NewKey())
 	w.tasks = dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(testkit.Logger(t), pool, nil),
-		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) },
+		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs ...string) error { return core.Load().Wake(ctx, tx, runs...) },
 		Secrets: keys,
 	})
 	w.gates = gate.NewServer(gate.Deps{
@@ -86,7 +86,7 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 	})
 	tenant := "x" + strings.ReplaceAll(ids.New(), "-", "")[18:]
 	steps := provision.NewSteps(provision.StepDeps{
-		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: core.Load, Tasks: w.tasks, Identities: w,
+		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Committed: committed, Tasks: w.tasks, Identities: w,
 		Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue(),
 		Drivers: map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
 	})
@@ -135,14 +135,14 @@ type instances struct{ core *atomic.Pointer[saga.Core] }
 
 // SessionReady wakes the run of the instance.
 func (b instances) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
-	return allocation.Registrations{Core: b.core.Load()}.SessionReady(ctx, tx, g)
+	return allocation.Registrations{Wakes: b.core.Load().Wakes}.SessionReady(ctx, tx, g)
 }
 
 // RegisterFailures writes the failures on the workspace.
 func (b instances) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch int64, count int32,
 	text string,
 ) error {
-	return allocation.Registrations{Core: b.core.Load()}.RegisterFailures(ctx, tx, ws, epoch, count, text)
+	return allocation.Registrations{Wakes: b.core.Load().Wakes}.RegisterFailures(ctx, tx, ws, epoch, count, text)
 }
 
 // forget removes the resources that a successful run made, without the saga.

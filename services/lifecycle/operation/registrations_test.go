@@ -54,7 +54,7 @@ func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing
 	told(node, 2, 1, 1, "mint_consumed")
 	shows("refused again", 1, "register_failing", "mint_consumed")
 	err := pg.InTx(t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-		return allocation.Registrations{Core: p.seats[0].core}.Registered(ctx, tx, id, 1)
+		return allocation.Registrations{Wakes: p.seats[0].core.Wakes}.Registered(ctx, tx, id, 1)
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -50,7 +50,7 @@ func TestAResultMeetsTheEndOfRollbackMode(t *testing.T) {
 	tasks := dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(testkit.Logger(t), pool, nil),
 		Committed: func() {},
-		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error {
+		Wake: func(ctx context.Context, tx pgx.Tx, runs ...string) error {
 			reached()
 			<-goOn
 			return core.Wake(ctx, tx, runs...)

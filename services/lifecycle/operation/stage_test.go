@@ -151,7 +151,7 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 	g.lives++
 	var core *saga.Core
 	steps := provision.NewSteps(provision.StepDeps{
-		Logger: testkit.Logger(g.t), DB: g.pool, Workloads: g.workloads, Core: func() *saga.Core { return core },
+		Logger: testkit.Logger(g.t), DB: g.pool, Workloads: g.workloads, Committed: func() { core.Committed() },
 		Tasks: g.tasks, Identities: g.world,
 		Secret: make([]byte, 32), Secrets: g.secrets, Catalogue: catalogue(),
 		Drivers: map[commonv1.PlacementDriver]placement.Driver{

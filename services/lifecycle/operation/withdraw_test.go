@@ -163,7 +163,7 @@ func TestACancelMeetsAResult(t *testing.T) {
 	tasks := dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(testkit.Logger(t), pool, nil),
 		Committed: func() {},
-		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error {
+		Wake: func(ctx context.Context, tx pgx.Tx, runs ...string) error {
 			reached()
 			<-goOn
 			return p.seats[0].core.Wake(ctx, tx, runs...)

@@ -23,8 +23,8 @@ const (
 // counts refused mints.
 type EpochRefusals struct{ refused *prometheus.CounterVec }
 
-// NewEpochRefusals registers the counters; the number of writes that a run's fence refused is read from the core.
-func NewEpochRefusals(metrics prometheus.Registerer, core func() *saga.Core) (*EpochRefusals, error) {
+// NewEpochRefusals registers the counter.
+func NewEpochRefusals(metrics prometheus.Registerer) (*EpochRefusals, error) {
 	s := &EpochRefusals{refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stale_epochs_refused_total",
 		Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of an instance, at a task " +
@@ -41,16 +41,7 @@ func NewEpochRefusals(metrics prometheus.Registerer, core func() *saga.Core) (*E
 			}
 		}
 	}
-	fenced := prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "saga_writes_fenced_total",
-		Help: "Writes of a driver that had lost its lease on the run, refused by the run's fence.",
-	}, func() float64 {
-		if c := core(); c != nil {
-			return float64(c.Stats().FencedOut.Load())
-		}
-		return 0
-	})
-	if err := errors.Join(metrics.Register(s.refused), metrics.Register(fenced)); err != nil {
+	if err := metrics.Register(s.refused); err != nil {
 		return nil, fmt.Errorf("register metrics of stale epochs: %w", err)
 	}
 	return s, nil

@@ -17,7 +17,7 @@ func TestStaleEpochsAreCountedByReasonAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewEpochRefusals(registry.ForService("lifecycle"), func() *saga.Core { return nil })
+	s, err := NewEpochRefusals(registry.ForService("lifecycle"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -280,7 +280,7 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 		return task.Row{}, false, fmt.Errorf("probe workloads: %w", err)
 	}
 	if queued {
-		s.deps.Core().Committed()
+		s.deps.Committed()
 	}
 	return out, fresh, nil
 }

@@ -82,7 +82,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		return i, fmt.Errorf("mark live: %w", err)
 	}
 	i = live
-	s.deps.Core().Committed()
+	s.deps.Committed()
 	if err := env.Progress(ctx, "launched "+launched.ProviderID); err != nil {
 		return i, fmt.Errorf("report progress: %w", err)
 	}
@@ -150,7 +150,7 @@ func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim claims.Cla
 		if err != nil {
 			return fmt.Errorf("give up launch: %w", err)
 		}
-		s.deps.Core().Committed()
+		s.deps.Committed()
 		return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, public, refusal)
 	default:
 		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, public, refusal)

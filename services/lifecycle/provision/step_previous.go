@@ -262,7 +262,7 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 	if err != nil {
 		return fmt.Errorf("fence former epoch: %w", err)
 	}
-	s.deps.Core().Committed()
+	s.deps.Committed()
 	return nil
 }
 

@@ -201,7 +201,7 @@ func (s *Steps) endInstance(ctx context.Context, env *saga.Env, c claims.Claim) 
 	if err != nil {
 		return fmt.Errorf("mark ended: %w", err)
 	}
-	s.deps.Core().Committed()
+	s.deps.Committed()
 	return nil
 }
 

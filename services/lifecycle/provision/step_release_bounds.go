@@ -33,7 +33,7 @@ func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 			if err != nil {
 				return saga.Outcome{}, fmt.Errorf("begin release: %w", err)
 			}
-			s.deps.Core().Committed()
+			s.deps.Committed()
 		}
 		if !held || env.Kind == commonv1.OperationKind_OPERATION_KIND_FORCE_RELEASE { // a forced one has deadlines of its own
 			return fn(ctx, env)

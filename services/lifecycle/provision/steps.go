@@ -54,10 +54,11 @@ type LaunchLog interface {
 
 // StepDeps are the dependencies of the steps.
 type StepDeps struct {
-	Logger     *slog.Logger
-	DB         *pgxpool.Pool
-	Workloads  *pgxpool.Pool // the workload database, as its administrator
-	Core       func() *saga.Core
+	Logger    *slog.Logger
+	DB        *pgxpool.Pool
+	Workloads *pgxpool.Pool // the workload database, as its administrator
+	// Committed is called after each commit that wrote events or woke a run.
+	Committed  func()
 	Tasks      *dispatch.Server
 	Identities allocation.Identities
 	Drivers    map[commonv1.PlacementDriver]placement.Driver
@@ -173,7 +174,7 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 		return task.Row{}, fmt.Errorf("queue %s: %w", names.Of(spec.kind), err)
 	}
 	if queued {
-		s.deps.Core().Committed()
+		s.deps.Committed()
 	}
 	return out, nil
 }
@@ -243,7 +244,7 @@ func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 		return fmt.Errorf("withdraw tasks: %w", err)
 	}
 	if len(rows) > 0 {
-		s.deps.Core().Committed()
+		s.deps.Committed()
 		s.deps.Tasks.Announce(rows, "the operation is being undone")
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuaas/mesh/internal/events"
 )
@@ -20,8 +21,9 @@ type Deps struct {
 	DB       *pgxpool.Pool
 	Registry *Registry
 	Logger   *slog.Logger
-	// Appended is notified after every commit that appended events: the sequencer's Wake. May be nil.
-	Appended *events.Signal
+	// Wakes is notified of what transactions make due. Whoever wakes runs of this core, or appends events for them, shares
+	// it. Nil: one of the core's own, which wakes no sequencer.
+	Wakes *Wakes
 	// Stalls returns how long a step of a definition, or with an empty step a run of it, may show no progress by the
 	// policy in force; zero leaves it to the definition. It is called each time, so that a new policy also applies to runs
 	// that are live already. May be nil.
@@ -65,29 +67,24 @@ type Stats struct {
 // Core reads and writes the rows of runs, attempts, claims and workspaces. Its methods with a tx run within the
 // caller's transaction; the caller calls Committed after the commit.
 type Core struct {
+	*Wakes
+
 	db       *pgxpool.Pool
 	registry *Registry
 	log      *slog.Logger
-	runnable events.Signal // a run may be leased
-	appended *events.Signal
 	stalls   func(definition, step string) time.Duration
 	resumed  func(ctx context.Context, tx pgx.Tx, runs []Resumed) error
 	resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
 	onPoint  func(ctx context.Context, name string, at Place) error
-	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
 	// notified fires when events of any replica were numbered; nil until FollowRemoteWakes runs
 	notified atomic.Pointer[events.Signal]
 	reserved uint64      // workers that runs which are being started have taken; under driving
 	resting  atomic.Bool // no run was live when a driver of this process last checked
-	// asked is true if a cancel was written in a transaction for which Committed was not called yet, unless the Committed
-	// of another transaction has reset it.
-	asked atomic.Bool
-	stats Stats
+	stats    Stats
 
 	driving sync.Mutex
-	drivers []*Driver   // the drivers that run in this process
-	unheard atomic.Bool // a transaction without an end hook (pg.OnEnd) has made runs due
+	drivers []*Driver // the drivers that run in this process
 }
 
 // New checks the dependencies; it does not touch the database.
@@ -95,8 +92,12 @@ func New(deps Deps) (*Core, error) {
 	if deps.DB == nil || deps.Registry == nil || deps.Logger == nil {
 		return nil, errors.New("saga core needs a database, a registry and a logger")
 	}
+	wakes := deps.Wakes
+	if wakes == nil {
+		wakes = NewWakes(nil)
+	}
 	return &Core{
-		db: deps.DB, registry: deps.Registry, log: deps.Logger, appended: deps.Appended, stalls: deps.Stalls,
+		Wakes: wakes, db: deps.DB, registry: deps.Registry, log: deps.Logger, stalls: deps.Stalls,
 		onPoint: deps.OnPoint, resumed: deps.Resumed, resuming: deps.Resuming, withdraw: deps.Withdraw,
 	}, nil
 }
@@ -104,16 +105,10 @@ func New(deps Deps) (*Core, error) {
 // Stats returns this core's counters.
 func (c *Core) Stats() *Stats { return &c.stats }
 
-// Committed is called after a commit that started, woke or changed a run: it wakes the sequencer of this process, and
-// the drivers if their wake is not hooked to the end of the transaction.
-func (c *Core) Committed() {
-	if c.unheard.Load() {
-		c.runnable.Notify()
-	}
-	if !c.asked.Swap(false) {
-		c.appended.Notify()
-		return
-	}
-	c.cancels.Notify()
-	c.appended.Urge() // the replica that drives the run learns of its cancel by the event's number
+// FencedWrites returns the counter of the writes that the fences of runs refused.
+func (c *Core) FencedWrites() prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "saga_writes_fenced_total",
+		Help: "Writes of a driver that had lost its lease on the run, refused by the run's fence.",
+	}, func() float64 { return float64(c.stats.FencedOut.Load()) })
 }

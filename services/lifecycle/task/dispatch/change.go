@@ -175,7 +175,7 @@ func (s *Server) change(
 		return task.Row{}, "", fmt.Errorf("report task: %w", err)
 	}
 	if task.Terminal(state) && r.RunID != "" {
-		if err := s.deps.Wake(ctx, tx, []string{r.RunID}); err != nil {
+		if err := s.deps.Wake(ctx, tx, r.RunID); err != nil {
 			return task.Row{}, "", fmt.Errorf("wake run: %w", err)
 		}
 	}

@@ -96,7 +96,7 @@ func newKit(t *testing.T) *kit {
 	k.tasks = dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(t), DB: k.pool, Key: k.key, Verifiers: verifiers, Hub: k.hub, Committed: func() {},
 		Superseded: func(n int) { k.superseded.Add(int64(n)) },
-		Wake: func(_ context.Context, _ pgx.Tx, runs []string) error {
+		Wake: func(_ context.Context, _ pgx.Tx, runs ...string) error {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			k.woken = append(k.woken, runs...)

@@ -398,7 +398,7 @@ func TestARefusedDeployIsAnnounced(t *testing.T) {
 	said := 0
 	k.tasks = dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(t), DB: k.pool, Key: k.key, Hub: k.hub, Committed: func() { said++ },
-		Wake: func(context.Context, pgx.Tx, []string) error { return nil },
+		Wake: func(context.Context, pgx.Tx, ...string) error { return nil },
 	})
 	if res := k.leaseOf(n); len(res.GetTasks()) != 0 {
 		t.Fatalf("leased %v", res.GetTasks())

@@ -44,7 +44,7 @@ func TestReportsLockTasksBeforeRuns(t *testing.T) {
 	woken := 0
 	tasks := dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(t), DB: k.pool, Key: k.key, Hub: k.hub, Committed: func() {},
-		Wake: func(ctx context.Context, _ pgx.Tx, runs []string) error {
+		Wake: func(ctx context.Context, _ pgx.Tx, runs ...string) error {
 			woken += len(runs)
 			for what, id := range map[string]string{"that ended": ended.TaskID, "whose result came late": over.TaskID} {
 				if held, err := k.lockedTask(ctx, id); err != nil || !held {

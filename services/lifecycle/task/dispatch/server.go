@@ -35,7 +35,7 @@ type Deps struct {
 	Keys *envelope.Ring
 	Hub  *Hub
 	// Wake wakes saga runs in the transaction that ended one of their tasks.
-	Wake func(ctx context.Context, tx pgx.Tx, runIDs []string) error
+	Wake func(ctx context.Context, tx pgx.Tx, runIDs ...string) error
 	// Committed is called after each commit that wrote events or woke a run.
 	Committed func()
 	// Superseded is called after the commit of a report with the number of its results as superseded: the agents have seen

@@ -76,7 +76,7 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 		}
 		if len(wake) > 0 {
 			slices.Sort(wake)
-			return s.deps.Wake(ctx, tx, slices.Compact(wake))
+			return s.deps.Wake(ctx, tx, slices.Compact(wake)...)
 		}
 		return nil
 	})

@@ -58,7 +58,7 @@ func (k *kit) counted() *trips {
 	k.hub = dispatch.NewHub(testkit.Logger(k.t), pool, k.signal)
 	k.tasks = dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(k.t), DB: pool, Key: k.key, Hub: k.hub, Committed: func() {},
-		Wake: func(context.Context, pgx.Tx, []string) error { return nil },
+		Wake: func(context.Context, pgx.Tx, ...string) error { return nil },
 	})
 	return c
 }

@@ -205,7 +205,7 @@ func (s *Reports) end(ctx context.Context, tx pgx.Tx, r task.Row, state commonv1
 	if r.RunID == "" {
 		return nil
 	}
-	return s.deps.Wake(ctx, tx, []string{r.RunID})
+	return s.deps.Wake(ctx, tx, r.RunID)
 }
 
 // move changes the state and the session of a task whose row is locked, and appends its event.

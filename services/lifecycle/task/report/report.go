@@ -28,7 +28,7 @@ type ReportDeps struct {
 	DB   *pgxpool.Pool
 	Keys *envelope.Ring
 	// Wake wakes saga runs in the transaction that ended one of their tasks.
-	Wake func(ctx context.Context, tx pgx.Tx, runIDs []string) error
+	Wake func(ctx context.Context, tx pgx.Tx, runIDs ...string) error
 	// Committed is called after each commit that wrote events or woke a run.
 	Committed func()
 	// Superseded is called after the commit of a report with the number of its results as superseded. May be nil.
@@ -81,7 +81,7 @@ func (s *Reports) ReportTasks(ctx context.Context,
 		// Runs come after all tasks in the order of locks.
 		if len(done.wake) > 0 {
 			slices.Sort(done.wake)
-			if err := s.deps.Wake(ctx, tx, slices.Compact(done.wake)); err != nil {
+			if err := s.deps.Wake(ctx, tx, slices.Compact(done.wake)...); err != nil {
 				return fmt.Errorf("wake runs: %w", err)
 			}
 		}

@@ -1,0 +1,50 @@
+package saga
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// remoteWakeEvery is the least time between two wakes for events of other replicas.
+const remoteWakeEvery = 100 * time.Millisecond
+
+// atRest reports whether no run is live and this process is notified when another replica starts one.
+func (c *Core) atRest(ctx context.Context) bool {
+	c.driving.Lock()
+	before := c.reserved
+	c.driving.Unlock()
+	resting := false
+	if c.notified.Load().Listening() {
+		live, err := pg.Value[bool](ctx, c.db, anyLive)
+		resting = err == nil && !live
+	}
+	c.driving.Lock()
+	defer c.driving.Unlock()
+	resting = resting && c.reserved == before // the query may not have seen a run that this process started meanwhile
+	c.resting.Store(resting)
+	return resting
+}
+
+// FollowRemoteWakes wakes the drivers of this process for what other replicas did, until ctx ends: soon after events
+// were numbered, and at most every remoteWakeEvery, they query for runs to lease and for cancels of the runs that they
+// have leased. The next poll or heartbeat finds whatever this misses.
+func (c *Core) FollowRemoteWakes(ctx context.Context, numbered *events.Signal) error {
+	c.notified.Store(numbered)
+	for {
+		woken := numbered.C() // before the wakes: an event that comes during the pause wakes again after it
+		c.runnable.Notify()
+		c.cancels.Notify()
+		if !app.Sleep(ctx, remoteWakeEvery) {
+			return nil
+		}
+		select {
+		case <-woken:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
