@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // States are those of the workspaces of a bench's definitions.
@@ -157,8 +158,8 @@ func (r *Replica) Workspaces(ctx context.Context, n int) ([]string, error) {
 			return fmt.Errorf("insert tenant: %w", err)
 		}
 		for i := range n {
-			id, err := r.Core.InsertWorkspace(ctx, tx,
-				saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("bench-%d", i), CreatedBy: "bench"})
+			id, err := workspace.Insert(ctx, tx,
+				workspace.Draft{TenantID: tenant, Name: fmt.Sprintf("bench-%d", i), CreatedBy: "bench"})
 			if err != nil {
 				return err
 			}

@@ -59,6 +59,7 @@ func walls() []wall {
 	all = append(all, rooms()...)
 	all = append(all, runtimeRooms()...)
 	all = append(all, clientRooms()...)
+	all = append(all, sagaRooms()...)
 	all = append(all, rpcRooms()...)
 	all = append(all, sessionRooms()...)
 	all = append(all, gatewayRooms()...)

@@ -14,7 +14,7 @@ func rooms() []wall {
 		{name: "steps know nothing of reaping", from: []string{l + "provision"}, to: []string{l + "reap"}},
 		{name: "reaping knows no step", from: []string{l + "reap"}, to: []string{l + "provision"}},
 		{
-			name: "the saga core knows no workspace", from: []string{l + "saga"},
+			name: "the saga core knows a workspace by its row alone", from: []string{l + "saga"},
 			to: slices.Concat(steps, []string{l + "allocation", l + "spec", l + "placement"}),
 		},
 		{
@@ -214,5 +214,20 @@ func operationRooms() []wall {
 			to: slices.Concat(above, []string{l + "allocation", l + "gate", l + "claims", "internal/pg"}),
 		},
 		{name: "reading output begins no operation", from: []string{l + "outputs"}, to: above},
+	}
+}
+
+// sagaRooms are the walls between the packages of the saga core.
+func sagaRooms() []wall {
+	const l = "services/lifecycle/"
+	return []wall{
+		{
+			name: "the rows of runs know nothing that writes them", from: []string{l + "saga/runs"},
+			to: []string{l + "saga", l + "claims"}, product: true,
+		},
+		{
+			name: "the rows of workspaces know no run", from: []string{l + "workspace"},
+			to: []string{l + "saga", l + "claims", l + "allocation", l + "spec", l + "task"}, product: true,
+		},
 	}
 }

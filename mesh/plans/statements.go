@@ -17,7 +17,7 @@ var whole = map[string]float64{
 	"static.list_slots":        1,
 	"static.standing_slots":    1,
 	"view.count_nodes":         1,
-	"saga.workspaces_after":    6, // a batch of an announcement: the tenants are few, and read for each workspace
+	"workspace.after":          6, // a batch of an announcement: the tenants are few, and read for each workspace
 	// Rebuilding projections reads and writes all of them.
 	"project.compare":       40,
 	"project.empty_table":   20,
@@ -115,7 +115,7 @@ var reasons = map[string]string{
 	"static.standing_slots":       seldom,
 	"gate.read_nodes_without_key": repair, "view.count_nodes": aggregate,
 	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",
-	"saga.workspaces_after":       repair, "project.compare": repair, "project.empty_table": repair,
+	"workspace.after":             repair, "project.compare": repair, "project.empty_table": repair,
 	"project.drop_replaced": repair, "project.compare_counts": repair,
 	"project.take_rebuilt": repair, "project.compare_told": repair, "project.recount_workspaces": repair,
 	"fleet.compare_counts": seldom, "fleet.recount_counts": repair,

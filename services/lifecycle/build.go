@@ -35,10 +35,12 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/reap"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // build makes the parts of the service and wires them: here alone they meet.
@@ -320,8 +322,8 @@ func (s *Service) mount(gates *gate.Server, tasks *dispatch.Server, workspaces *
 
 // announced returns the live rows of lifecycle, tenants before the rows that belong to them.
 func announced() []reannounce.Source {
-	return slices.Concat([]reannounce.Source{tenants.Announced()}, allocation.Announced(), saga.Announced(),
-		[]reannounce.Source{claims.Announced(), gate.Announced(), task.Announced(), finding.Announced()})
+	return slices.Concat([]reannounce.Source{tenants.Announced()}, allocation.Announced(), workspace.Announced(),
+		runs.Announced(), []reannounce.Source{claims.Announced(), gate.Announced(), task.Announced(), finding.Announced()})
 }
 
 // apply applies nodeapi's events about sessions.

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // Registrations is called, through their gates, when launched instances register or fail to.
@@ -63,7 +64,7 @@ func announceIf(ctx context.Context, tx pgx.Tx, s *pg.Statement, workspaceID str
 	if tag.RowsAffected() == 0 {
 		return nil
 	}
-	if _, _, err := saga.AnnounceWorkspace(ctx, tx, workspaceID); err != nil {
+	if _, _, err := workspace.Announce(ctx, tx, workspaceID); err != nil {
 		return fmt.Errorf("report workspace: %w", err)
 	}
 	return nil

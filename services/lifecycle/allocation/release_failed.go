@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // releaseFailed records that an allocation could not be released; any other change of an allocation is part of what its
@@ -88,7 +88,7 @@ func FailLate(ctx context.Context, db pg.Beginner) (int, error) {
 		}
 		for _, a := range late {
 			why := "no operation is open that releases it"
-			run, open, err := saga.LiveRun(ctx, tx, a.WorkspaceID)
+			run, open, err := runs.Live(ctx, tx, a.WorkspaceID)
 			if err != nil {
 				return err
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 func TestRowsThatWereChangedOutside(t *testing.T) {
@@ -164,7 +164,7 @@ func TestWhatAnOperationTookOver(t *testing.T) {
 			if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET register_failures = 1, version = version + 1 WHERE id = $1`, w); err != nil {
 				return err
 			}
-			if _, _, err := saga.AnnounceWorkspace(ctx, tx, w); err != nil {
+			if _, _, err := workspace.Announce(ctx, tx, w); err != nil {
 				return err
 			}
 		}

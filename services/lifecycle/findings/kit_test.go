@@ -34,6 +34,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -206,7 +207,7 @@ func (b *bed) until(workspaceID string, states ...commonv1.WorkspaceState) {
 		want = append(want, names.Of(s))
 	}
 	testkit.Eventually(b.t, 2*time.Minute, func() error {
-		w, err := saga.GetWorkspace(b.t.Context(), b.db.Pool(pg.RoleLifecycle), workspaceID)
+		w, err := workspace.Get(b.t.Context(), b.db.Pool(pg.RoleLifecycle), workspaceID)
 		if err != nil {
 			return err
 		}

@@ -16,9 +16,9 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // sealing returns the keys and the sealer of a replica with a key file of these lines.
@@ -72,7 +72,7 @@ func TestAFormerKeyMayLeave(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The database and lifecycle read the same keys from a row.
-	w, err := saga.GetWorkspace(t.Context(), b.db.Pool(pg.RoleLifecycle), id)
+	w, err := workspace.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestAFormerKeyMayLeave(t *testing.T) {
 		t.Errorf("a start without the former key: %v", err)
 	}
 	// The new key alone opens the values and knows the digest.
-	if w, err = saga.GetWorkspace(t.Context(), b.db.Pool(pg.RoleLifecycle), id); err != nil {
+	if w, err = workspace.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), id); err != nil {
 		t.Fatal(err)
 	}
 	if same, err := alone.Secrets.Matches(w.SpecDigest, sum); !same || err != nil {

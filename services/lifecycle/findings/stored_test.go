@@ -20,8 +20,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg/migrations"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 const canary = "ENVCANARY-91be"
@@ -33,7 +33,7 @@ func (b *bed) asBefore(id string) (*lifecyclev1.WorkspaceSpec, secretenv.Sum) {
 	var sum secretenv.Sum
 	spec := &lifecyclev1.WorkspaceSpec{}
 	err := pg.InTx(b.t.Context(), b.db.OwnerPool(), func(ctx context.Context, tx pgx.Tx) error {
-		w, err := saga.GetWorkspace(ctx, tx, id)
+		w, err := workspace.Get(ctx, tx, id)
 		if err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (b *bed) asBefore(id string) (*lifecyclev1.WorkspaceSpec, secretenv.Sum) {
 		b.t.Fatal(err)
 	}
 	err = pg.InTx(b.t.Context(), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-		w, err := saga.GetWorkspace(ctx, tx, id)
+		w, err := workspace.Get(ctx, tx, id)
 		if err != nil {
 			return err
 		}
@@ -146,7 +146,7 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 	if bare := b.text(`SELECT count(*)::text FROM (SELECT spec_digest AS d FROM lifecycle.workspace UNION ALL SELECT digest FROM lifecycle.operation_key) x WHERE d LIKE '%' || $1`, string(sum)); bare != "0" {
 		t.Errorf("%s bare digests are left", bare)
 	}
-	w, err := saga.GetWorkspace(t.Context(), b.db.Pool(pg.RoleLifecycle), id)
+	w, err := workspace.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // wantOnly compares the open findings, by kind and subject, and returns them.
@@ -566,7 +566,7 @@ func settled(ctx context.Context, b *bed, workspaceID string, wait bool) {
 		return
 	}
 	testkit.Eventually(b.t, 2*time.Minute, func() error {
-		w, err := saga.GetWorkspace(ctx, b.db.Pool(pg.RoleLifecycle), workspaceID)
+		w, err := workspace.Get(ctx, b.db.Pool(pg.RoleLifecycle), workspaceID)
 		if err != nil {
 			return err
 		}

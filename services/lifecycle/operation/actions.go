@@ -18,7 +18,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // timestamp scans a time that is never null.
@@ -80,10 +82,10 @@ type condition struct {
 // options computes every verb from the workspace and its open run. It is the one source for command line and console. A
 // verb that is not possible has the reason with which a request for it would be refused: that of the first condition
 // that is unmet.
-func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven,
+func (s *Server) options(ctx context.Context, tx pgx.Tx, w workspace.Row, proven,
 	override bool,
 ) ([]*lifecyclev1.ActionOption, error) {
-	run, open, err := saga.LiveRun(ctx, tx, w.ID)
+	run, open, err := runs.Live(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +174,7 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 
 // joinsInstead returns the consequence of a request for an operation that is under way already, which joins it, and
 // false if the request would be refused.
-func joinsInstead(run saga.Run, open bool) (string, bool) {
+func joinsInstead(run runs.Run, open bool) (string, bool) {
 	if !open || !joinable(run) {
 		return "", false
 	}
@@ -180,7 +182,7 @@ func joinsInstead(run saga.Run, open bool) (string, bool) {
 }
 
 // retryConsequence returns what a retry would do, and what the operator should consider before it.
-func retryConsequence(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, open bool) (string, error) {
+func retryConsequence(ctx context.Context, tx pgx.Tx, w workspace.Row, run runs.Run, open bool) (string, error) {
 	if text, ok := joinsInstead(run, open); ok {
 		return text, nil
 	}

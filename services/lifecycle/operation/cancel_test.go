@@ -8,7 +8,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // A cancel returns at once, and the tasks that an agent was given are withdrawn while the agent is still silent.
@@ -44,7 +44,7 @@ func TestACancelReachesWhatAnAgentWasAskedToDo(t *testing.T) {
 	want(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if p.count(asked+` AND (cancel_requested_at IS NOT NULL OR state = 'cancelled')`, op.GetOperationId()) == 0 {
-			run, _, err := saga.LiveRun(t.Context(), p.seats[0].pool, op.GetWorkspaceId())
+			run, _, err := runs.Live(t.Context(), p.seats[0].pool, op.GetWorkspaceId())
 			return fmt.Errorf("the agent's task still stands; the run is %s (%s): %w", run.State, run.WhyWaiting, err)
 		}
 		return nil

@@ -28,9 +28,11 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 const byProcess = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
@@ -282,9 +284,9 @@ func (p *cluster) create(tenant, name string, where commonv1.PlacementDriver) st
 	return res.GetOperation().GetWorkspaceId()
 }
 
-func (p *cluster) workspace(id string) saga.Workspace {
+func (p *cluster) workspace(id string) workspace.Row {
 	p.t.Helper()
-	w, err := saga.GetWorkspace(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
+	w, err := workspace.Get(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -292,18 +294,18 @@ func (p *cluster) workspace(id string) saga.Workspace {
 }
 
 // rests waits until the workspace is in a state.
-func (p *cluster) rests(id, state string) saga.Workspace {
+func (p *cluster) rests(id, state string) workspace.Row {
 	p.t.Helper()
 	return p.restsWithin(testkit.Patience, id, state)
 }
 
 // restsWithin is rests with a time limit, for a caller who delays replicas.
-func (p *cluster) restsWithin(limit time.Duration, id, state string) saga.Workspace {
+func (p *cluster) restsWithin(limit time.Duration, id, state string) workspace.Row {
 	p.t.Helper()
-	var w saga.Workspace
+	var w workspace.Row
 	testkit.Eventually(p.t, limit, func() error {
 		if w = p.workspace(id); w.State != state {
-			run, _, _ := saga.LiveRun(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
+			run, _, _ := runs.Live(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
 			return fmt.Errorf("the workspace is %s (%s), not %s: %s; %s", w.State, w.LastError, state, run.WhyWaiting,
 				run.StepName())
 		}
@@ -314,9 +316,9 @@ func (p *cluster) restsWithin(limit time.Duration, id, state string) saga.Worksp
 
 // restsAfterRetries is rests for a run that waits between its attempts: with each check the mesh's clock goes on by a
 // second. The cluster's lease must be longer than all of it.
-func (p *cluster) restsAfterRetries(id, state string) saga.Workspace {
+func (p *cluster) restsAfterRetries(id, state string) workspace.Row {
 	p.t.Helper()
-	var w saga.Workspace
+	var w workspace.Row
 	var on time.Duration
 	testkit.Eventually(p.t, testkit.Patience, func() error {
 		on += time.Second

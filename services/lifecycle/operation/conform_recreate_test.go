@@ -28,6 +28,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // standingInstances lists everything that exists in the world, with one more line for each workspace with two
@@ -130,8 +131,8 @@ func (w *world) furnish(ctx context.Context, c *saga.Core, tx pgx.Tx) (string, e
 	if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`, tenant, "t-"+tenant); err != nil {
 		return "", err
 	}
-	if _, err := c.InsertWorkspace(ctx, tx,
-		saga.NewWorkspace{ID: id, TenantID: tenant, Name: "w-" + id, CreatedBy: "test"}); err != nil {
+	if _, err := workspace.Insert(ctx, tx,
+		workspace.Draft{ID: id, TenantID: tenant, Name: "w-" + id, CreatedBy: "test"}); err != nil {
 		return "", err
 	}
 	prepared, err := w.PrepareInstance(ctx,

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // provision requests a workspace of one workload whose agent reports the given status.
@@ -35,13 +35,13 @@ func (p *cluster) provision(name string, crashes int32, reported *nodev1.Workloa
 }
 
 // waits returns the attempts of the wait for readiness.
-func (p *cluster) waits(runID string) []saga.Attempt {
+func (p *cluster) waits(runID string) []runs.Attempt {
 	p.t.Helper()
-	all, err := saga.Timeline(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), runID)
+	all, err := runs.Timeline(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), runID)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	var out []saga.Attempt
+	var out []runs.Attempt
 	for _, a := range all {
 		if a.Name == provision.StepReady && a.Dir == "do" {
 			out = append(out, a)

@@ -22,8 +22,10 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // createRequest is a create request in the form in which requests are compared: the completed spec, with open values,
@@ -86,11 +88,11 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 // fastJoin returns a join from the run that the lock store named, if that run is open, of this workspace, and of this
 // spec.
 func (s *Server) fastJoin(ctx context.Context, w createRequest, runID string) (*lifecyclev1.Operation, bool) {
-	run, err := saga.GetRun(ctx, s.deps.DB, runID)
+	run, err := runs.Get(ctx, s.deps.DB, runID)
 	if err != nil || !joinable(run) || run.TenantID != w.tenant.ID {
 		return nil, false
 	}
-	ws, err := saga.GetWorkspace(ctx, s.deps.DB, run.WorkspaceID)
+	ws, err := workspace.Get(ctx, s.deps.DB, run.WorkspaceID)
 	if err != nil || ws.Name != w.name {
 		return nil, false
 	}
@@ -183,11 +185,11 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w createRequest) (*l
 	if err != nil {
 		return nil, false, fmt.Errorf("look for name: %w", err)
 	}
-	ws, err := saga.GetWorkspace(ctx, tx, id)
+	ws, err := workspace.Get(ctx, tx, id)
 	if err != nil {
 		return nil, false, err
 	}
-	run, open, err := saga.LiveRun(ctx, tx, id)
+	run, open, err := runs.Live(ctx, tx, id)
 	if err != nil {
 		return nil, false, err
 	}
@@ -214,7 +216,7 @@ func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestO
 	if err != nil {
 		return nil, err
 	}
-	_, err = s.deps.Core.InsertWorkspace(ctx, tx, saga.NewWorkspace{
+	_, err = workspace.Insert(ctx, tx, workspace.Draft{
 		ID: id, TenantID: w.tenant.ID, Name: w.name, Spec: raw, SpecDigest: digest, CreatedBy: requester(ctx, req),
 	})
 	if err != nil {

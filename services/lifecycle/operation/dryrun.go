@@ -10,13 +10,14 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace,
+func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w workspace.Row,
 	req *lifecyclev1.RequestOperationRequest,
 ) (*lifecyclev1.Operation, error) {
-	run, open, err := saga.LiveRun(ctx, tx, w.ID)
+	run, open, err := runs.Live(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +60,7 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace,
 
 // foretold returns the answer to a dry run that would join nothing. It has no operation and no epoch: no operation was
 // begun, and a caller would take the workspace's own operation and epoch for those of the request.
-func foretold(w saga.Workspace, kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
+func foretold(w workspace.Row, kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
 	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
 	return &lifecyclev1.Operation{WorkspaceId: w.ID, Kind: kind, State: state, DryRun: true, Consequence: consequence}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/reap"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // strict is the world with the refusals and the list of a real driver.
@@ -164,7 +164,7 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 		}
 		return nil
 	})
-	run, open, err := saga.LiveRun(t.Context(), p.db.Pool(pg.RoleLifecycle), id)
+	run, open, err := runs.Live(t.Context(), p.db.Pool(pg.RoleLifecycle), id)
 	if err != nil || !open {
 		t.Fatalf("%v %v", open, err)
 	}

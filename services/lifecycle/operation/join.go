@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // joinHint is one request among many for the same workspace: the id that its run gets if this request begins the run,
@@ -62,7 +63,7 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 	if h.leased.Kind == lock.Held {
 		args = append(args, h.leased.RunID)
 	}
-	var run saga.Run
+	var run runs.Run
 	var tenantID, state string
 	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.leased.Kind == lock.Held), args...).Scan(&run.ID, &tenantID,
 		&run.Kind, &run.Epoch, &state); err != nil {
@@ -71,7 +72,7 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 	if person, ok := rpc.PersonFrom(ctx); ok && person.TenantID != "" && person.TenantID != tenantID {
 		return nil, false
 	}
-	return joined(saga.Workspace{ID: h.workspaceID, State: state}, run), true
+	return joined(workspace.Row{ID: h.workspaceID, State: state}, run), true
 }
 
 // settle makes the lock store name the run that serves the request, so that the next request finds that run at once.
@@ -99,7 +100,7 @@ func (s *Server) settle(ctx context.Context, h joinHint, op *lifecyclev1.Operati
 
 // joinable reports whether a run brings its workspace up: one that is being undone, or stuck, serves no caller who
 // wants the workspace.
-func joinable(run saga.Run) bool {
+func joinable(run runs.Run) bool {
 	return run.Joinable() && slices.Contains(bringing(), run.Kind)
 }
 
@@ -109,7 +110,7 @@ func bringing() []string {
 	return []string{names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE), names.Of(kRetry), names.Of(kRecreate)}
 }
 
-func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
+func joined(ws workspace.Row, run runs.Run) *lifecyclev1.Operation {
 	kind, _ := names.Parse[commonv1.OperationKind](run.Kind)
 	state, _ := names.Parse[commonv1.WorkspaceState](ws.State)
 	return &lifecyclev1.Operation{

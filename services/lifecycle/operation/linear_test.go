@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // moody returns lifecycle's definitions with one step each, which takes a moment, and now and then fails or cannot be
@@ -91,7 +92,7 @@ type replica struct {
 
 func (r *replica) call(ctx context.Context, tenant string, in called) (heard, error) {
 	if in.verb == askView {
-		w, err := saga.GetWorkspace(ctx, r.pool, in.id)
+		w, err := workspace.Get(ctx, r.pool, in.id)
 		return heard{id: w.ID, run: w.RunID, state: w.State, epoch: w.Epoch, reset: w.ResetDone, used: w.RetryUsed}, err
 	}
 	req := &lifecyclev1.RequestOperationRequest{
@@ -256,7 +257,7 @@ func alone(t *testing.T, all []*replica, tenant string) []porcupine.Operation {
 	id := ask(askCreate, "").id
 	for range 4 {
 		testkit.Eventually(t, testkit.Patience, func() error {
-			w, err := saga.GetWorkspace(ctx, all[0].pool, id)
+			w, err := workspace.Get(ctx, all[0].pool, id)
 			if err == nil && !slices.Contains([]string{"active", "failed", "stuck"}, w.State) {
 				err = fmt.Errorf("the workspace is %s", w.State)
 			}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // The time for which the model and the concurrent clients run; GPUAAS_MODEL_FOR changes it, and GPUAAS_MODEL_SEED
@@ -145,7 +145,7 @@ func (a *scenario) stays(within time.Duration) {
 	a.troubled = true
 	if until := time.Now().Add(within); a.s.ID != "" && a.s.Open && !a.s.Stuck {
 		a.drive(0, func() bool {
-			run, open, err := saga.LiveRun(testkit.Context(a.t), a.pool, a.s.ID)
+			run, open, err := runs.Live(testkit.Context(a.t), a.pool, a.s.ID)
 			return err != nil || !open || run.State == "stuck" || run.State == "waiting" &&
 				run.StepName() == provision.StepStorage ||
 				time.Now().After(until)

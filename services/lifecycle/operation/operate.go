@@ -21,8 +21,10 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // The kinds of operations, for short.
@@ -90,11 +92,11 @@ const operateTries = 8
 // ofOneMoment returns the refusal err only if the workspace still has the version of was, and a conflict otherwise: the
 // workspace and its run are read one after the other, and a refusal that was true at neither moment must not be
 // returned. Every change of the run changes the workspace's version with it.
-func (s *Server) ofOneMoment(ctx context.Context, tx pgx.Tx, was saga.Workspace, err error) error {
+func (s *Server) ofOneMoment(ctx context.Context, tx pgx.Tx, was workspace.Row, err error) error {
 	if _, refused := fault.As(err); !refused {
 		return err
 	}
-	now, readErr := saga.GetWorkspace(ctx, tx, was.ID)
+	now, readErr := workspace.Get(ctx, tx, was.ID)
 	if readErr != nil {
 		return readErr
 	}
@@ -149,7 +151,7 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 	return op, nil
 }
 
-func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest,
+func (s *Server) verb(ctx context.Context, tx pgx.Tx, w workspace.Row, req *lifecyclev1.RequestOperationRequest,
 	runID string,
 ) (*lifecyclev1.Operation, error) {
 	by := requester(ctx, req)
@@ -198,7 +200,7 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 
 // valuesOpen refuses a workspace whose environment values cannot be opened: a run that deploys it would fail for
 // certain.
-func (s *Server) valuesOpen(w saga.Workspace) error {
+func (s *Server) valuesOpen(w workspace.Row) error {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
 		return fmt.Errorf("read spec: %w", err)
@@ -207,7 +209,7 @@ func (s *Server) valuesOpen(w saga.Workspace) error {
 }
 
 // roomForRetry enforces the tenant's quota for a failed workspace that is provisioned again.
-func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w saga.Workspace) error {
+func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w workspace.Row) error {
 	if w.State != names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED) {
 		return nil // the retry itself is refused with the reason, or joins
 	}
@@ -223,10 +225,10 @@ func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w saga.Workspace) 
 }
 
 // onOpenRun applies the verb kind to the run that owns the workspace.
-func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kind commonv1.OperationKind, by,
+func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w workspace.Row, kind commonv1.OperationKind, by,
 	reason string,
 ) (*lifecyclev1.Operation, error) {
-	run, open, err := saga.LiveRun(ctx, tx, w.ID)
+	run, open, err := runs.Live(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +256,7 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 	if err != nil {
 		return nil, err
 	}
-	after, err := saga.GetWorkspace(ctx, tx, w.ID)
+	after, err := workspace.Get(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -263,11 +265,11 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 
 // decommission ends a workspace. From `stuck` it closes that run and begins its own in the same transaction; any other
 // open run must be cancelled first.
-func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, by string) (*lifecyclev1.Operation,
+func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w workspace.Row, by string) (*lifecyclev1.Operation,
 	error,
 ) {
 	if w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK) {
-		run, open, err := saga.LiveRun(ctx, tx, w.ID)
+		run, open, err := runs.Live(ctx, tx, w.ID)
 		if err != nil {
 			return nil, err
 		}

@@ -18,7 +18,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // proofHelp is the remedy for a person whose attestation finds no run that could use it. It warns of a cancel, which
@@ -30,7 +32,7 @@ const proofHelp = "wait until it has ended or stands at \"" + provision.StepPrev
 // which reads it. A recreation at another step, or another operation, would never read it: the request is refused then,
 // since a person would rely on an attestation that was accepted and is never used.
 func (s *Server) prove(
-	ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, req *lifecyclev1.RequestOperationRequest, by string,
+	ctx context.Context, tx pgx.Tx, w workspace.Row, run runs.Run, req *lifecyclev1.RequestOperationRequest, by string,
 ) (*lifecyclev1.Operation, error) {
 	if run.Kind != names.Of(kRecreate) || !run.Joinable() || run.StepName() != provision.StepPrevious {
 		return nil, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS,
@@ -83,7 +85,7 @@ var machinesAway = pg.Define(pg.RoleLifecycle, "operation.machines_away",
 
 // provable refuses an attestation that would not be used or would not help: some machine that has resources of the
 // former epoch must not answer, and if it is the machine that the workspace would stay on, another must have room.
-func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run,
+func (s *Server) provable(ctx context.Context, tx pgx.Tx, w workspace.Row, run runs.Run,
 	spec *lifecyclev1.WorkspaceSpec,
 ) error {
 	away, err := pg.Values[string](ctx, tx, machinesAway, w.ID, run.Epoch,

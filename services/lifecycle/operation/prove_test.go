@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // A proof that is given while a recreation is open goes to that recreation, or is refused: whatever the lock store
@@ -39,10 +39,10 @@ func TestAProofIsNeverDropped(t *testing.T) {
 			if _, err := s.ask(t.Context(), kRecreate, id); err != nil {
 				t.Fatal(err)
 			}
-			var run saga.Run
+			var run runs.Run
 			testkit.Eventually(t, testkit.Patience, func() error {
 				var err error
-				if run, _, err = saga.LiveRun(testkit.Context(t), s.pool, id); err == nil &&
+				if run, _, err = runs.Live(testkit.Context(t), s.pool, id); err == nil &&
 					(run.StepName() != provision.StepPrevious || run.State != "waiting") {
 					err = fmt.Errorf("the run is %s at %q", run.State, run.StepName())
 				}

@@ -23,7 +23,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 const noProof = commonv1.FencedProof_FENCED_PROOF_UNSPECIFIED
@@ -47,7 +49,7 @@ func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) err
 
 // ofEpoch refuses a recreation that was decided about another epoch than the present one: another operation has
 // replaced that instance already.
-func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
+func ofEpoch(w workspace.Row, req *lifecyclev1.RequestOperationRequest) error {
 	if req.GetExpectedEpoch() == 0 || req.GetExpectedEpoch() == w.Epoch {
 		return nil
 	}
@@ -65,9 +67,9 @@ var forgetPlace = pg.Define(pg.RoleLifecycle, "operation.forget_place", `
 // recreate ends the instance of the present epoch and provisions the next, in one run; a request joins an open run that
 // serves it. For the watchdog alone, an open run whose instance does not come is cancelled first.
 func (s *Server) recreate(
-	ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID, by string,
+	ctx context.Context, tx pgx.Tx, w workspace.Row, req *lifecyclev1.RequestOperationRequest, runID, by string,
 ) (*lifecyclev1.Operation, error) {
-	run, open, err := saga.LiveRun(ctx, tx, w.ID)
+	run, open, err := runs.Live(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +128,7 @@ func (s *Server) recreate(
 	if err != nil {
 		return nil, fmt.Errorf("clear endpoints: %w", err)
 	}
-	if _, started.Pos, err = saga.AnnounceWorkspace(ctx, tx, w.ID); err != nil {
+	if _, started.Pos, err = workspace.Announce(ctx, tx, w.ID); err != nil {
 		return nil, fmt.Errorf("report workspace: %w", err)
 	}
 	return answer(w.ID, started), nil
@@ -171,7 +173,7 @@ func settled() []commonv1.WorkspaceState {
 
 // recreatable judges a workspace on which no operation is open, or only one that is about to be cancelled; from are the
 // states in which the workspace may be. The facts may change before the run gets there: the run checks them again.
-func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, from []commonv1.WorkspaceState,
+func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w workspace.Row, from []commonv1.WorkspaceState,
 	proven bool,
 ) (*recreation, error) {
 	r := &recreation{}
@@ -276,7 +278,7 @@ func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, cla
 
 // recreateConsequence returns what a recreation would do. away are the names of the machines that a person has given an
 // attestation for, and stays is whether the slot and the storage are kept even so, since they are on another machine.
-func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, claims []claims.Claim, away []string,
+func recreateConsequence(w workspace.Row, spec *lifecyclev1.WorkspaceSpec, claims []claims.Claim, away []string,
 	stays bool,
 ) string {
 	first, kept := "", "schema and handle are kept"
@@ -303,7 +305,7 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 }
 
 // recreateOption returns the row for a recreation in the table of actions.
-func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, open,
+func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w workspace.Row, run runs.Run, open,
 	proven bool,
 ) (*lifecyclev1.ActionOption, error) {
 	if open {

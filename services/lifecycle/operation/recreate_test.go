@@ -20,7 +20,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/reap"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 const byStatic = commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
@@ -41,7 +42,7 @@ func (p *cluster) actionOf(id string, kind commonv1.OperationKind) *lifecyclev1.
 }
 
 // recreated requests a recreation and waits until it has succeeded.
-func (p *cluster) recreated(id string) (saga.Workspace, *lifecyclev1.Operation) {
+func (p *cluster) recreated(id string) (workspace.Row, *lifecyclev1.Operation) {
 	p.t.Helper()
 	was := p.workspace(id)
 	op, err := p.seats[0].ask(p.t.Context(), kRecreate, id)
@@ -363,7 +364,7 @@ func TestAMachineThatGoesAwayIsWaitedFor(t *testing.T) {
 	}
 	p.beat(-time.Hour)
 	testkit.Eventually(t, testkit.Patience, func() error {
-		run, _, err := saga.LiveRun(t.Context(), p.db.Pool(pg.RoleLifecycle), id)
+		run, _, err := runs.Live(t.Context(), p.db.Pool(pg.RoleLifecycle), id)
 		if err != nil || !strings.Contains(run.WhyWaiting, "does not answer") {
 			return fmt.Errorf("it waits for %q: %w", run.WhyWaiting, err)
 		}

@@ -23,8 +23,10 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 const (
@@ -149,8 +151,8 @@ const retryReleaseConsequence = "cleans up again what the release has left; the 
 // failedRelease is an allocation with what must be known to release it.
 type failedRelease struct {
 	hold      allocation.Allocation
-	workspace saga.Workspace
-	run       saga.Run
+	workspace workspace.Row
+	run       runs.Run
 	open      bool
 	claims    []claims.Claim // not given up yet, and may have to be
 }
@@ -187,7 +189,7 @@ func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID st
 	if f.workspace, err = tenants.Workspace(ctx, tx, f.hold.WorkspaceID); err != nil {
 		return nil, err
 	}
-	if f.run, f.open, err = saga.LiveRun(ctx, tx, f.hold.WorkspaceID); err != nil {
+	if f.run, f.open, err = runs.Live(ctx, tx, f.hold.WorkspaceID); err != nil {
 		return nil, err
 	}
 	if f.claims, err = claims.Live(ctx, tx, f.hold.WorkspaceID); err != nil {
@@ -217,7 +219,7 @@ func lockBeforeHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
 	if err := gate.LockOfWorkspace(ctx, tx, workspaceID); err != nil {
 		return err
 	}
-	if err := saga.LockLive(ctx, tx, workspaceID); err != nil {
+	if err := runs.LockLive(ctx, tx, workspaceID); err != nil {
 		return err
 	}
 	if _, err := pg.Exec(ctx, tx, allocation.LockWorkspace, workspaceID); err != nil {
@@ -320,7 +322,7 @@ func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedRelease) 
 	if err != nil {
 		return nil, err
 	}
-	after, err := saga.GetWorkspace(ctx, tx, f.workspace.ID)
+	after, err := workspace.Get(ctx, tx, f.workspace.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -354,7 +356,7 @@ func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedRelease, 
 }
 
 // releaseOptions returns the rows of the table of actions for the workspace's allocation.
-func (s *Server) releaseOptions(ctx context.Context, tx pgx.Tx, w saga.Workspace) ([]*lifecyclev1.ActionOption, error) {
+func (s *Server) releaseOptions(ctx context.Context, tx pgx.Tx, w workspace.Row) ([]*lifecyclev1.ActionOption, error) {
 	retry := &lifecyclev1.ActionOption{Kind: kRetryRelease, Consequence: retryReleaseConsequence}
 	force := &lifecyclev1.ActionOption{
 		Kind:        kForceRelease,

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/reap"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // away disconnects the machines' agents, or lets them answer again.
@@ -242,7 +242,7 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 		t.Errorf("the machine is not placeable again: %v", err)
 	}
 	// The workspace may come back: nothing of the former epoch prevents it.
-	if _, open, err := saga.LiveRun(t.Context(), p.db.Pool(pg.RoleLifecycle), id); err != nil || open {
+	if _, open, err := runs.Live(t.Context(), p.db.Pool(pg.RoleLifecycle), id); err != nil || open {
 		t.Errorf("an operation is open: %v", err)
 	}
 }
@@ -278,7 +278,7 @@ func TestAForcedReleaseFreesWhatWasGivenUpBefore(t *testing.T) {
 		t.Fatalf("%v %v", res, err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
-		_, open, err := saga.LiveRun(t.Context(), p.db.Pool(pg.RoleLifecycle), id)
+		_, open, err := runs.Live(t.Context(), p.db.Pool(pg.RoleLifecycle), id)
 		if open {
 			err = errors.New("the release is open")
 		}

@@ -17,7 +17,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // The service and the requester of a recreation that may cancel a stalled run, and the prefix of such a run's reason.
@@ -47,7 +48,7 @@ var instanceWithoutSession = pg.Define(pg.RoleLifecycle, "operation.instance_wit
 // nothing of the tenant's runs yet. Any other stalled run may go on by itself and is joined. A run that a driver is
 // driving at this moment is a conflict: a moment later it waits again, or has gone on.
 func (s *Server) replaceable(
-	ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, req *lifecyclev1.RequestOperationRequest,
+	ctx context.Context, tx pgx.Tx, w workspace.Row, run runs.Run, req *lifecyclev1.RequestOperationRequest,
 ) (bool, error) {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
@@ -74,7 +75,7 @@ func (s *Server) replaceable(
 
 // cancelFirst cancels the run that a recreation replaces. It belongs in the transaction of that recreation: no crash
 // leaves one without the other, and no other request comes between them.
-func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run saga.Run, by, reason string) error {
+func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run runs.Run, by, reason string) error {
 	if reason == "" {
 		reason = "its instance does not connect"
 	}
@@ -83,7 +84,7 @@ func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run saga.Run, by, r
 }
 
 // replaces returns the answer to a dry run of a recreation that cancels an open run first.
-func replaces(w saga.Workspace, run saga.Run) *lifecyclev1.Operation {
+func replaces(w workspace.Row, run runs.Run) *lifecyclev1.Operation {
 	return foretold(w, kRecreate, fmt.Sprintf("cancels operation %s (%s), which waits for an instance that does not connect; "+
 		"then ends that instance and provisions the next epoch", run.ID, run.Kind))
 }

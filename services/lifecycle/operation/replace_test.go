@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // asService returns the context of a request by a service.
@@ -58,9 +58,9 @@ func (p *cluster) dead(to int64) {
 	p.world.deadTo = to
 }
 
-func (p *cluster) run(id string) saga.Run {
+func (p *cluster) run(id string) runs.Run {
 	p.t.Helper()
-	r, err := saga.GetRun(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
+	r, err := runs.Get(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
 		p.t.Fatal(err)
 	}

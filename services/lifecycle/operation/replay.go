@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 var operationKey = pg.Define(pg.RoleLifecycle, "operation.operation_key",
@@ -55,11 +56,11 @@ func (s *Server) replay(
 		op, err := kept.answer(ctx, q)
 		return op, err == nil, err
 	}
-	run, err := saga.GetRun(ctx, q, kept.RunID)
+	run, err := runs.Get(ctx, q, kept.RunID)
 	if err != nil {
 		return nil, false, err
 	}
-	ws, err := saga.GetWorkspace(ctx, q, run.WorkspaceID)
+	ws, err := workspace.Get(ctx, q, run.WorkspaceID)
 	if err != nil {
 		return nil, false, err
 	}
@@ -79,7 +80,7 @@ func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.O
 	if k.WorkspaceID == "" {
 		return op, nil
 	}
-	ws, err := saga.GetWorkspace(ctx, q, k.WorkspaceID)
+	ws, err := workspace.Get(ctx, q, k.WorkspaceID)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return op, nil

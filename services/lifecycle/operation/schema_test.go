@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/schema"
 )
 
@@ -31,13 +31,13 @@ func (p *cluster) schemas(sql string, args ...any) {
 }
 
 // attemptsAt returns the attempts at a step in a direction.
-func (p *cluster) attemptsAt(runID, step, dir string) []saga.Attempt {
+func (p *cluster) attemptsAt(runID, step, dir string) []runs.Attempt {
 	p.t.Helper()
-	all, err := saga.Timeline(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), runID)
+	all, err := runs.Timeline(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), runID)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	var out []saga.Attempt
+	var out []runs.Attempt
 	for _, a := range all {
 		if a.Name == step && a.Dir == dir {
 			out = append(out, a)

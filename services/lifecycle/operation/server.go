@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // Deps are the dependencies of a Server.
@@ -103,7 +104,7 @@ func answer(workspaceID string, started saga.Started) *lifecyclev1.Operation {
 }
 
 // verbAnswer returns the operation that a verb on an open run results in: the run's own.
-func verbAnswer(w saga.Workspace, v saga.Verb) *lifecyclev1.Operation {
+func verbAnswer(w workspace.Row, v saga.Verb) *lifecyclev1.Operation {
 	kind, _ := names.Parse[commonv1.OperationKind](v.Run.Kind)
 	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
 	return &lifecyclev1.Operation{

@@ -25,8 +25,10 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/schema"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // stage is a cluster whose drivers work only while the test runs them, and die at the point that the test sets.
@@ -214,15 +216,15 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 }
 
 // view reads a workspace in the form that the rules use.
-func (g *stage) view(id string) (sketch, saga.Run, error) {
+func (g *stage) view(id string) (sketch, runs.Run, error) {
 	ctx := testkit.Context(g.t)
-	w, err := saga.GetWorkspace(ctx, g.pool, id)
+	w, err := workspace.Get(ctx, g.pool, id)
 	if err != nil {
-		return sketch{}, saga.Run{}, err
+		return sketch{}, runs.Run{}, err
 	}
-	run, err := saga.GetRun(ctx, g.pool, w.RunID)
+	run, err := runs.Get(ctx, g.pool, w.RunID)
 	if err != nil {
-		return sketch{}, saga.Run{}, err
+		return sketch{}, runs.Run{}, err
 	}
 	s := sketch{
 		ID: w.ID, State: w.State, Epoch: w.Epoch, Run: run.ID, Kind: run.Kind, Open: run.Live(), Undoing: run.Live() &&

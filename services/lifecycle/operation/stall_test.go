@@ -10,7 +10,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // A workload that runs and is never ready is probed every second, and its wait is flagged as stalled even so: after the
@@ -32,9 +32,9 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := res.GetOperation().GetWorkspaceId()
-	run := func() saga.Run {
+	run := func() runs.Run {
 		t.Helper()
-		r, _, err := saga.LiveRun(testkit.Context(t), p.seats[0].pool, id)
+		r, _, err := runs.Live(testkit.Context(t), p.seats[0].pool, id)
 		if err != nil {
 			t.Fatal(err)
 		}

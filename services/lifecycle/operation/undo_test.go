@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // failing is one way in which a recreate fails for good at a step.
@@ -78,7 +78,7 @@ func failures() []failing {
 func (p *cluster) comesTo(id, step string) {
 	p.t.Helper()
 	testkit.Eventually(p.t, testkit.Patience, func() error {
-		run, open, err := saga.LiveRun(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
+		run, open, err := runs.Live(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
 		if err != nil {
 			return err
 		}

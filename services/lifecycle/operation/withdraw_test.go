@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
 
@@ -249,7 +249,7 @@ func TestAnImageOnAMachineOfProcesses(t *testing.T) {
 	if w.LastErrorCode != "placement_unavailable" {
 		t.Errorf("the workspace failed with %s: %s", w.LastErrorCode, w.LastError)
 	}
-	run, err := saga.GetRun(t.Context(), p.seats[0].pool, res.GetOperation().GetOperationId())
+	run, err := runs.Get(t.Context(), p.seats[0].pool, res.GetOperation().GetOperationId())
 	if err != nil || run.ErrorCode != "placement_unavailable" {
 		t.Errorf("the run failed with %s, %v", run.ErrorCode, err)
 	}

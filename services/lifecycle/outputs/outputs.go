@@ -20,8 +20,8 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // relayWithin bounds a read through nodeapi, which waits a little shorter for the agent.
@@ -102,7 +102,7 @@ func (o *Server) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputRequ
 }
 
 // chosenWorkload returns the workload that is named, or the only one if name is empty.
-func chosenWorkload(w saga.Workspace, name string) (string, error) {
+func chosenWorkload(w workspace.Row, name string) (string, error) {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
 		return "", fmt.Errorf("read spec of workspace: %w", err)

@@ -5,11 +5,11 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 func TestTheWorkloadIsNamedWhereThereAreSeveral(t *testing.T) {
-	w := saga.Workspace{Spec: []byte(`{"workloads": [{"name": "web"}, {"name": "job"}]}`)}
+	w := workspace.Row{Spec: []byte(`{"workloads": [{"name": "web"}, {"name": "job"}]}`)}
 	if name, err := chosenWorkload(w, "job"); name != "job" || err != nil {
 		t.Errorf("%q, %v", name, err)
 	}

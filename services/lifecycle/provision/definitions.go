@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // Names of the definitions.
@@ -67,7 +68,7 @@ func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, erro
 	for _, e := range ready.Endpoints {
 		list = append(list, &lifecyclev1.Endpoint{Workload: e.Workload, Name: e.Name, Url: e.URL})
 	}
-	raw, err := saga.MarshalEndpoints(list)
+	raw, err := workspace.MarshalEndpoints(list)
 	if err != nil {
 		return saga.Outcome{}, fmt.Errorf("encode endpoints: %w", err)
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // InstancesDeps are the dependencies of an Instances.
@@ -175,7 +175,7 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 	if !owners[0].Known {
 		return nil
 	}
-	w, err := saga.GetWorkspace(ctx, tx, found.WorkspaceID)
+	w, err := workspace.Get(ctx, tx, found.WorkspaceID)
 	if err != nil {
 		return err
 	}

@@ -24,9 +24,10 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // MachineReaperDeps are the dependencies of a MachineReaper.
@@ -217,7 +218,7 @@ func (l leftBehind) inspect(ctx context.Context, tx pgx.Tx) (free, replaced bool
 	if _, err := pg.Exec(ctx, tx, allocation.LockWorkspace, l.WorkspaceID); err != nil {
 		return false, false, fmt.Errorf("lock workspace: %w", err)
 	}
-	if _, open, err := saga.LiveRun(ctx, tx, l.WorkspaceID); err != nil || open {
+	if _, open, err := runs.Live(ctx, tx, l.WorkspaceID); err != nil || open {
 		return false, false, err
 	}
 	err = pg.QueryRow(ctx, tx, orphanStands, l.ClaimID).Scan(&free, &replaced)
@@ -251,7 +252,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 	if err != nil {
 		return false, fmt.Errorf("draw number of operation: %w", err)
 	}
-	if _, _, err := saga.AnnounceWorkspace(ctx, tx, l.WorkspaceID); err != nil {
+	if _, _, err := workspace.Announce(ctx, tx, l.WorkspaceID); err != nil {
 		return false, err
 	}
 	kind, payload := commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, proto.Message(&nodev1.WorkloadRef{Name: l.Name})

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // record writes that an orphan has ended: the row of its instance, the claims that were given up with it, and the
@@ -26,7 +26,7 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 	if err := gate.LockOfWorkspace(ctx, tx, b.WorkspaceID); err != nil { // the end of the instance may end a cordon
 		return err
 	}
-	w, err := saga.GetWorkspace(ctx, tx, b.WorkspaceID)
+	w, err := workspace.Get(ctx, tx, b.WorkspaceID)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // loneBeats is how many heartbeats may wait for a locked row at once. Each has a connection of the pool while it waits.
@@ -131,40 +132,40 @@ func (d *Driver) beatOnce(ctx context.Context) ([]*activity, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Heartbeat)
 	defer cancel()
 	sent := time.Now()
-	var runs []Run
+	var leased []runs.Run
 	err := pg.InTx(ctx, d.core.db, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		if runs, err = pg.All[Run](ctx, tx, beatRuns, runIDs, fences, d.cfg.Owner, d.cfg.Lease.Seconds()); err != nil {
+		if leased, err = pg.All[runs.Run](ctx, tx, beatRuns, runIDs, fences, d.cfg.Owner, d.cfg.Lease.Seconds()); err != nil {
 			return fmt.Errorf("extend leases: %w", err)
 		}
-		if len(runs) == 0 {
+		if len(leased) == 0 {
 			return nil
 		}
-		var j eventBuffer
-		alive := make([]string, 0, len(runs))
-		for i := range runs {
-			alive = append(alive, runs[i].ID)
-			j.run(&runs[i])
+		var buffer runs.Buffer
+		alive := make([]string, 0, len(leased))
+		for i := range leased {
+			alive = append(alive, leased[i].ID)
+			buffer.Run(&leased[i])
 		}
-		if err := pg.Queue(ctx, tx, keepOpen, alive); err != nil {
-			return fmt.Errorf("keep attempts: %w", err)
+		if err := runs.KeepOpen(ctx, tx, alive...); err != nil {
+			return err
 		}
-		steps, err := attempts(ctx, tx, beatSteps, alive)
+		steps, err := runs.ChangeAttempts(ctx, tx, beatSteps, alive)
 		if err != nil {
 			return err
 		}
 		for i := range steps {
-			j.step(&steps[i])
+			buffer.Attempt(&steps[i])
 		}
-		return j.flush(ctx, tx)
+		return buffer.Flush(ctx, tx)
 	})
 	if err != nil {
 		return nil, err
 	}
 	d.core.appended.Notify()
-	for i := range runs {
-		held[runs[i].ID].extended(sent.Add(d.cfg.Lease), runs[i].CancelAt != nil)
-		delete(held, runs[i].ID)
+	for i := range leased {
+		held[leased[i].ID].extended(sent.Add(d.cfg.Lease), leased[i].CancelAt != nil)
+		delete(held, leased[i].ID)
 	}
 	return slices.Collect(maps.Values(held)), nil
 }

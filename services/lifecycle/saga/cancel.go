@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // Cancel requests that a run be stopped and undone, and that agents stop the tasks of its steps. It returns at once:
@@ -26,15 +27,15 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	}
 	def, known := c.registry.Get(r.Definition, r.DefVersion)
 	switch {
-	case r.State == stateCompensating, r.CancelAt != nil && r.Live() && r.State != stateStuck:
+	case r.State == runs.Compensating, r.CancelAt != nil && r.Live() && r.State != runs.Stuck:
 		return Verb{Run: *r}, nil
-	case r.State == stateStuck:
+	case r.State == runs.Stuck:
 		return Verb{}, c.stuckFault(r)
-	case r.State == stateSucceeded:
+	case r.State == runs.Succeeded:
 		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has succeeded",
 			fault.Remedy("decommission the workspace instead"),
 			fault.Unmet("the operation has succeeded"))
-	case r.State == stateFailed:
+	case r.State == runs.Failed:
 		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has ended already",
 			fault.Unmet("the operation has failed"))
 	case known && def.Uncancellable:
@@ -43,7 +44,7 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 			fault.Unmet("the open operation is a "+r.Kind+", which cannot be cancelled"),
 			fault.Remedy("wait until it has ended, or is stuck"))
 	}
-	*r, err = pg.One[Run](ctx, tx, cancelRun, r.ID, by, reason)
+	*r, err = pg.One[runs.Run](ctx, tx, cancelRun, r.ID, by, reason)
 	if err != nil {
 		return Verb{}, fmt.Errorf("cancel run: %w", err)
 	}
@@ -74,24 +75,24 @@ func (c *Core) CancelParked(ctx context.Context, tx pgx.Tx, runID, step, by, rea
 	if err := c.withdrawTasks(ctx, tx, runID); err != nil {
 		return Verb{}, err
 	}
-	r, err := pg.One[Run](ctx, tx, cancelParked, runID, step, by, reason, code, text, layer)
+	r, err := pg.One[runs.Run](ctx, tx, cancelParked, runID, step, by, reason, code, text, layer)
 	if pg.IsNoRows(err) {
 		return Verb{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the operation went on meanwhile")
 	}
 	if err != nil {
 		return Verb{}, fmt.Errorf("cancel parked run: %w", err)
 	}
-	closed, err := attempts(ctx, tx, cancelOpenAttempts, r.ID, code, text, layer)
+	closed, err := runs.ChangeAttempts(ctx, tx, cancelOpenAttempts, r.ID, code, text, layer)
 	if err != nil {
 		return Verb{}, err
 	}
-	var j eventBuffer
-	j.run(&r)
+	var buffer runs.Buffer
+	buffer.Run(&r)
 	for i := range closed {
-		j.step(&closed[i])
+		buffer.Attempt(&closed[i])
 	}
-	j.decided(ctx, &r)
-	pos, err := j.flushPos(ctx, tx)
+	buffer.Decided(ctx, &r)
+	pos, err := buffer.FlushPos(ctx, tx)
 	if err != nil {
 		return Verb{}, err
 	}

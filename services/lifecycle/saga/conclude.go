@@ -8,6 +8,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // conclude writes what a step's function returned. It may run again after a lost connection, and then decides the same.
@@ -35,9 +36,9 @@ func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err err
 	var rows *rowsError
 	switch {
 	case errors.Is(how.cause, ErrCancelRequested):
-		state := attemptCancelled
+		state := runs.AttemptCancelled
 		if how.abandoned {
-			state = attemptAbandoned
+			state = runs.AttemptAbandoned
 		}
 		return d.cancelled(ctx, h, state, how.abandoned)
 	case errors.Is(how.cause, ErrShutdown):
@@ -49,31 +50,31 @@ func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err err
 			Public: fmt.Sprintf("the step %q did not end within %s", step.Name, step.Budget),
 		}
 		if how.abandoned {
-			return d.failed(ctx, h, attemptAbandoned, late)
+			return d.failed(ctx, h, runs.AttemptAbandoned, late)
 		}
-		return d.failed(ctx, h, attemptFailed, late)
+		return d.failed(ctx, h, runs.AttemptFailed, late)
 	case errors.As(err, &rows):
 		err = rows.err
 	}
-	return d.failed(ctx, h, attemptFailed, stepErrorOf(step, err))
+	return d.failed(ctx, h, runs.AttemptFailed, stepErrorOf(step, err))
 }
 
 // succeeded closes the attempt and goes on: forward to the next step, back to the next undo, or to the end.
 func (d *Driver) succeeded(ctx context.Context, h *leasedRun, out Outcome) (bool, error) {
 	raw, err := marshalOutput(out.output)
 	if err != nil {
-		return d.failed(ctx, h, attemptFailed,
+		return d.failed(ctx, h, runs.AttemptFailed,
 			&StepError{Layer: h.step().Layer, Reason: commonv1.Reason_REASON_INTERNAL, Public: err.Error(), cause: err})
 	}
-	cl := closing{state: attemptSucceeded, output: raw}
-	if h.run.Phase == phaseUndo {
+	cl := closing{state: runs.AttemptSucceeded, output: raw}
+	if h.run.Phase == runs.Undo {
 		return d.undone(ctx, h, cl, out.rows)
 	}
 	if h.run.Step+1 < len(h.def.Steps) {
-		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: h.run.Step + 1, phase: phaseDo, rows: out.rows}), h)
+		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: h.run.Step + 1, phase: runs.Do, rows: out.rows}), h)
 	}
 	err = d.release(ctx, h, cl, rest{
-		state: stateSucceeded, workspace: names.Of(h.def.States.Succeeded), rows: out.rows,
+		state: runs.Succeeded, workspace: names.Of(h.def.States.Succeeded), rows: out.rows,
 		point: "finish",
 	})
 	if err == nil {
@@ -85,10 +86,10 @@ func (d *Driver) succeeded(ctx context.Context, h *leasedRun, out Outcome) (bool
 // undone goes one step further back, or ends the run as failed and clean.
 func (d *Driver) undone(ctx context.Context, h *leasedRun, cl closing, rows writes) (bool, error) {
 	if to := undoable(h.def, h.run.Step-1); to >= 0 {
-		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: to, phase: phaseUndo, passOver: true, rows: rows}), h)
+		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: to, phase: runs.Undo, passOver: true, rows: rows}), h)
 	}
 	err := d.release(ctx, h, cl, rest{
-		state: stateFailed, workspace: names.Of(h.def.States.Failed), passOver: true,
+		state: runs.Failed, workspace: names.Of(h.def.States.Failed), passOver: true,
 		rows: rows, point: "finish",
 	})
 	if err == nil {
@@ -100,7 +101,7 @@ func (d *Driver) undone(ctx context.Context, h *leasedRun, cl closing, rows writ
 // waits parks the attempt, unless its budget is used up by then.
 func (d *Driver) waits(ctx context.Context, h *leasedRun, out Outcome, how ending) (bool, error) {
 	if errors.Is(how.cause, ErrCancelRequested) {
-		return d.cancelled(ctx, h, attemptCancelled, false)
+		return d.cancelled(ctx, h, runs.AttemptCancelled, false)
 	}
 	if out.wait.Why == "" {
 		out.wait.Why = fmt.Sprintf("the step %q looks again later", h.attempt.Name)
@@ -110,7 +111,7 @@ func (d *Driver) waits(ctx context.Context, h *leasedRun, out Outcome, how endin
 		if out.wait.Meanwhile == nil && h.attempt.Error != "" { // the step has not been called again since
 			why, last = h.attempt.Error, h.attempt.LastOutput
 		}
-		return d.failed(ctx, h, attemptFailed, &StepError{
+		return d.failed(ctx, h, runs.AttemptFailed, &StepError{
 			Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED, Retryable: true,
 			Public:     fmt.Sprintf("the step %q did not end within %s: %s", step.Name, step.Budget, why),
 			LastOutput: last,
@@ -122,12 +123,12 @@ func (d *Driver) waits(ctx context.Context, h *leasedRun, out Outcome, how endin
 
 // park gives up the lease with the attempt open.
 func (d *Driver) park(ctx context.Context, h *leasedRun, w WaitFor, rows writes) error {
-	state := stateWaiting
-	if h.run.Phase == phaseUndo {
-		state = stateCompensating
+	state := runs.Waiting
+	if h.run.Phase == runs.Undo {
+		state = runs.Compensating
 	}
 	after := max(min(w.For, h.left()), 0)
-	err := d.release(ctx, h, closing{state: attemptWaiting, why: w.Why, err: w.Meanwhile}, rest{
+	err := d.release(ctx, h, closing{state: runs.AttemptWaiting, why: w.Why, err: w.Meanwhile}, rest{
 		state: state, attempts: h.run.Attempts, after: after, wakeable: w.WakeOnSignal, why: w.Why, rows: rows, point: "park",
 	})
 	if err == nil {

@@ -30,7 +30,7 @@ type Deps struct {
 	Stalls func(definition, step string) time.Duration
 	// Resumed is called in the transaction that resumes paused runs. It postpones the deadlines that other packages keep
 	// for these runs and their workspaces by the length of the pause. May be nil.
-	Resumed func(ctx context.Context, tx pgx.Tx, runs []Resumed) error
+	Resumed func(ctx context.Context, tx pgx.Tx, resumed []Resumed) error
 	// Resuming locks the rows that Resumed is going to change and that come before runs in the order of locks: the tasks
 	// of these runs. It is called before the runs are locked. May be nil.
 	Resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
@@ -73,7 +73,7 @@ type Core struct {
 	registry *Registry
 	log      *slog.Logger
 	stalls   func(definition, step string) time.Duration
-	resumed  func(ctx context.Context, tx pgx.Tx, runs []Resumed) error
+	resumed  func(ctx context.Context, tx pgx.Tx, resumed []Resumed) error
 	resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
 	onPoint  func(ctx context.Context, name string, at Place) error

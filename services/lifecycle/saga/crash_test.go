@@ -19,6 +19,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // second is another replica's core and driver on the same database.
@@ -382,16 +384,16 @@ func TestPostgresRestartMidRun(t *testing.T) {
 	if _, err := pool.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, 't')`, tenant); err != nil {
 		t.Fatal(err)
 	}
-	var runs []string
+	var runIDs []string
 	for n := range 5 {
 		err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			ws, err := core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("w%d", n)})
+			ws, err := workspace.Insert(ctx, tx, workspace.Draft{TenantID: tenant, Name: fmt.Sprintf("w%d", n)})
 			if err != nil {
 				return err
 			}
 			out, err := core.Start(ctx, tx,
 				saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: "toy"})
-			runs = append(runs, out.RunID)
+			runIDs = append(runIDs, out.RunID)
 			return err
 		})
 		if err != nil {
@@ -406,15 +408,15 @@ func TestPostgresRestartMidRun(t *testing.T) {
 	if err := server.Restart(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range runs {
+	for _, id := range runIDs {
 		testkit.Eventually(t, testkit.Patience, func() error {
-			r, err := saga.GetRun(ctx, pool, id)
+			r, err := runs.Get(ctx, pool, id)
 			if err == nil && r.State != "succeeded" {
 				err = fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 			}
 			return err
 		})
-		list, err := saga.Timeline(ctx, pool, id)
+		list, err := runs.Timeline(ctx, pool, id)
 		if err != nil {
 			t.Fatal(err)
 		}

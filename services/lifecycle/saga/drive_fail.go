@@ -12,31 +12,32 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // failed closes the attempt as failed: tried again within the policy, else the step has failed for good.
 func (d *Driver) failed(ctx context.Context, h *leasedRun, state string, e *StepError) (bool, error) {
 	policy := h.step().Retry
-	if h.run.Phase == phaseUndo {
+	if h.run.Phase == runs.Undo {
 		policy = h.step().UndoRetry
 	}
 	failures := h.run.Attempts + 1
 	outOfTime := policy.Within > 0 && h.attempt.StartedAt.Sub(h.run.TriedSince) >= policy.Within
 	// An undo is always worth another try: only its policy or a Final error ends it.
-	final := failures >= policy.Attempts || outOfTime || e.Final || (!e.Retryable && h.run.Phase == phaseDo)
+	final := failures >= policy.Attempts || outOfTime || e.Final || (!e.Retryable && h.run.Phase == runs.Do)
 	if final {
 		return d.exhausted(ctx, h, state, e)
 	}
 	after := max(policy.wait(failures), e.After)
-	run := stateWaiting
-	if h.run.Phase == phaseUndo {
-		run = stateCompensating
+	run := runs.Waiting
+	if h.run.Phase == runs.Undo {
+		run = runs.Compensating
 	}
 	why := fmt.Sprintf("%s the step %q failed (%s: %s); attempt %d of %d follows in %s", direction(h), h.attempt.Name,
 		names.Of(e.Reason), e.Public, failures+1, policy.Attempts, after.Round(time.Millisecond))
 	at, level := h.attempt, d.levelOf(ctx, h, e)
 	err := d.release(ctx, h, closing{state: state, err: e}, rest{
-		state: run, attempts: failures, after: after, why: why, point: "park", passOver: state == attemptAbandoned,
+		state: run, attempts: failures, after: after, why: why, point: "park", passOver: state == runs.AttemptAbandoned,
 	})
 	if err == nil {
 		d.tell(ctx, h, &at, e, level, false)
@@ -61,7 +62,9 @@ func (d *Driver) levelOf(ctx context.Context, h *leasedRun, e *StepError) slog.L
 }
 
 // tell logs a failure with its cause, once the failure is committed.
-func (d *Driver) tell(ctx context.Context, h *leasedRun, at *Attempt, e *StepError, level slog.Level, forGood bool) {
+func (d *Driver) tell(ctx context.Context, h *leasedRun, at *runs.Attempt, e *StepError, level slog.Level,
+	forGood bool,
+) {
 	d.log.Log(ctx, level, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.run.ID),
 		slog.String(obs.KeyWorkspaceID, h.run.WorkspaceID), slog.String(obs.KeyTenantID, h.run.TenantID),
 		slog.String(obs.KeyCorrelationID, h.run.CorrelationID), slog.String("step", at.Name),
@@ -72,7 +75,7 @@ func (d *Driver) tell(ctx context.Context, h *leasedRun, at *Attempt, e *StepErr
 }
 
 func direction(h *leasedRun) string {
-	if h.run.Phase == phaseUndo {
+	if h.run.Phase == runs.Undo {
 		return "undoing"
 	}
 	return "doing"
@@ -89,7 +92,7 @@ func (d *Driver) exhausted(ctx context.Context, h *leasedRun, state string, e *S
 }
 
 func (d *Driver) exhaust(ctx context.Context, h *leasedRun, state string, e *StepError) (bool, error) {
-	if h.run.Phase == phaseDo && !h.def.Sticks {
+	if h.run.Phase == runs.Do && !h.def.Sticks {
 		return d.giveUp(ctx, h, state, e)
 	}
 	reason := fmt.Sprintf("undo_exhausted: %s the step %q failed %d times (%s: %s)", direction(h), h.attempt.Name,
@@ -104,8 +107,8 @@ func (d *Driver) exhaust(ctx context.Context, h *leasedRun, state string, e *Ste
 		rows.rows = append(rows.rows, func(ctx context.Context, tx pgx.Tx) error { return h.def.OnStuck(ctx, tx, workspaceID, e) })
 	}
 	err := d.release(ctx, h, closing{state: state, err: e}, rest{
-		rows: rows, state: stateStuck, attempts: h.run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo",
-		stuck: reason, workspace: stateStuck, passOver: true, keepError: h.run.Phase == phaseDo, point: "finish",
+		rows: rows, state: runs.Stuck, attempts: h.run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo",
+		stuck: reason, workspace: runs.Stuck, passOver: true, keepError: h.run.Phase == runs.Do, point: "finish",
 	})
 	if err == nil {
 		d.core.stats.Stuck.Add(1)
@@ -119,7 +122,7 @@ func (d *Driver) giveUp(ctx context.Context, h *leasedRun, state string, e *Step
 	cl := closing{state: state, err: e}
 	if h.step().Retain {
 		err := d.release(ctx, h, cl, rest{
-			state: stateFailed, workspace: names.Of(h.def.States.Failed), keepError: true,
+			state: runs.Failed, workspace: names.Of(h.def.States.Failed), keepError: true,
 			point: "finish",
 		})
 		if err == nil {
@@ -127,7 +130,7 @@ func (d *Driver) giveUp(ctx context.Context, h *leasedRun, state string, e *Step
 		}
 		return d.ended(err, h)
 	}
-	return d.turnBack(ctx, h, cl, state == attemptAbandoned)
+	return d.turnBack(ctx, h, cl, state == runs.AttemptAbandoned)
 }
 
 // cancelled leaves the forward phase because the run was cancelled.
@@ -135,7 +138,7 @@ func (d *Driver) cancelled(ctx context.Context, h *leasedRun, state string, aban
 	by := h.run.CancelBy
 	if h.run.CancelAt == nil {
 		// The heartbeat saw the cancel; this copy of the row is older.
-		now, err := GetRun(ctx, d.core.db, h.run.ID)
+		now, err := runs.Get(ctx, d.core.db, h.run.ID)
 		if err != nil {
 			return false, err
 		}
@@ -163,7 +166,7 @@ func (d *Driver) turnBack(ctx context.Context, h *leasedRun, cl closing, abandon
 	}
 	if from < 0 {
 		err := d.release(ctx, h, cl, rest{
-			state: stateFailed, workspace: names.Of(h.def.States.Failed), passOver: true,
+			state: runs.Failed, workspace: names.Of(h.def.States.Failed), passOver: true,
 			keepError: true, point: "finish",
 		})
 		if err == nil {
@@ -171,6 +174,6 @@ func (d *Driver) turnBack(ctx context.Context, h *leasedRun, cl closing, abandon
 		}
 		return d.ended(err, h)
 	}
-	n := nextAttempt{step: from, phase: phaseUndo, bumpFence: abandoned, passOver: true, keepError: true}
+	n := nextAttempt{step: from, phase: runs.Undo, bumpFence: abandoned, passOver: true, keepError: true}
 	return d.moved(d.advance(ctx, h, cl, n), h)
 }

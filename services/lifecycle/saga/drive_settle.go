@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // moved and ended classify the errors of a write: an error of the step's own rows becomes a failure of the step.
@@ -47,7 +48,7 @@ func (d *Driver) commitWithRetry(work context.Context, a *activity,
 			return true, nil // the run is cancelled: the next call of attempt handles it, with the attempt still open
 		}
 		if failure, ok := errors.AsType[*stepFailureError](err); ok {
-			write = func(ctx context.Context) (bool, error) { return d.failed(ctx, a.h, attemptFailed, failure.step) }
+			write = func(ctx context.Context) (bool, error) { return d.failed(ctx, a.h, runs.AttemptFailed, failure.step) }
 			continue
 		}
 		if err == nil || errors.Is(err, ErrFenced) || !waitable(err) {

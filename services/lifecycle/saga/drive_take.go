@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // leaseOnce takes up to limit runs. If a batch fails for a reason that is not the connection, the runs are taken one by
@@ -50,7 +51,7 @@ func (d *Driver) take(ctx context.Context, limit int, skip []string) ([]*activit
 	for _, h := range leased {
 		a := &activity{
 			id: h.run.ID, h: h, fence: h.run.Fence, deadline: sent.Add(d.cfg.Lease),
-			cancelAt: h.run.CancelAt != nil, undoing: h.run.Phase == phaseUndo,
+			cancelAt: h.run.CancelAt != nil, undoing: h.run.Phase == runs.Undo,
 		}
 		d.active[h.run.ID] = a
 		out = append(out, a)

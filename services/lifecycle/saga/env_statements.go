@@ -1,6 +1,9 @@
 package saga
 
-import "github.com/gpuaas/mesh/internal/pg"
+import (
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+)
 
 // Statements of a step's environment.
 var (
@@ -24,10 +27,10 @@ var (
 		UPDATE lifecycle.saga_run r SET version = r.version + 1,
 			progress_at = CASE WHEN $3 THEN mesh.clock() ELSE r.progress_at END,
 			stuck_reason = CASE WHEN $4 AND r.stuck_reason NOT LIKE 'run_stalled%' THEN '' ELSE r.stuck_reason END
-		WHERE r.id = $1 AND r.fence = $2 RETURNING `+runColumns)
+		WHERE r.id = $1 AND r.fence = $2 RETURNING `+runs.Columns)
 	progressStep = pg.Define(pg.RoleLifecycle, "saga.progress_step", `
 		UPDATE lifecycle.saga_step s SET progress_at = CASE WHEN $6 THEN mesh.clock() ELSE s.progress_at END,
 			stalled = s.stalled AND NOT $6, version = s.version + 1, progress = jsonb_build_object('note', $5::text)
 		WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state = 'running'
-		RETURNING `+stepColumns)
+		RETURNING `+runs.AttemptColumns)
 )

@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // leaseMargin is how long before its granted end the driver gives a lease up, at most: a tenth of the lease is enough.
@@ -55,13 +56,13 @@ func (d *Driver) attempt(work context.Context, a *activity) (bool, error) {
 		return false, ErrFenced
 	}
 	step := h.step()
-	forward := h.run.Phase == phaseDo
+	forward := h.run.Phase == runs.Do
 	switch {
 	case h.paused:
 		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) { return false, d.pause(ctx, h) })
 	case forward && h.run.CancelAt != nil:
 		return d.commitWithRetry(work, a,
-			func(ctx context.Context) (bool, error) { return d.cancelled(ctx, h, attemptCancelled, false) })
+			func(ctx context.Context) (bool, error) { return d.cancelled(ctx, h, runs.AttemptCancelled, false) })
 	case d.stopping(work):
 		return d.commitWithRetry(work, a, func(ctx context.Context) (bool, error) {
 			return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true},
@@ -73,14 +74,14 @@ func (d *Driver) attempt(work context.Context, a *activity) (bool, error) {
 			Public: "the operation is past its deadline",
 		}
 		return d.commitWithRetry(work, a,
-			func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, late) })
+			func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, runs.AttemptFailed, late) })
 	case h.run.Losses >= d.cfg.MaxLosses:
 		lost := &StepError{
 			Layer: step.Layer, Reason: commonv1.Reason_REASON_INTERNAL,
 			Public: fmt.Sprintf("%d workers in a row were lost at this step", h.run.Losses),
 		}
 		return d.commitWithRetry(work, a,
-			func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, lost) })
+			func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, runs.AttemptFailed, lost) })
 	}
 	ans, how := d.call(work, a)
 	if a.lost() {
@@ -115,7 +116,7 @@ func (d *Driver) call(work context.Context, a *activity) (answer, ending) {
 	defer stop()
 	a.mu.Lock()
 	a.cancel = cancel
-	a.undoing = h.run.Phase == phaseUndo
+	a.undoing = h.run.Phase == runs.Undo
 	switch {
 	case a.dead:
 		cancel(ErrFenced)
@@ -203,9 +204,10 @@ func (d *Driver) perform(ctx context.Context, step *Step, env *Env) (Outcome, er
 func (d *Driver) env(h *leasedRun) *Env {
 	return &Env{
 		RunID: h.run.ID, WorkspaceID: h.run.WorkspaceID, TenantID: h.run.TenantID, CorrelationID: h.run.CorrelationID,
-		Requester: h.run.Requester, Kind: spelled[commonv1.OperationKind](h.run.Kind), Round: h.run.Round, Step: h.run.Step,
-		StepName: h.attempt.Name, Direction: spelled[commonv1.Direction](h.run.Phase), Attempt: h.attempt.Attempt,
-		Epoch: h.run.Epoch, OpSeq: h.attempt.OpSeq, Fence: h.run.Fence, IdempotencyKey: h.attempt.IdemKey, Input: h.run.Input,
+		Requester: h.run.Requester, Kind: h.run.OperationKind(), Round: h.run.Round,
+		Step: h.run.Step, StepName: h.attempt.Name, Direction: h.run.Direction(),
+		Attempt: h.attempt.Attempt, Epoch: h.run.Epoch, OpSeq: h.attempt.OpSeq, Fence: h.run.Fence,
+		IdempotencyKey: h.attempt.IdemKey, Input: h.run.Input,
 		core:    d.core,
 		outputs: maps.Clone(h.outputs),
 	}

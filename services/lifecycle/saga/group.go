@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // groupSize is how many transitions one transaction writes at most.
@@ -111,7 +112,7 @@ func (d *Driver) submit(ctx context.Context, mv *transition) error {
 	}
 	if mv.next != nil {
 		d.core.stats.Advanced.Add(1)
-		if mv.cl.state == attemptSucceeded && mv.h.run.Phase == phaseDo && len(mv.cl.output) > 0 {
+		if mv.cl.state == runs.AttemptSucceeded && mv.h.run.Phase == runs.Do && len(mv.cl.output) > 0 {
 			mv.h.outputs[mv.h.attempt.Name] = mv.cl.output
 		}
 		mv.h.run, mv.h.attempt, mv.h.runLeft, mv.h.overdue = mv.to.run, mv.to.attempt, mv.to.runLeft, mv.to.overdue

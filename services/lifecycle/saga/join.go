@@ -11,10 +11,12 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 func (c *Core) refuseStart(ctx context.Context, tx pgx.Tx, req StartRequest) error {
-	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
+	w, err := workspace.Get(ctx, tx, req.WorkspaceID)
 	if err != nil {
 		return err
 	}
@@ -42,9 +44,9 @@ func among(states []commonv1.WorkspaceState) string {
 	return strings.Join(out[:len(out)-1], ", ") + " or " + out[len(out)-1]
 }
 
-func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run) (Started, error) {
-	kind := spelled[commonv1.OperationKind](live.Kind)
-	if live.State == stateStuck {
+func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *runs.Run) (Started, error) {
+	kind := live.OperationKind()
+	if live.State == runs.Stuck {
 		return Started{}, fault.New(commonv1.Reason_REASON_RUN_STUCK,
 			"the workspace is held by a run that is stuck: "+live.StuckReason, fault.Conflicting(live.ID), isOpen(live),
 			fault.Remedy(c.stuckRemedy(live)))
@@ -60,12 +62,12 @@ func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run)
 			fmt.Sprintf("%s on this workspace is being undone", live.Kind), fault.Conflicting(live.ID), isOpen(live),
 			fault.Remedy("wait until it has ended, and ask again"))
 	}
-	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
+	w, err := workspace.Get(ctx, tx, req.WorkspaceID)
 	if err != nil {
 		return Started{}, err
 	}
 	return Started{
 		RunID: live.ID, Kind: kind, Joined: true, Epoch: live.Epoch,
-		State: spelled[commonv1.WorkspaceState](w.State),
+		State: w.WorkspaceState(),
 	}, nil
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -112,8 +114,8 @@ func (b *bed) create(def string) (string, string) {
 	var workspaceID string
 	var started saga.Started
 	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-		id, err := b.core.InsertWorkspace(ctx, tx,
-			saga.NewWorkspace{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
+		id, err := workspace.Insert(ctx, tx,
+			workspace.Draft{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
 		if err != nil {
 			return err
 		}
@@ -131,27 +133,27 @@ func (b *bed) create(def string) (string, string) {
 	return workspaceID, started.RunID
 }
 
-func (b *bed) run(id string) saga.Run {
+func (b *bed) run(id string) runs.Run {
 	b.t.Helper()
-	r, err := saga.GetRun(testkit.Context(b.t), b.db.Pool(pg.RoleLifecycle), id)
+	r, err := runs.Get(testkit.Context(b.t), b.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return r
 }
 
-func (b *bed) workspace(id string) saga.Workspace {
+func (b *bed) workspace(id string) workspace.Row {
 	b.t.Helper()
-	w, err := saga.GetWorkspace(testkit.Context(b.t), b.db.Pool(pg.RoleLifecycle), id)
+	w, err := workspace.Get(testkit.Context(b.t), b.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return w
 }
 
-func (b *bed) timeline(id string) []saga.Attempt {
+func (b *bed) timeline(id string) []runs.Attempt {
 	b.t.Helper()
-	list, err := saga.Timeline(testkit.Context(b.t), b.db.Pool(pg.RoleLifecycle), id)
+	list, err := runs.Timeline(testkit.Context(b.t), b.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -159,9 +161,9 @@ func (b *bed) timeline(id string) []saga.Attempt {
 }
 
 // await waits until the run is in one of the states, within a time or as long as a busy machine may take.
-func (b *bed) await(id string, within time.Duration, want ...string) saga.Run {
+func (b *bed) await(id string, within time.Duration, want ...string) runs.Run {
 	b.t.Helper()
-	var last saga.Run
+	var last runs.Run
 	testkit.Eventually(b.t, max(within, testkit.Patience), func() error {
 		last = b.run(id)
 		if slices.Contains(want, last.State) {

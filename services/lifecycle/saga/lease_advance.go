@@ -7,9 +7,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j *eventBuffer) error {
+func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, buffer *runs.Buffer) error {
 	if len(moves) == 0 {
 		return nil
 	}
@@ -19,7 +21,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j
 	var bumps []bool
 	for _, mv := range moves {
 		to := mv.next
-		cols.add(mv, to.state(), doing(to.phase, mv.h.def.Steps[to.step].Name), to.keepError,
+		cols.add(mv, to.state(), runs.Doing(to.phase, mv.h.def.Steps[to.step].Name), to.keepError,
 			c.stallAfter(mv.h.def, mv.h.step()))
 		//nolint:gosec // small counts
 		steps, phases, bumps = append(steps, int32(to.step)), append(phases, to.phase), append(bumps, to.bumpFence)
@@ -32,7 +34,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j
 	for i := range rows {
 		found[rows[i].ID] = &rows[i]
 	}
-	var runs []*Run
+	var advanced []*runs.Run
 	for _, mv := range moves {
 		row, ok := found[mv.h.run.ID]
 		if !ok {
@@ -45,9 +47,9 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j
 		if err := c.copyAdvanced(ctx, tx, mv, row); err != nil {
 			return err
 		}
-		runs = append(runs, &mv.to.run)
+		advanced = append(advanced, &mv.to.run)
 	}
-	if err := c.drawRanges(ctx, tx, runs); err != nil {
+	if err := c.drawRanges(ctx, tx, advanced); err != nil {
 		return err
 	}
 	for _, mv := range moves {
@@ -66,11 +68,13 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j
 		if err != nil {
 			return err
 		}
-		j.step(&closed)
-		j.step(&to.attempt)
-		j.run(&to.run)
-		if mv.next.phase == phaseUndo && mv.h.run.Phase == phaseDo {
-			if err := c.touchWorkspace(ctx, tx, &to.run, j, "", to.run.ErrorCode, to.run.Error); err != nil {
+		buffer.Attempt(&closed)
+		buffer.Attempt(&to.attempt)
+		buffer.Run(&to.run)
+		if mv.next.phase == runs.Undo && mv.h.run.Phase == runs.Do {
+			if err := buffer.Touch(ctx, tx, workspace.Change{
+				ID: to.run.WorkspaceID, RunID: to.run.ID, Code: to.run.ErrorCode, Error: to.run.Error,
+			}); err != nil {
 				return err
 			}
 		}
@@ -83,17 +87,17 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, j
 func (c *Core) copyAdvanced(ctx context.Context, tx pgx.Tx, mv *transition, row *advancedRow) error {
 	run, to := &mv.to.run, mv.next
 	if row.Version != run.Version+1 {
-		now, err := GetRun(ctx, tx, run.ID)
+		now, err := runs.Get(ctx, tx, run.ID)
 		*run = now
 		return err
 	}
 	run.Step, run.Phase, run.State, run.WhyWaiting = to.step, to.phase, to.state(),
-		doing(to.phase, mv.h.def.Steps[to.step].Name)
+		runs.Doing(to.phase, mv.h.def.Steps[to.step].Name)
 	run.Attempts, run.Losses, run.TriedSince = 0, 0, row.TriedSince
 	run.Fence, run.Signal, run.Version, run.StuckReason = row.Fence, row.Signal, row.Version, row.Stuck
 	run.OpSeq, run.OpLast, run.OpenAttempt, run.OpenSince = row.OpSeq, row.OpLast, 1, &row.OpenSince
 	if to.keepError {
-		run.copyError(mv)
+		copyError(run, mv)
 	}
 	return nil
 }

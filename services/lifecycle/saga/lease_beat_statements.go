@@ -1,6 +1,9 @@
 package saga
 
-import "github.com/gpuaas/mesh/internal/pg"
+import (
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+)
 
 // Statements of heartbeats.
 var (
@@ -12,10 +15,10 @@ var (
 		UPDATE lifecycle.saga_run r SET lease_until = mesh.clock() + make_interval(secs => $4),
 			next_at = mesh.clock() + make_interval(secs => $4),
 			heartbeat_at = mesh.clock(), version = r.version + 1
-		FROM h WHERE r.id = h.id RETURNING `+runColumns)
+		FROM h WHERE r.id = h.id RETURNING `+runs.Columns)
 	beatSteps = pg.Define(pg.RoleLifecycle, "saga.beat_steps", `
 		UPDATE lifecycle.saga_step s SET heartbeat_at = mesh.clock(), version = s.version + 1
-		WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING `+stepColumns)
+		WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING `+runs.AttemptColumns)
 	beatRun = pg.Define(pg.RoleLifecycle, "saga.beat_run", `
 		UPDATE lifecycle.saga_run r SET lease_until = mesh.clock() + make_interval(secs => $4),
 			next_at = mesh.clock() + make_interval(secs => $4), heartbeat_at = mesh.clock()

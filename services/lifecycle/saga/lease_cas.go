@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // errCancelPending means that a driver's compare-and-set missed because of a cancel, and that the driver still has the
@@ -54,7 +55,8 @@ func (c *columns) args(more ...any) []any {
 	}, more...)
 }
 
-func (r *Run) copyError(mv *transition) {
+// copyError writes the error of the attempt that ends to its run.
+func copyError(r *runs.Run, mv *transition) {
 	r.ErrorCode, r.Error, r.ErrorLayer = mv.cl.code()
 	r.ErrorStep = mv.h.run.Step
 }
@@ -63,21 +65,21 @@ func (r *Run) copyError(mv *transition) {
 // wrote, or the stored row if others have written it too.
 func (c *Core) closedAttempt(ctx context.Context, tx pgx.Tx, mv *transition, version int64,
 	finished *time.Time,
-) (Attempt, error) {
+) (runs.Attempt, error) {
 	a := mv.h.attempt
 	switch version {
 	case 0:
 		return a, fmt.Errorf("run %s is ours, but its open attempt is not the one that ends", a.RunID)
 	case a.Version + 1:
 	default:
-		now, err := pg.One[Attempt](ctx, tx, attemptByKey, a.RunID, a.Step, a.Dir, a.Attempt)
+		now, err := pg.One[runs.Attempt](ctx, tx, attemptByKey, a.RunID, a.Step, a.Dir, a.Attempt)
 		if err != nil {
 			return now, fmt.Errorf("read attempt: %w", err)
 		}
 		return now, nil
 	}
 	a.State, a.WhyWaiting, a.FinishedAt, a.Version = mv.cl.state, mv.cl.why, finished, version
-	if code, text, layer := mv.cl.code(); mv.cl.state != attemptWaiting || code != "" {
+	if code, text, layer := mv.cl.code(); mv.cl.state != runs.AttemptWaiting || code != "" {
 		a.ErrorCode, a.Error, a.ErrorLayer, a.Cause, a.LastOutput = code, text, layer, mv.cl.err.Cause(),
 			mv.cl.err.lastOutput()
 	}
@@ -93,14 +95,14 @@ func isMiss(err error) bool { return errors.Is(err, ErrFenced) || errors.Is(err,
 // whyMissed returns errCancelPending or ErrFenced for a compare-and-set that found no row, according to the run's
 // present row. Any other error fails the transaction.
 func (c *Core) whyMissed(ctx context.Context, tx pgx.Tx, mv *transition) error {
-	now, err := GetRun(ctx, tx, mv.h.run.ID)
+	now, err := runs.Get(ctx, tx, mv.h.run.ID)
 	if err != nil {
 		return err
 	}
 	was := &mv.h.run
 	ours := now.Fence == was.Fence && now.Owner == was.Owner
 	switch {
-	case ours && now.Step == was.Step && now.Phase == was.Phase && !mv.passOver() && now.Phase == phaseDo &&
+	case ours && now.Step == was.Step && now.Phase == was.Phase && !mv.passOver() && now.Phase == runs.Do &&
 		now.CancelAt != nil:
 		mv.runNow = now
 		return errCancelPending

@@ -1,6 +1,10 @@
 package saga
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+)
 
 // The statements that every write of a driver goes through. Each is a compare-and-set on the leases of many runs at
 // once, and returns for each run the values that this process cannot compute: its numbers, the clock, and the versions
@@ -43,7 +47,7 @@ const (
 		CASE WHEN u.cl_state = 'waiting' THEN u.id || '/' || u.name || '/' || u.phase ELSE '' END, u.started, u.deadline, make_interval(secs => u.stall), CASE WHEN u.cl_state <> 'waiting' THEN u.now END, u.cl_state, u.cl_why,
 		u.code, u.err, u.layer, u.cause, u.last_output, u.output::jsonb, u.version + 1
 	FROM u
-	ON CONFLICT ` + stepKey + ` DO UPDATE SET state = EXCLUDED.state, finished_at = EXCLUDED.finished_at, outcome = EXCLUDED.outcome,
+	ON CONFLICT ` + runs.StepKey + ` DO UPDATE SET state = EXCLUDED.state, finished_at = EXCLUDED.finished_at, outcome = EXCLUDED.outcome,
 		why_waiting = EXCLUDED.why_waiting, output = COALESCE(EXCLUDED.output, s.output),
 		deadline_at = COALESCE(s.deadline_at, EXCLUDED.deadline_at), version = s.version + 1, `
 	// ofOpen ends the statement part: an attempt that is closed stays as it is.

@@ -8,6 +8,8 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // releaseAll makes the runs that owner has leased due at once. A driver calls it when it drives nothing: at its start
@@ -42,22 +44,22 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 		if err := c.beforeStuck(ctx, tx, runID); err != nil {
 			return err
 		}
-		for _, s := range []*pg.Statement{lockRuns, keepOpen} {
-			if err := pg.Queue(ctx, tx, s, []string{runID}); err != nil {
-				return fmt.Errorf("lock run: %w", err)
-			}
+		if err := pg.Queue(ctx, tx, lockRuns, []string{runID}); err != nil {
+			return fmt.Errorf("lock run: %w", err)
 		}
-		r, err := pg.One[Run](ctx, tx, quarantineRun, runID, why)
+		if err := runs.KeepOpen(ctx, tx, runID); err != nil {
+			return err
+		}
+		r, err := pg.One[runs.Run](ctx, tx, quarantineRun, runID, why)
 		if err != nil {
 			return fmt.Errorf("quarantine run: %w", err)
 		}
-		closed, err := attempts(ctx, tx, loseOpenAttempts, runID)
+		closed, err := runs.ChangeAttempts(ctx, tx, loseOpenAttempts, runID)
 		if err != nil {
 			return err
 		}
-		_, err = pg.Exec(ctx, tx, quarantineWorkspace, runID, why)
-		if err != nil {
-			return fmt.Errorf("mark workspace: %w", err)
+		if err := workspace.MarkUnreadable(ctx, tx, runID, why); err != nil {
+			return err
 		}
 		// OnStuck is called as for any run that is stuck: that of its definition, or of the newest definition of that name.
 		def, ok := c.registry.Get(r.Definition, r.DefVersion)
@@ -74,17 +76,17 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 				return fmt.Errorf("tell of stuck run: %w", err)
 			}
 		}
-		var j eventBuffer
-		j.run(&r)
+		var buffer runs.Buffer
+		buffer.Run(&r)
 		for i := range closed {
-			j.step(&closed[i])
+			buffer.Attempt(&closed[i])
 		}
-		j.decided(ctx, &r)
-		if w, err := GetWorkspace(ctx, tx, r.WorkspaceID); err == nil {
+		buffer.Decided(ctx, &r)
+		if w, err := workspace.Get(ctx, tx, r.WorkspaceID); err == nil {
 			// A workspace that cannot be shown is announced by the run alone.
-			_ = j.workspace(&w)
+			_ = buffer.Workspace(&w)
 		}
-		return j.flush(ctx, tx)
+		return buffer.Flush(ctx, tx)
 	})
 	if err != nil {
 		return fmt.Errorf("quarantine run %s: %w", runID, err)

@@ -3,6 +3,8 @@ package saga
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // noDeadline is the time left (leasedRun.runLeft) that is assumed for a run without a deadline.
@@ -15,7 +17,7 @@ func (h *leasedRun) left() time.Duration {
 	if h.attempt.DeadlineAt != nil && h.run.HeartbeatAt != nil {
 		left = h.attempt.DeadlineAt.Sub(later(h.attempt.StartedAt, *h.run.HeartbeatAt))
 	}
-	if h.run.Phase == phaseDo {
+	if h.run.Phase == runs.Do {
 		left = min(left, h.runLeft)
 	}
 	return left
@@ -30,15 +32,15 @@ func later(a, b time.Time) time.Time {
 
 // openIn copies the attempt that was opened in the run's row into h, with its deadline.
 func (h *leasedRun) openIn() {
-	h.attempt = openAttempt(&h.run)
+	h.attempt = runs.Open(&h.run)
 	deadline := h.attempt.StartedAt.Add(h.step().Budget)
 	h.attempt.DeadlineAt = &deadline
 }
 
 // leasedRun is a run that this process drives: its row and its open attempt as of the last transaction.
 type leasedRun struct {
-	run      Run
-	attempt  Attempt
+	run      runs.Run
+	attempt  runs.Attempt
 	def      *Definition
 	outputs  map[string]json.RawMessage
 	overdue  bool // the run is past its deadline

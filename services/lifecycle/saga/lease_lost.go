@@ -5,36 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
-
-// lostOpen collects the arguments of loseOpen.
-type lostOpen struct {
-	runs     []string
-	attempts []int32
-	fences   []int64
-	since    []*time.Time
-}
-
-func (l *lostOpen) add(runID string, former formerLease) {
-	if former.attempt == 0 {
-		return
-	}
-	l.runs, l.attempts = append(l.runs, runID), append(l.attempts, int32(former.attempt)) //nolint:gosec // small counts
-	l.fences, l.since = append(l.fences, former.fence), append(l.since, former.since)
-}
-
-// close closes the collected attempts as lost, by inserting their rows, and returns these.
-func (l *lostOpen) close(ctx context.Context, tx pgx.Tx) ([]Attempt, error) {
-	if len(l.runs) == 0 {
-		return nil, nil
-	}
-	return attempts(ctx, tx, loseOpen, l.runs, l.attempts, l.fences, l.since)
-}
 
 // loseUnreadable handles leased runs that this build cannot drive: it closes the attempts that their former drivers
 // left open as lost, and takes back the attempts that the lease opened.
@@ -42,57 +18,57 @@ func loseUnreadable(ctx context.Context, tx pgx.Tx, bad []*unreadableError) erro
 	if len(bad) == 0 {
 		return nil
 	}
-	var lost lostOpen
+	var lost runs.Lost
 	runIDs := make([]string, len(bad))
 	for i, b := range bad {
 		runIDs[i] = b.runID
-		lost.add(b.runID, b.former)
+		lost.Add(b.runID, b.former.attempt, b.former.fence, b.former.since)
 	}
-	closed, err := lost.close(ctx, tx)
+	closed, err := lost.Close(ctx, tx)
 	if err != nil {
 		return err
 	}
 	if err := pg.Queue(ctx, tx, dropOpen, runIDs); err != nil {
 		return fmt.Errorf("take back attempts: %w", err)
 	}
-	var j eventBuffer
+	var buffer runs.Buffer
 	for i := range closed {
-		j.step(&closed[i])
+		buffer.Attempt(&closed[i])
 	}
-	return j.flush(ctx, tx)
+	return buffer.Flush(ctx, tx)
 }
 
 // takeOver closes the attempts that the former drivers of leased runs left open as lost, and resumes parked attempts. A
 // run that was never leased before has its first attempt already.
-func (c *Core) takeOver(ctx context.Context, tx pgx.Tx, leased []*leasedRun, j *eventBuffer) error {
+func (c *Core) takeOver(ctx context.Context, tx pgx.Tx, leased []*leasedRun, buffer *runs.Buffer) error {
 	byID := map[string]*leasedRun{}
 	var seen []string
-	var lost lostOpen
+	var lost runs.Lost
 	for _, h := range leased {
 		byID[h.run.ID] = h
 		if h.run.OpenAttempt > 0 {
 			continue
 		}
 		seen = append(seen, h.run.ID)
-		lost.add(h.run.ID, h.former)
+		lost.Add(h.run.ID, h.former.attempt, h.former.fence, h.former.since)
 	}
 	if len(seen) == 0 {
 		return nil
 	}
-	closed, err := attempts(ctx, tx, loseAttempts, seen)
+	closed, err := runs.ChangeAttempts(ctx, tx, loseAttempts, seen)
 	if err != nil {
 		return err
 	}
-	unkept, err := lost.close(ctx, tx)
+	unkept, err := lost.Close(ctx, tx)
 	if err != nil {
 		return err
 	}
 	closed = append(closed, unkept...)
 	for i := range closed {
-		j.step(&closed[i])
+		buffer.Attempt(&closed[i])
 	}
 	c.stats.Lost.Add(int64(len(closed)))
-	resumed, err := attempts(ctx, tx, resumeAttempts, seen)
+	resumed, err := runs.ChangeAttempts(ctx, tx, resumeAttempts, seen)
 	if err != nil {
 		return err
 	}
@@ -102,7 +78,7 @@ func (c *Core) takeOver(ctx context.Context, tx pgx.Tx, leased []*leasedRun, j *
 			return &unreadableError{runID: h.run.ID, err: errors.New("its open attempt is not at its step")}
 		}
 		h.attempt = resumed[i]
-		j.step(&resumed[i])
+		buffer.Attempt(&resumed[i])
 	}
 	return c.loadOutputs(ctx, tx, seen, byID)
 }

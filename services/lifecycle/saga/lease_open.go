@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // openedRow has the columns of a run's row that describe its open attempt.
@@ -21,10 +22,10 @@ type openedRow struct {
 
 // drawRanges draws a new range of operation numbers for each run whose newest attempt has a number beyond the end of
 // its range: the range is used up, or the database's era was raised since it was drawn.
-func (c *Core) drawRanges(ctx context.Context, tx pgx.Tx, runs []*Run) error {
-	byID := map[string]*Run{}
+func (c *Core) drawRanges(ctx context.Context, tx pgx.Tx, opening []*runs.Run) error {
+	byID := map[string]*runs.Run{}
 	var beyond []string
-	for _, r := range runs {
+	for _, r := range opening {
 		if r.OpSeq > r.OpLast {
 			byID[r.ID] = r
 			beyond = append(beyond, r.ID)
@@ -37,7 +38,7 @@ func (c *Core) drawRanges(ctx context.Context, tx pgx.Tx, runs []*Run) error {
 }
 
 // opened runs a statement that opens attempts in the rows of runs, and copies the returned columns into byID.
-func opened(ctx context.Context, tx pgx.Tx, change *pg.Statement, runIDs []string, byID map[string]*Run) error {
+func opened(ctx context.Context, tx pgx.Tx, change *pg.Statement, runIDs []string, byID map[string]*runs.Run) error {
 	rows, err := pg.All[openedRow](ctx, tx, change, runIDs)
 	if err != nil {
 		return fmt.Errorf("open attempts: %w", err)

@@ -9,6 +9,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // whyPaused returns the text that the timeline shows for a paused run.
@@ -20,12 +21,12 @@ func whyPaused() string {
 // pause parks the open attempt, forward or undoing, because rollback mode is set. No driver leases the run until Resume
 // lets it go on: its deadlines do not run meanwhile, and no attempt is used up.
 func (d *Driver) pause(ctx context.Context, h *leasedRun) error {
-	state := stateWaiting
-	if h.run.Phase == phaseUndo {
-		state = stateCompensating
+	state := runs.Waiting
+	if h.run.Phase == runs.Undo {
+		state = runs.Compensating
 	}
 	runID := h.run.ID
-	err := d.release(ctx, h, closing{state: attemptWaiting, why: whyPaused()}, rest{
+	err := d.release(ctx, h, closing{state: runs.AttemptWaiting, why: whyPaused()}, rest{
 		state: state, attempts: h.run.Attempts, why: whyPaused(), passOver: true, point: "park",
 		rows: writes{rows: []TxFunc{func(ctx context.Context, tx pgx.Tx) error {
 			_, err := pg.Exec(ctx, tx, pauseRun, runID)

@@ -7,9 +7,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition, j *eventBuffer) error {
+func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition, buffer *runs.Buffer) error {
 	if len(moves) == 0 {
 		return nil
 	}
@@ -49,15 +51,15 @@ func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition, 
 		if err != nil {
 			return err
 		}
-		j.step(&closed)
-		j.run(&mv.runNow)
+		buffer.Attempt(&closed)
+		buffer.Run(&mv.runNow)
 	}
-	if err := c.touchWorkspaces(ctx, tx, moves, j); err != nil {
+	if err := c.touchWorkspaces(ctx, tx, moves, buffer); err != nil {
 		return err
 	}
 	for _, mv := range moves {
 		if mv.err == nil {
-			j.decided(ctx, &mv.runNow)
+			buffer.Decided(ctx, &mv.runNow)
 		}
 	}
 	return nil
@@ -67,7 +69,7 @@ func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition, 
 func (c *Core) copyReleased(ctx context.Context, tx pgx.Tx, mv *transition, row *releasedRow) error {
 	run, to := mv.h.run, mv.rest
 	if row.Version != run.Version+1 {
-		now, err := GetRun(ctx, tx, run.ID)
+		now, err := runs.Get(ctx, tx, run.ID)
 		mv.runNow = now
 		return err
 	}
@@ -75,15 +77,15 @@ func (c *Core) copyReleased(ctx context.Context, tx pgx.Tx, mv *transition, row 
 	run.Attempts, run.Losses, run.NextAt, run.FinishedAt = to.attempts, 0, row.NextAt, row.Finished
 	run.StuckReason, run.Version, run.OpenAttempt, run.OpenSince = row.Stuck, row.Version, 0, nil
 	if to.keepError {
-		run.copyError(mv)
+		copyError(&run, mv)
 	}
 	mv.runNow = run
 	return nil
 }
 
 // touchWorkspaces sets the state of the workspaces of runs whose leases were given up.
-func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*transition, j *eventBuffer) error {
-	var workspaces, runs, states, codes, errs []string
+func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*transition, buffer *runs.Buffer) error {
+	var changes []workspace.Change
 	for _, mv := range moves {
 		if mv.err != nil || mv.rest.workspace == "" {
 			continue
@@ -92,11 +94,12 @@ func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*transiti
 		if mv.rest.stuck != "" {
 			code, text = "undo_exhausted", mv.rest.stuck
 		}
-		workspaces, runs = append(workspaces, mv.runNow.WorkspaceID), append(runs, mv.runNow.ID)
-		states, codes, errs = append(states, mv.rest.workspace), append(codes, code), append(errs, text)
+		changes = append(changes, workspace.Change{
+			ID: mv.runNow.WorkspaceID, RunID: mv.runNow.ID, State: mv.rest.workspace, Code: code, Error: text,
+		})
 	}
-	if len(workspaces) == 0 {
+	if len(changes) == 0 {
 		return nil
 	}
-	return touch(ctx, tx, j, workspaces, runs, states, codes, errs)
+	return buffer.Touch(ctx, tx, changes...)
 }

@@ -4,6 +4,7 @@ import (
 	"strconv"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // Statements of leases and of the attempts that leases open and close. Those of an attempt that is open in a run's row
@@ -27,7 +28,7 @@ var (
 			open_attempt = (r.fence = 0)::int, open_since = CASE WHEN r.fence = 0 THEN mesh.clock() END,
 			version = r.version + 1
 		FROM c WHERE r.id = c.id
-		RETURNING `+runColumns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8,
+		RETURNING `+runs.Columns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8,
 			(SELECT mesh.rolled_back()), c.fence, c.open_attempt, c.open_since,
 			COALESCE((SELECT w.op_seq FROM lifecycle.workspace w WHERE w.id = r.workspace_id) > r.op_last, false)`)
 	// knowsLater selects whether the workspace has an operation number or an epoch above those of a run.
@@ -37,7 +38,7 @@ var (
 		UPDATE lifecycle.saga_step s SET state = 'running', fence = r.fence, why_waiting = '', heartbeat_at = mesh.clock(),
 			version = s.version + 1
 		FROM lifecycle.saga_run r WHERE r.id = s.run_id AND s.run_id = ANY ($1::uuid[]) AND s.state = 'waiting'
-			RETURNING `+stepColumns)
+			RETURNING `+runs.AttemptColumns)
 	stepOutputs = pg.Define(pg.RoleLifecycle, "saga.step_outputs", `
 		SELECT `+pg.Columns[stepOutput]("s")+` FROM lifecycle.saga_step s
 		WHERE s.run_id = ANY ($1::uuid[]) AND s.dir = 'do' AND s.state = 'succeeded' AND s.output IS NOT NULL`)
@@ -50,10 +51,10 @@ var (
 		UPDATE lifecycle.saga_run r SET state = 'stuck', owner = NULL, lease_until = NULL,
 			stuck_reason = 'unreadable: ' || $2::text, why_waiting = 'waiting for an operator: ' || $2::text,
 				open_attempt = 0, open_since = NULL, version = r.version + 1
-		WHERE r.id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating') RETURNING `+runColumns)
+		WHERE r.id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating') RETURNING `+runs.Columns)
 	loseOpenAttempts = pg.Define(pg.RoleLifecycle, "saga.lose_open_attempts", `
 		UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', version = s.version + 1
-		WHERE s.run_id = $1 AND s.state IN ('running', 'waiting') RETURNING `+stepColumns)
+		WHERE s.run_id = $1 AND s.state IN ('running', 'waiting') RETURNING `+runs.AttemptColumns)
 	letGoRun = pg.Define(pg.RoleLifecycle, "saga.let_go", `
 		UPDATE lifecycle.saga_run r SET next_at = mesh.clock(), lease_until = mesh.clock()
 		WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3`)
@@ -67,7 +68,7 @@ var (
 		ON CONFLICT (run_id) DO UPDATE SET since = COALESCE(p.since, mesh.clock())`)
 	loseAttempts = pg.Define(pg.RoleLifecycle, "saga.lose_attempts", `
 		UPDATE lifecycle.saga_step s SET `+lostAttempt+`, version = s.version + 1
-		WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING `+stepColumns)
+		WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING `+runs.AttemptColumns)
 	// dropOpen takes back the attempts that a lease has just opened of runs that cannot be driven.
 	dropOpen = pg.Define(pg.RoleLifecycle, "saga.drop_open", `
 		UPDATE lifecycle.saga_run r SET open_attempt = 0, open_since = NULL
@@ -84,11 +85,11 @@ var (
 	// drawRange gives runs new ranges above everything that was drawn for their workspaces, and the open attempts the
 	// first numbers of these.
 	drawRange = pg.Define(pg.RoleLifecycle, "saga.draw_range", `
-		WITH ws AS (UPDATE lifecycle.workspace w SET op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`
+		WITH ws AS (UPDATE lifecycle.workspace w SET op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(runs.RangeSize-1)+`
 			FROM lifecycle.saga_run r WHERE r.id = ANY ($1::uuid[]) AND w.id = r.workspace_id RETURNING r.id, w.op_seq)
-		UPDATE lifecycle.saga_run r SET op_seq = ws.op_seq - `+strconv.Itoa(opRange-1)+`, op_last = ws.op_seq
+		UPDATE lifecycle.saga_run r SET op_seq = ws.op_seq - `+strconv.Itoa(runs.RangeSize-1)+`, op_last = ws.op_seq
 		FROM ws WHERE r.id = ws.id RETURNING r.id, r.op_seq, r.op_last, r.open_attempt, r.open_since`)
 	attemptByKey = pg.Define(pg.RoleLifecycle, "saga.attempt_by_key", `
-		SELECT `+stepColumns+` FROM lifecycle.saga_step s
+		SELECT `+runs.AttemptColumns+` FROM lifecycle.saga_step s
 		WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4`)
 )

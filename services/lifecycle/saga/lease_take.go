@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 func join(lists ...[]any) []any {
@@ -116,13 +117,13 @@ type formerLease struct {
 // openAttempts gives every leased run its open attempt. It runs in statements after the lease, so that they see what
 // the former drivers committed before the lease got their rows' locks.
 func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*leasedRun) error {
-	var j eventBuffer
-	if err := c.takeOver(ctx, tx, leased, &j); err != nil {
+	var buffer runs.Buffer
+	if err := c.takeOver(ctx, tx, leased, &buffer); err != nil {
 		return err
 	}
-	byID := map[string]*Run{}
+	byID := map[string]*runs.Run{}
 	var toOpen, outdrawn []string
-	runs := make([]*Run, 0, len(leased))
+	opening := make([]*runs.Run, 0, len(leased))
 	for _, h := range leased {
 		if h.outdrawn {
 			outdrawn = append(outdrawn, h.run.ID)
@@ -132,7 +133,7 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*leasedRun)
 			toOpen = append(toOpen, h.run.ID)
 		}
 		byID[h.run.ID] = &h.run
-		runs = append(runs, &h.run)
+		opening = append(opening, &h.run)
 	}
 	if len(outdrawn) > 0 {
 		// A build without ranges has driven them meanwhile: the rest of their ranges is below the numbers that it has drawn.
@@ -145,19 +146,19 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*leasedRun)
 			return err
 		}
 	}
-	if err := c.drawRanges(ctx, tx, runs); err != nil {
+	if err := c.drawRanges(ctx, tx, opening); err != nil {
 		return err
 	}
 	for _, h := range leased {
 		if h.attempt.RunID == "" {
 			h.openIn()
-			j.step(&h.attempt)
+			buffer.Attempt(&h.attempt)
 		}
 	}
 	for _, h := range leased {
-		j.run(&h.run)
+		buffer.Run(&h.run)
 	}
-	if err := j.flush(ctx, tx); err != nil {
+	if err := buffer.Flush(ctx, tx); err != nil {
 		return err
 	}
 	return c.point(ctx, "lease.before_commit", leased[0].place())

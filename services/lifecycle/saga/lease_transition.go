@@ -5,14 +5,15 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // state returns the state of the run while the attempt is open.
 func (n *nextAttempt) state() string {
-	if n.phase == phaseUndo {
-		return stateCompensating
+	if n.phase == runs.Undo {
+		return runs.Compensating
 	}
-	return stateRunning
+	return runs.Running
 }
 
 // closing is how the open attempt ends.

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // transition is one write of a driver: the open attempt closes, and either the next one opens (next) or the lease is
@@ -21,7 +22,7 @@ type transition struct {
 	rest *rest
 
 	to     leasedRun // after an advance
-	runNow Run       // after a release
+	runNow runs.Run  // after a release
 	err    error
 	done   chan struct{}
 }
@@ -72,11 +73,11 @@ func (c *Core) write(ctx context.Context, moves []*transition) error {
 				return fmt.Errorf("lock runs: %w", err)
 			}
 		}
-		var j eventBuffer
-		if err := c.advanceAll(ctx, tx, advances, &j); err != nil {
+		var buffer runs.Buffer
+		if err := c.advanceAll(ctx, tx, advances, &buffer); err != nil {
 			return err
 		}
-		if err := c.releaseRuns(ctx, tx, releases, &j); err != nil {
+		if err := c.releaseRuns(ctx, tx, releases, &buffer); err != nil {
 			return err
 		}
 		for _, mv := range moves {
@@ -84,7 +85,7 @@ func (c *Core) write(ctx context.Context, moves []*transition) error {
 				return errRowsOfMiss
 			}
 		}
-		if err := j.flush(ctx, tx); err != nil {
+		if err := buffer.Flush(ctx, tx); err != nil {
 			return err
 		}
 		for _, mv := range moves {

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // TestABudgetEndsWhatStandsInTheWay: an attempt goes on waiting while it shows an error (WaitFor.Meanwhile). When its
@@ -35,9 +36,9 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	b.drive(b.config("a"))
 	_, id := b.create("toy")
 	r := b.await(id, 10*time.Second, "waiting")
-	attempt := func() saga.Attempt {
+	attempt := func() runs.Attempt {
 		t.Helper()
-		all, err := saga.Timeline(testkit.Context(t), b.db.Pool(pg.RoleLifecycle), id)
+		all, err := runs.Timeline(testkit.Context(t), b.db.Pool(pg.RoleLifecycle), id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +48,7 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 			}
 		}
 		t.Fatalf("no attempt in %+v", all)
-		return saga.Attempt{}
+		return runs.Attempt{}
 	}
 	if a := attempt(); a.State != "waiting" || a.Error != said || a.ErrorLayer != "workload" || a.LastOutput != words {
 		t.Errorf("while it waits: %+v", a)

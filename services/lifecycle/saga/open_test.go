@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg/migrations"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // rowsOpen counts the rows of open attempts of a run.
@@ -36,11 +37,11 @@ func (b *bed) rowsOpen(id string) int {
 // announced returns an error unless the newest event of a run is its row, and those of its attempts are theirs.
 func (b *bed) announced(id string) error {
 	ctx := testkit.Context(b.t)
-	run, err := saga.GetRun(ctx, b.db.Pool(pg.RoleLifecycle), id)
+	run, err := runs.Get(ctx, b.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
 		return err
 	}
-	timeline, err := saga.Timeline(ctx, b.db.Pool(pg.RoleLifecycle), id)
+	timeline, err := runs.Timeline(ctx, b.db.Pool(pg.RoleLifecycle), id)
 	if err != nil {
 		return err
 	}
@@ -158,7 +159,7 @@ func TestAnAttemptIsWrittenOnce(t *testing.T) {
 }
 
 // numbered checks that the attempts have rising numbers, and none above what their workspace has drawn.
-func (b *bed) numbered(ws string, list []saga.Attempt, want int) {
+func (b *bed) numbered(ws string, list []runs.Attempt, want int) {
 	b.t.Helper()
 	drawn := b.workspace(ws).OpSeq
 	for i, a := range list {
@@ -179,17 +180,17 @@ func TestARangeOfNumbersIsReplaced(t *testing.T) {
 	for _, tc := range []struct {
 		what string
 		do   func(b *bed, env *saga.Env) error
-		want func(before, after saga.Attempt) bool
+		want func(before, after runs.Attempt) bool
 	}{
 		{"used up", func(b *bed, env *saga.Env) error {
 			_, err := b.db.Pool(pg.RoleLifecycle).Exec(testkit.Context(b.t),
 				`UPDATE lifecycle.saga_run SET op_last = op_seq WHERE id = $1`, env.RunID)
 			return err
-		}, func(before, after saga.Attempt) bool { return after.OpSeq > before.OpSeq+10 }},
+		}, func(before, after runs.Attempt) bool { return after.OpSeq > before.OpSeq+10 }},
 		{"of a former era", func(b *bed, _ *saga.Env) error {
 			_, err := pg.RaiseEra(testkit.Context(b.t), b.db.OwnerPool(), "test")
 			return err
-		}, func(_, after saga.Attempt) bool { return after.OpSeq >= firstOfEra }},
+		}, func(_, after runs.Attempt) bool { return after.OpSeq >= firstOfEra }},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			var b *bed

@@ -10,11 +10,13 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // Verb is the result of an operator's verb on a run.
 type Verb struct {
-	Run     Run
+	Run     runs.Run
 	Changed bool   // false: the run was in that state already
 	Pos     string // position token; empty if nothing changed
 }
@@ -27,7 +29,7 @@ func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input a
 	if err != nil {
 		return Verb{}, fmt.Errorf("amend run: marshal input: %w", err)
 	}
-	r, err := pg.One[Run](ctx, tx, amendRun, runID, step, raw)
+	r, err := pg.One[runs.Run](ctx, tx, amendRun, runID, step, raw)
 	if pg.IsNoRows(err) {
 		return Verb{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the operation went on meanwhile")
 	}
@@ -35,24 +37,26 @@ func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input a
 		return Verb{}, fmt.Errorf("amend run: %w", err)
 	}
 	c.makesDue(tx)
-	var j eventBuffer
-	j.run(&r)
-	pos, err := j.flushPos(ctx, tx)
+	var buffer runs.Buffer
+	buffer.Run(&r)
+	pos, err := buffer.FlushPos(ctx, tx)
 	return Verb{Run: r, Changed: true, Pos: pos}, err
 }
 
-func (c *Core) withWorkspace(ctx context.Context, tx pgx.Tx, r *Run, state, code, text string) (Verb, error) {
-	var j eventBuffer
-	j.run(r)
-	if err := c.touchWorkspace(ctx, tx, r, &j, state, code, text); err != nil {
+func (c *Core) withWorkspace(ctx context.Context, tx pgx.Tx, r *runs.Run, state, code, text string) (Verb, error) {
+	var buffer runs.Buffer
+	buffer.Run(r)
+	if err := buffer.Touch(ctx, tx, workspace.Change{
+		ID: r.WorkspaceID, RunID: r.ID, State: state, Code: code, Error: text,
+	}); err != nil {
 		return Verb{}, err
 	}
-	pos, err := j.flushPos(ctx, tx)
+	pos, err := buffer.FlushPos(ctx, tx)
 	return Verb{Run: *r, Changed: true, Pos: pos}, err
 }
 
-func lockRun(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
-	r, err := pg.One[Run](ctx, tx, lockRunByID, runID)
+func lockRun(ctx context.Context, tx pgx.Tx, runID string) (*runs.Run, error) {
+	r, err := pg.One[runs.Run](ctx, tx, lockRunByID, runID)
 	if pg.IsNoRows(err) {
 		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such operation")
 	}

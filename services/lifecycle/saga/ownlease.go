@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // ownLease is a worker of a driver of this process that waits for a run which is being started: the transaction that
@@ -37,7 +38,7 @@ func (o *ownLease) length() float64 {
 }
 
 // hold stores the run that was inserted under the lease and returns its open attempt.
-func (o *ownLease) hold(run *Run, def *Definition, paused bool) *Attempt {
+func (o *ownLease) hold(run *runs.Run, def *Definition, paused bool) *runs.Attempt {
 	h := &leasedRun{run: *run, def: def, outputs: map[string]json.RawMessage{}, paused: paused, runLeft: noDeadline}
 	if run.DeadlineAt != nil && run.OpenSince != nil {
 		h.runLeft = run.DeadlineAt.Sub(*run.OpenSince)

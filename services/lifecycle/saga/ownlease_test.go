@@ -15,6 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // starting makes a workspace, starts a run on it, and calls then in the same transaction.
@@ -22,8 +24,8 @@ func (b *bed) starting(then func() error) (string, error) {
 	b.t.Helper()
 	var started saga.Started
 	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-		id, err := b.core.InsertWorkspace(ctx, tx,
-			saga.NewWorkspace{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
+		id, err := workspace.Insert(ctx, tx,
+			workspace.Draft{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
 		if err != nil {
 			return err
 		}
@@ -105,7 +107,7 @@ func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
 		if !errors.Is(err, errBoom) {
 			t.Fatalf("err = %v", err)
 		}
-		if _, err := saga.GetRun(testkit.Context(t), b.db.Pool(pg.RoleLifecycle), id); !pg.IsNoRows(err) {
+		if _, err := runs.Get(testkit.Context(t), b.db.Pool(pg.RoleLifecycle), id); !pg.IsNoRows(err) {
 			t.Errorf("a run that was rolled back = %v", err)
 		}
 	}

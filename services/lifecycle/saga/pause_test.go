@@ -13,12 +13,13 @@ import (
 
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // still waits until the run is paused because of rollback mode, in the given state.
-func (b *bed) still(id, state string) saga.Run {
+func (b *bed) still(id, state string) runs.Run {
 	b.t.Helper()
-	var r saga.Run
+	var r runs.Run
 	testkit.Eventually(b.t, testkit.Patience, func() error {
 		if r = b.run(id); r.State != state || !strings.HasPrefix(r.WhyWaiting, "control_plane_rollback") {
 			return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // Progress records how far the attempt has come, as a text ("pods 2/3"). A text that differs from the last one resets
@@ -30,26 +31,26 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 		return nil
 	}
 	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
-		var j eventBuffer
-		r, err := pg.One[Run](ctx, tx, progressRun, e.RunID, e.Fence, moved, news)
+		var buffer runs.Buffer
+		r, err := pg.One[runs.Run](ctx, tx, progressRun, e.RunID, e.Fence, moved, news)
 		if pg.IsNoRows(err) {
 			return ErrFenced
 		}
 		if err != nil {
 			return fmt.Errorf("record progress: %w", err)
 		}
-		if err := pg.Queue(ctx, tx, keepOpen, []string{e.RunID}); err != nil {
-			return fmt.Errorf("keep attempt: %w", err)
+		if err := runs.KeepOpen(ctx, tx, e.RunID); err != nil {
+			return err
 		}
-		a, err := pg.One[Attempt](ctx, tx, progressStep, e.RunID, e.Step, dir, e.Attempt, note, moved)
+		a, err := pg.One[runs.Attempt](ctx, tx, progressStep, e.RunID, e.Step, dir, e.Attempt, note, moved)
 		if pg.IsNoRows(err) {
 			return ErrFenced
 		}
 		if err != nil {
 			return fmt.Errorf("record progress: %w", err)
 		}
-		j.run(&r)
-		j.step(&a)
-		return j.flush(ctx, tx)
+		buffer.Run(&r)
+		buffer.Attempt(&a)
+		return buffer.Flush(ctx, tx)
 	})
 }

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // Cancellable reports whether the definition of a run lets it be cancelled, whatever its state. It returns true for a
 // run whose definition this build does not have: Cancel marks the run for the build that drives it.
-func (c *Core) Cancellable(r *Run) bool {
+func (c *Core) Cancellable(r *runs.Run) bool {
 	def, known := c.registry.Get(r.Definition, r.DefVersion)
 	return !known || !def.Uncancellable
 }
@@ -71,7 +73,7 @@ func (r *Registry) Get(name string, version int) (*Definition, bool) {
 }
 
 // drivable returns the definition by which this build drives a run, or why it cannot.
-func (c *Core) drivable(r *Run) (*Definition, error) {
+func (c *Core) drivable(r *runs.Run) (*Definition, error) {
 	def, ok := c.registry.Get(r.Definition, r.DefVersion)
 	switch {
 	case !ok:
@@ -83,7 +85,7 @@ func (c *Core) drivable(r *Run) (*Definition, error) {
 }
 
 // Drives reports whether this build can drive a run. Trying again does not help a run that it cannot drive.
-func (c *Core) Drives(r *Run) bool {
+func (c *Core) Drives(r *runs.Run) bool {
 	_, err := c.drivable(r)
 	return err == nil
 }

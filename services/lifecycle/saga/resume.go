@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // resumeBatch is how many runs one transaction resumes at most.
@@ -55,20 +56,20 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 		if err != nil {
 			return fmt.Errorf("end pauses: %w", err)
 		}
-		var runs []string
+		var runIDs []string
 		var stood []float64
 		var id string
 		var seconds float64
 		if _, err := pgx.ForEachRow(rows, []any{&id, &seconds}, func() error {
-			runs, stood = append(runs, id), append(stood, seconds)
+			runIDs, stood = append(runIDs, id), append(stood, seconds)
 			return nil
 		}); err != nil {
 			return fmt.Errorf("end pauses: %w", err)
 		}
-		if n = len(runs); n == 0 {
+		if n = len(runIDs); n == 0 {
 			return nil
 		}
-		return c.moveOn(ctx, tx, runs, stood)
+		return c.moveOn(ctx, tx, runIDs, stood)
 	})
 	return n, err
 }
@@ -87,23 +88,23 @@ func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
 
 // moveOn makes runs due, and postpones the deadlines of the runs and their attempts, and by Resumed those of their
 // tasks, by the length of each run's pause.
-func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runs []string, stood []float64) error {
-	moved, err := pg.All[Run](ctx, tx, moveOnRuns, runs, stood)
+func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runIDs []string, stood []float64) error {
+	moved, err := pg.All[runs.Run](ctx, tx, moveOnRuns, runIDs, stood)
 	if err != nil {
 		return fmt.Errorf("move deadlines of runs: %w", err)
 	}
-	steps, err := attempts(ctx, tx, moveOnAttempts, runs, stood)
+	steps, err := runs.ChangeAttempts(ctx, tx, moveOnAttempts, runIDs, stood)
 	if err != nil {
 		return err
 	}
-	var j eventBuffer
+	var buffer runs.Buffer
 	for i := range steps {
-		j.step(&steps[i])
+		buffer.Attempt(&steps[i])
 	}
 	list := make([]Resumed, 0, len(moved))
 	for i := range moved {
-		j.run(&moved[i])
-		for k, id := range runs {
+		buffer.Run(&moved[i])
+		for k, id := range runIDs {
 			if id == moved[i].ID {
 				list = append(list, Resumed{RunID: id, WorkspaceID: moved[i].WorkspaceID, Stood: seconds(stood[k])})
 			}
@@ -114,5 +115,5 @@ func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runs []string, stood []flo
 			return err
 		}
 	}
-	return j.flush(ctx, tx)
+	return buffer.Flush(ctx, tx)
 }

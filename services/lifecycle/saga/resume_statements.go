@@ -1,6 +1,9 @@
 package saga
 
-import "github.com/gpuaas/mesh/internal/pg"
+import (
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+)
 
 // Statements of runs that go on after rollback mode.
 var (
@@ -22,11 +25,11 @@ var (
 			tried_since = r.tried_since + make_interval(secs => x.stood), progress_at = mesh.clock(),
 			why_waiting = 'waiting for a worker: rollback mode is over', version = r.version + 1
 		FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood)
-		WHERE r.id = x.run_id AND r.state IN ('pending', 'waiting', 'compensating') RETURNING `+runColumns)
+		WHERE r.id = x.run_id AND r.state IN ('pending', 'waiting', 'compensating') RETURNING `+runs.Columns)
 	moveOnAttempts = pg.Define(pg.RoleLifecycle, "saga.move_on_attempts", `
 		UPDATE lifecycle.saga_step s SET deadline_at = s.deadline_at + make_interval(secs => x.stood),
 			progress_at = mesh.clock(),
 			why_waiting = 'waiting for a worker: rollback mode is over', version = s.version + 1
 		FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood)
-		WHERE s.run_id = x.run_id AND s.state = 'waiting' RETURNING `+stepColumns)
+		WHERE s.run_id = x.run_id AND s.state = 'waiting' RETURNING `+runs.AttemptColumns)
 )

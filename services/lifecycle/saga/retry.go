@@ -12,6 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // ResetAdvice is how long after a cancel a refused Reset is worth trying again.
@@ -19,47 +21,47 @@ const ResetAdvice = 2 * time.Minute
 
 // Reset makes a failed workspace ready for a Retry: its history is archived, its claims stay. It is refused while a run
 // is live or an attempt is open; the fault names them.
-func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Workspace, string, error) {
-	live, found, err := LiveRun(ctx, tx, workspaceID)
+func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (workspace.Row, string, error) {
+	live, found, err := runs.Live(ctx, tx, workspaceID)
 	if err != nil {
-		return Workspace{}, "", err
+		return workspace.Row{}, "", err
 	}
 	if found {
-		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+		return workspace.Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"something still runs on this workspace", fault.Conflicting(live.ID),
 			fault.Unmet(fmt.Sprintf("%s at the step %q: %s", IsOpen(&live), live.StepName(), live.WhyWaiting)),
 			fault.RetryAfter(ResetAdvice), fault.Remedy(c.endRemedy(&live)))
 	}
 	open, err := openAttempts(ctx, tx, workspaceID)
 	if err != nil {
-		return Workspace{}, "", err
+		return workspace.Row{}, "", err
 	}
 	if len(open) > 0 {
-		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+		return workspace.Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"an attempt is still open on this workspace", fault.Unmet(open...), fault.RetryAfter(ResetAdvice),
 			fault.Remedy("ask again after the given time; if it still is open, cancel again"))
 	}
 	// A run's row is locked before its workspace's. If the workspace is not to be reset, the caller rolls this back, or
 	// there was nothing to archive.
 	if _, err := pg.Exec(ctx, tx, archiveRuns, workspaceID); err != nil {
-		return Workspace{}, "", fmt.Errorf("archive runs: %w", err)
+		return workspace.Row{}, "", fmt.Errorf("archive runs: %w", err)
 	}
-	tag, err := pg.Exec(ctx, tx, resetWorkspace, workspaceID)
+	reset, err := workspace.Reset(ctx, tx, workspaceID)
 	if err != nil {
-		return Workspace{}, "", fmt.Errorf("reset workspace: %w", err)
+		return workspace.Row{}, "", err
 	}
-	if tag.RowsAffected() == 0 {
-		w, err := GetWorkspace(ctx, tx, workspaceID)
+	if !reset {
+		w, err := workspace.Get(ctx, tx, workspaceID)
 		if err != nil {
-			return Workspace{}, "", err
+			return workspace.Row{}, "", err
 		}
 		if w.ResetDone {
 			return w, "", nil
 		}
-		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is reset",
+		return workspace.Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is reset",
 			notFailed(w.State)...)
 	}
-	return AnnounceWorkspace(ctx, tx, workspaceID)
+	return workspace.Announce(ctx, tx, workspaceID)
 }
 
 // openAttempts describes the attempts at a workspace that have not ended, at most ten, one text each.
@@ -102,7 +104,7 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	if req.EpochClaim == "" {
 		req.EpochClaim = "instance"
 	}
-	if live, found, err := LiveRun(ctx, tx, req.WorkspaceID); err != nil {
+	if live, found, err := runs.Live(ctx, tx, req.WorkspaceID); err != nil {
 		return Retried{}, err
 	} else if found {
 		started, err := c.join(ctx, tx, StartRequest{
@@ -114,12 +116,12 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 		}, &live)
 		return Retried{Started: started}, err
 	}
-	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
+	w, err := workspace.Get(ctx, tx, req.WorkspaceID)
 	if err != nil {
 		return Retried{}, err
 	}
 	switch {
-	case w.State != stateFailed:
+	case w.State != runs.Failed:
 		return Retried{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is retried",
 			notFailed(w.State)...)
 	case !w.ResetDone:
@@ -166,7 +168,7 @@ func RetryAdvice(ctx context.Context, tx pgx.Tx, workspaceID string) (string, er
 	return adviceAfter(former), err
 }
 
-func adviceAfter(former []Run) string {
+func adviceAfter(former []runs.Run) string {
 	if len(former) < 2 || former[0].ErrorCode == "" || former[0].ErrorCode != former[1].ErrorCode ||
 		former[0].ErrorStep != former[1].ErrorStep {
 		return ""
@@ -190,15 +192,15 @@ func notFailed(state string) []fault.Option {
 	return []fault.Option{fault.Unmet("the workspace is " + state + ", not failed"), fault.Remedy(remedy)}
 }
 
-func stepNameAt(r *Run, step int) string {
+func stepNameAt(r *runs.Run, step int) string {
 	if step < 0 || step >= len(r.StepNames) {
 		return ""
 	}
 	return r.StepNames[step]
 }
 
-func formerRuns(ctx context.Context, tx pgx.Tx, workspaceID string) ([]Run, error) {
-	out, err := pg.All[Run](ctx, tx, formerRunsOf, workspaceID)
+func formerRuns(ctx context.Context, tx pgx.Tx, workspaceID string) ([]runs.Run, error) {
+	out, err := pg.All[runs.Run](ctx, tx, formerRunsOf, workspaceID)
 	if err != nil {
 		return nil, fmt.Errorf("read former runs: %w", err)
 	}

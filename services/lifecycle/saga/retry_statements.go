@@ -1,6 +1,9 @@
 package saga
 
-import "github.com/gpuaas/mesh/internal/pg"
+import (
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+)
 
 // Statements of Reset and Retry.
 var (
@@ -13,6 +16,6 @@ var (
 		FROM lifecycle.saga_step s JOIN lifecycle.saga_run r ON r.id = s.run_id
 		WHERE r.workspace_id = $1 AND s.state IN ('running', 'waiting') ORDER BY s.op_seq LIMIT 10`)
 	formerRunsOf = pg.Define(pg.RoleLifecycle, "saga.former_runs", `
-		SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.workspace_id = $1 ORDER BY r.created_at DESC, r.id DESC
+		SELECT `+runs.Columns+` FROM lifecycle.saga_run r WHERE r.workspace_id = $1 ORDER BY r.created_at DESC, r.id DESC
 			LIMIT 2`)
 )

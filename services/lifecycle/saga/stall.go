@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 const stallBatch = 100
@@ -115,30 +116,30 @@ func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 	marked := false
 	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		marked = false
-		r, err := pg.One[Run](ctx, tx, flagRun, s.RunID, s.Step, s.Dir, s.Reason, s.Attempt)
+		r, err := pg.One[runs.Run](ctx, tx, flagRun, s.RunID, s.Step, s.Dir, s.Reason, s.Attempt)
 		if pg.IsNoRows(err) {
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("flag run: %w", err)
 		}
-		var j eventBuffer
+		var buffer runs.Buffer
 		if s.Attempt > 0 {
-			if err := pg.Queue(ctx, tx, keepOpen, []string{s.RunID}); err != nil {
-				return fmt.Errorf("keep attempt: %w", err)
+			if err := runs.KeepOpen(ctx, tx, s.RunID); err != nil {
+				return err
 			}
-			a, err := pg.One[Attempt](ctx, tx, flagAttempt, s.RunID, s.Step, s.Dir, s.Attempt, s.After)
+			a, err := pg.One[runs.Attempt](ctx, tx, flagAttempt, s.RunID, s.Step, s.Dir, s.Attempt, s.After)
 			if pg.IsNoRows(err) {
 				return errMoved
 			}
 			if err != nil {
 				return fmt.Errorf("flag attempt: %w", err)
 			}
-			j.step(&a)
+			buffer.Attempt(&a)
 		}
-		j.run(&r)
+		buffer.Run(&r)
 		marked = true
-		return j.flush(ctx, tx)
+		return buffer.Flush(ctx, tx)
 	})
 	if err == errMoved { //nolint:errorlint // our own sentinel, returned as it is
 		return false, nil

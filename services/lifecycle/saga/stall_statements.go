@@ -1,6 +1,9 @@
 package saga
 
-import "github.com/gpuaas/mesh/internal/pg"
+import (
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+)
 
 // Statements of stalls.
 var (
@@ -32,10 +35,10 @@ var (
 	flagRun = pg.Define(pg.RoleLifecycle, "saga.flag_run", `
 		UPDATE lifecycle.saga_run r SET stuck_reason = $4, version = r.version + 1
 		WHERE r.id = $1 AND r.step = $2 AND r.phase = $3 AND r.state IN ('pending', 'running', 'waiting', 'compensating')
-			AND ($5 > 0 OR r.stuck_reason = '') RETURNING `+runColumns)
+			AND ($5 > 0 OR r.stuck_reason = '') RETURNING `+runs.Columns)
 	flagAttempt = pg.Define(pg.RoleLifecycle, "saga.flag_attempt", `
 		UPDATE lifecycle.saga_step s SET stalled = true, version = s.version + 1
 		WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state IN ('running', 'waiting')
 			AND NOT s.stalled
-			AND `+quietSince+` + make_interval(secs => $5) < mesh.clock() RETURNING `+stepColumns)
+			AND `+quietSince+` + make_interval(secs => $5) < mesh.clock() RETURNING `+runs.AttemptColumns)
 )

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // A waiting step is called repeatedly. Its stall flag stays until it makes progress or succeeds: neither a call that
@@ -128,7 +129,7 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 	cfg.Lease, cfg.Heartbeat = time.Hour, 20*time.Minute // a heartbeat changes the row as well
 	stop := b.drive(cfg)
 	_, id := b.create("toy")
-	look := func(n int) (saga.Run, saga.Attempt) {
+	look := func(n int) (runs.Run, runs.Attempt) {
 		t.Helper()
 		testkit.Eventually(t, testkit.Patience, func() error {
 			if r := b.run(id); r.State != "waiting" || r.WhyWaiting != fmt.Sprintf("look %d", n) {

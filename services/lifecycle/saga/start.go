@@ -13,6 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // StartRequest is a request for a run on a workspace that exists.
@@ -79,8 +81,8 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 		req.RunID = ids.New()
 	}
 	req.Round = max(req.Round, 1)
-	// Both the insert and LiveRun may find no run: the winner was not in the insert's snapshot and had ended when LiveRun
-	// read, or the other way round. Then the statement is tried once more.
+	// Both the insert and the read may find no run: the winner was not in the insert's snapshot and had ended when the
+	// live run was read, or the other way round. Then the statement is tried once more.
 	own := c.reserve(ctx, tx)
 	for range 2 {
 		row, err := c.startRun(ctx, tx, def, req, input, own)
@@ -90,7 +92,7 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 		if !pg.IsNoRows(err) {
 			return Started{}, fmt.Errorf("start run: %w", err)
 		}
-		live, found, err := LiveRun(ctx, tx, req.WorkspaceID)
+		live, found, err := runs.Live(ctx, tx, req.WorkspaceID)
 		if err != nil {
 			return Started{}, err
 		}
@@ -104,11 +106,11 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 
 // joinOrRefuse joins the run that is live, unless that is the one which was just inserted and did not get its
 // workspace.
-func (c *Core) joinOrRefuse(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run) (Started, error) {
+func (c *Core) joinOrRefuse(ctx context.Context, tx pgx.Tx, req StartRequest, live *runs.Run) (Started, error) {
 	if live.ID != req.RunID {
 		return c.join(ctx, tx, req, live)
 	}
-	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
+	w, err := workspace.Get(ctx, tx, req.WorkspaceID)
 	switch {
 	case err != nil:
 		return Started{}, err
@@ -122,7 +124,7 @@ func (c *Core) joinOrRefuse(ctx context.Context, tx pgx.Tx, req StartRequest, li
 // startedRow is the row of the workspace that the run was given, with the columns of the run's row that the database
 // computed.
 type startedRow struct {
-	Workspace
+	workspace.Row
 	RunOpSeq    int64      `db:"run_op_seq"`
 	OpLast      int64      `db:"run_op_last"`
 	RunCreated  time.Time  `db:"run_created_at"`
@@ -157,19 +159,19 @@ func whyStarted(def *Definition, own *ownLease) string {
 	if own == nil {
 		return "waiting for a worker"
 	}
-	return doing(phaseDo, def.Steps[0].Name)
+	return runs.Doing(runs.Do, def.Steps[0].Name)
 }
 
 // begin appends the events of the run that was just started, and gives it to the worker that waits for it.
 func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, row *startedRow,
 	own *ownLease,
 ) (Started, error) {
-	w := &row.Workspace
-	run := &Run{
+	w := &row.Row
+	run := &runs.Run{
 		ID: req.RunID, WorkspaceID: w.ID, TenantID: w.TenantID, Kind: names.Of(req.Kind), Definition: def.Name,
 		DefVersion: def.Version, Round: req.Round, ParentRunID: req.ParentRunID, CorrelationID: req.CorrelationID,
-		Requester: req.Requester, StepNames: def.stepNames(), Input: input, Epoch: w.Epoch, State: statePending,
-		Phase: phaseDo, NextAt: row.NextAt, DeadlineAt: row.DeadlineAt, WhyWaiting: whyStarted(def, own), ErrorStep: -1,
+		Requester: req.Requester, StepNames: def.stepNames(), Input: input, Epoch: w.Epoch, State: runs.Pending,
+		Phase: runs.Do, NextAt: row.NextAt, DeadlineAt: row.DeadlineAt, WhyWaiting: whyStarted(def, own), ErrorStep: -1,
 		CreatedAt: row.RunCreated, TriedSince: row.TriedSince, OpSeq: row.RunOpSeq, OpLast: row.OpLast,
 		Version: 1,
 	}
@@ -180,20 +182,20 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 			return Started{}, fmt.Errorf("give range of numbers: %w", err)
 		}
 	}
-	var j eventBuffer
+	var buffer runs.Buffer
 	if own == nil {
 		c.makesDue(tx)
 	} else {
-		run.State, run.Owner, run.Fence, run.LeaseUntil, run.HeartbeatAt = stateRunning, own.owner(), row.Fence,
+		run.State, run.Owner, run.Fence, run.LeaseUntil, run.HeartbeatAt = runs.Running, own.owner(), row.Fence,
 			row.LeaseUntil, row.HeartbeatAt
 		run.OpenAttempt, run.OpenSince = 1, row.OpenSince
-		j.step(own.hold(run, def, row.Paused))
+		buffer.Attempt(own.hold(run, def, row.Paused))
 	}
-	j.run(run)
-	if err := j.workspace(w); err != nil {
+	buffer.Run(run)
+	if err := buffer.Workspace(w); err != nil {
 		return Started{}, err
 	}
-	pos, err := j.flushPos(ctx, tx)
+	pos, err := buffer.FlushPos(ctx, tx)
 	if err != nil {
 		return Started{}, err
 	}

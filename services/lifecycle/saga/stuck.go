@@ -11,10 +11,11 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // foreign returns a fault for a run that this build cannot drive: its driver would put the run aside again.
-func (c *Core) foreign(r *Run) error {
+func (c *Core) foreign(r *runs.Run) error {
 	if c.Drives(r) {
 		return nil
 	}
@@ -57,13 +58,13 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 		return Verb{}, nil, err
 	}
 	to := r.Step + 1
-	if r.Phase == phaseUndo {
+	if r.Phase == runs.Undo {
 		to = undoable(def, r.Step-1)
 	}
 	if to < 0 || to >= len(def.Steps) {
-		state, ws := stateFailed, def.States.Failed
-		if r.Phase == phaseDo {
-			state, ws = stateSucceeded, def.States.Succeeded
+		state, ws := runs.Failed, def.States.Failed
+		if r.Phase == runs.Do {
+			state, ws = runs.Succeeded, def.States.Succeeded
 		}
 		v, err := c.endStuck(ctx, tx, r, state, names.Of(ws))
 		return v, orphans, err
@@ -79,29 +80,29 @@ func (c *Core) CloseStuck(ctx context.Context, tx pgx.Tx, runID string) (Verb, e
 	if err != nil {
 		return Verb{}, err
 	}
-	return c.endStuck(ctx, tx, r, stateFailed, stateFailed)
+	return c.endStuck(ctx, tx, r, runs.Failed, runs.Failed)
 }
 
-func (c *Core) endStuck(ctx context.Context, tx pgx.Tx, r *Run, state, workspace string) (Verb, error) {
+func (c *Core) endStuck(ctx context.Context, tx pgx.Tx, r *runs.Run, state, workspace string) (Verb, error) {
 	var err error
-	*r, err = pg.One[Run](ctx, tx, endStuckRun, r.ID, state)
+	*r, err = pg.One[runs.Run](ctx, tx, endStuckRun, r.ID, state)
 	if err != nil {
 		return Verb{}, fmt.Errorf("end stuck run: %w", err)
 	}
 	return c.withWorkspace(ctx, tx, r, workspace, r.ErrorCode, r.Error)
 }
 
-func (c *Core) unstick(ctx context.Context, tx pgx.Tx, r *Run, step int, why string) (Verb, error) {
-	state, workspace := stateCompensating, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING)
+func (c *Core) unstick(ctx context.Context, tx pgx.Tx, r *runs.Run, step int, why string) (Verb, error) {
+	state, workspace := runs.Compensating, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING)
 	more := defaultDeadline
-	if r.Phase == phaseDo {
-		state = stateWaiting
+	if r.Phase == runs.Do {
+		state = runs.Waiting
 		if def, ok := c.registry.Get(r.Definition, r.DefVersion); ok {
 			workspace, more = names.Of(def.States.Running), def.Deadline
 		}
 	}
 	var err error
-	*r, err = pg.One[Run](ctx, tx, unstickRun, r.ID, state, step, why, more.Seconds())
+	*r, err = pg.One[runs.Run](ctx, tx, unstickRun, r.ID, state, step, why, more.Seconds())
 	if err != nil {
 		return Verb{}, fmt.Errorf("let run go on: %w", err)
 	}
@@ -109,12 +110,12 @@ func (c *Core) unstick(ctx context.Context, tx pgx.Tx, r *Run, step int, why str
 	return c.withWorkspace(ctx, tx, r, workspace, r.ErrorCode, r.Error)
 }
 
-func lockStuck(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
+func lockStuck(ctx context.Context, tx pgx.Tx, runID string) (*runs.Run, error) {
 	r, err := lockRun(ctx, tx, runID)
 	if err != nil {
 		return nil, err
 	}
-	if r.State != stateStuck {
+	if r.State != runs.Stuck {
 		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a run that is stuck can be helped this way",
 			fault.Unmet("the operation is "+r.State+", not stuck"),
 			fault.Remedy("let it go on, or cancel it"))

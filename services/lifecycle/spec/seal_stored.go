@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // sealBatch bounds the number of rows that are read at once.
@@ -151,7 +151,7 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 			return fmt.Errorf("seal workspace %s: %w", id, err)
 		}
 		changed = true
-		_, _, err = saga.AnnounceWorkspace(ctx, tx, id)
+		_, _, err = workspace.Announce(ctx, tx, id)
 		return err
 	})
 	if err == nil && changed {

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // Quota bounds what a tenant may have at once.
@@ -213,13 +213,13 @@ func Within(ctx context.Context, tx pgx.Tx, t Tenant, except string, spec *lifec
 }
 
 // Workspace reads a workspace for the caller. A workspace of another tenant is not found.
-func Workspace(ctx context.Context, q pg.Querier, id string) (saga.Workspace, error) {
-	w, err := saga.GetWorkspace(ctx, q, id)
+func Workspace(ctx context.Context, q pg.Querier, id string) (workspace.Row, error) {
+	w, err := workspace.Get(ctx, q, id)
 	if err != nil && !pg.IsNoRows(err) {
-		return saga.Workspace{}, err
+		return workspace.Row{}, err
 	}
 	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != w.TenantID) {
-		return saga.Workspace{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such workspace")
+		return workspace.Row{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such workspace")
 	}
 	return w, nil
 }

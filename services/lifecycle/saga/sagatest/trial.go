@@ -14,6 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 var insertTenant = pg.Define(pg.RoleLifecycle, "sagatest.insert_tenant",
@@ -65,7 +67,7 @@ func (tr *trial) start() {
 		if tr.c.Workspace != nil {
 			tr.ws, err = tr.c.Workspace(ctx, tr.core, tx)
 		} else {
-			tr.ws, err = plainWorkspace(ctx, tr.core, tx)
+			tr.ws, err = plainWorkspace(ctx, tx)
 		}
 		if err != nil {
 			return err
@@ -83,13 +85,13 @@ func (tr *trial) start() {
 	tr.core.Committed()
 }
 
-func plainWorkspace(ctx context.Context, core *saga.Core, tx pgx.Tx) (string, error) {
+func plainWorkspace(ctx context.Context, tx pgx.Tx) (string, error) {
 	tenant := ids.New()
 	if _, err := pg.Exec(ctx, tx, insertTenant, tenant, "t-"+tenant); err != nil {
 		return "", fmt.Errorf("insert tenant: %w", err)
 	}
-	return core.InsertWorkspace(ctx, tx,
-		saga.NewWorkspace{TenantID: tenant, Name: "w-" + ids.New(), CreatedBy: "sagatest"})
+	return workspace.Insert(ctx, tx,
+		workspace.Draft{TenantID: tenant, Name: "w-" + ids.New(), CreatedBy: "sagatest"})
 }
 
 // drive starts a driver with an owner of its own. At the planned crash it ends as a killed process would, and the next
@@ -150,7 +152,7 @@ func (tr *trial) drive(before func()) {
 
 // ends waits for the run's end and checks the workspace. After a planned crash it first lets the lease expire and
 // another driver take over.
-func (tr *trial) ends(state string, workspace commonv1.WorkspaceState) {
+func (tr *trial) ends(state string, workspaceState commonv1.WorkspaceState) {
 	tr.t.Helper()
 	if tr.plan.crash != nil && tr.owner == 1 {
 		select {
@@ -163,10 +165,10 @@ func (tr *trial) ends(state string, workspace commonv1.WorkspaceState) {
 		tr.drive(func() {})
 	}
 	pool := tr.c.DB.Pool(pg.RoleLifecycle)
-	var run saga.Run
+	var run runs.Run
 	testkit.Eventually(tr.t, tr.c.Timeout, func() error {
 		var err error
-		if run, err = saga.GetRun(testkit.Context(tr.t), pool, tr.run); err != nil {
+		if run, err = runs.Get(testkit.Context(tr.t), pool, tr.run); err != nil {
 			return err
 		}
 		if run.State != state {
@@ -178,7 +180,7 @@ func (tr *trial) ends(state string, workspace commonv1.WorkspaceState) {
 		}
 		return nil
 	})
-	w, err := saga.GetWorkspace(testkit.Context(tr.t), pool, tr.ws)
+	w, err := workspace.Get(testkit.Context(tr.t), pool, tr.ws)
 	if err != nil {
 		tr.t.Fatal(err)
 	}
@@ -186,10 +188,10 @@ func (tr *trial) ends(state string, workspace commonv1.WorkspaceState) {
 	if err != nil {
 		tr.t.Fatal(err)
 	}
-	if shown.GetState() != workspace {
-		tr.t.Errorf("workspace is %s after a run that %s: want %s", w.State, state, workspace)
+	if shown.GetState() != workspaceState {
+		tr.t.Errorf("workspace is %s after a run that %s: want %s", w.State, state, workspaceState)
 	}
-	timeline, err := saga.Timeline(testkit.Context(tr.t), pool, tr.run)
+	timeline, err := runs.Timeline(testkit.Context(tr.t), pool, tr.run)
 	if err != nil {
 		tr.t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package saga
+package runs
 
 import (
 	"encoding/json"
@@ -20,23 +20,10 @@ func timestamp(t *time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(*t)
 }
 
-// spelled parses an enum whose column a CHECK constrains. An unknown value becomes the zero value, unspecified.
-func spelled[E protoreflect.Enum](s string) E {
-	var zero E
-	if s == "" {
-		return zero
-	}
-	e, err := names.Parse[E](s)
-	if err != nil {
-		return zero
-	}
-	return e
-}
-
 // Proto returns the run as the API and its event show it.
 func (r *Run) Proto() *lifecyclev1.Run {
 	return &lifecyclev1.Run{
-		RunId: r.ID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Kind: spelled[commonv1.OperationKind](r.Kind),
+		RunId: r.ID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Kind: r.OperationKind(),
 		Definition: r.Definition,
 		//nolint:gosec // small counts
 		DefVersion: int32(r.DefVersion), Round: int32(r.Round), ParentRunId: r.ParentRunID,
@@ -87,4 +74,23 @@ func outputStruct(raw json.RawMessage) *structpb.Struct {
 		return nil
 	}
 	return s
+}
+
+// OperationKind returns the kind of the run; unspecified for one that this build does not know.
+func (r *Run) OperationKind() commonv1.OperationKind { return spelled[commonv1.OperationKind](r.Kind) }
+
+// Direction returns the phase of the run.
+func (r *Run) Direction() commonv1.Direction { return spelled[commonv1.Direction](r.Phase) }
+
+// spelled parses an enum whose column a CHECK constrains. An unknown value becomes the zero value, unspecified.
+func spelled[E protoreflect.Enum](s string) E {
+	var zero E
+	if s == "" {
+		return zero
+	}
+	e, err := names.Parse[E](s)
+	if err != nil {
+		return zero
+	}
+	return e
 }

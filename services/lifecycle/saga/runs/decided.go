@@ -1,4 +1,4 @@
-package saga
+package runs
 
 import (
 	"context"
@@ -9,22 +9,22 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// decided adds the audit entry of a run that ended or got stuck. It adds none for a run in another state.
-func (j *eventBuffer) decided(ctx context.Context, run *Run) {
+// Decided adds the audit entry of a run that ended or got stuck. It adds none for a run in another state.
+func (b *Buffer) Decided(ctx context.Context, run *Run) {
 	e := audit.Entry{
 		Action: actionOf(run.Kind), SubjectType: "workspace", SubjectID: run.WorkspaceID, TenantID: run.TenantID,
 		WorkspaceID: run.WorkspaceID, WorkflowID: run.ID, CorrelationID: run.CorrelationID,
 		Details: map[string]any{"epoch": run.Epoch, "round": run.Round, "requester": run.Requester},
 	}
 	switch run.State {
-	case stateSucceeded:
+	case Succeeded:
 		e.Action += ".completed"
-	case stateFailed:
+	case Failed:
 		e.Action, e.Outcome, e.Reason = e.Action+".failed", audit.Failed, run.Error
 		if run.CancelAt != nil {
 			e.Details["cancelled_by"], e.Details["cancel_reason"] = run.CancelBy, run.CancelReason
 		}
-	case stateStuck:
+	case Stuck:
 		e.Action, e.Outcome, e.Reason = e.Action+".stuck", audit.Failed, run.StuckReason
 	default:
 		return
@@ -35,7 +35,7 @@ func (j *eventBuffer) decided(ctx context.Context, run *Run) {
 			e.Details["step"] = run.StepNames[run.ErrorStep]
 		}
 	}
-	j.list = append(j.list, audit.Event(ctx, e))
+	b.list = append(b.list, audit.Event(ctx, e))
 }
 
 // actionOf returns the audit action of a kind of run. CREATE and RETRY are both `tenant.provisioning`, the name by

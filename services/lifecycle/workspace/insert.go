@@ -1,4 +1,4 @@
-package saga
+package workspace
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// NewWorkspace is the row of a workspace that is about to be created by a run in the same transaction.
-type NewWorkspace struct {
+// Draft is the row of a workspace that is about to be created by a run in the same transaction.
+type Draft struct {
 	ID         string // empty draws one
 	TenantID   string
 	Name       string
@@ -21,9 +21,9 @@ type NewWorkspace struct {
 	CreatedBy  string
 }
 
-// InsertWorkspace inserts the row in state `provisioning` with epoch 0, without an event: the Start that follows in the
+// Insert inserts the row in state `provisioning` with epoch 0, without an event: the Start that follows in the
 // same transaction announces it. A name that is taken is a unique violation of workspace_name.
-func (c *Core) InsertWorkspace(ctx context.Context, tx pgx.Tx, in NewWorkspace) (string, error) {
+func Insert(ctx context.Context, tx pgx.Tx, in Draft) (string, error) {
 	if in.ID == "" {
 		in.ID = ids.New()
 	}

@@ -1,7 +1,8 @@
-package saga
+package runs
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
@@ -55,35 +56,35 @@ type Run struct {
 	Version       int64           `db:"version"`
 }
 
-// The states and phases of a run, as SQL spells them.
+// The states of a run and of an attempt, and the phases of a run, as SQL spells them. An attempt that its driver lost has
+// one state more, which SQL alone writes.
 const (
-	statePending      = "pending"
-	stateRunning      = "running"
-	stateWaiting      = "waiting"
-	stateCompensating = "compensating"
-	stateSucceeded    = "succeeded"
-	stateFailed       = "failed"
-	stateStuck        = "stuck"
+	Pending      = "pending"
+	Running      = "running"
+	Waiting      = "waiting"
+	Compensating = "compensating"
+	Succeeded    = "succeeded"
+	Failed       = "failed"
+	Stuck        = "stuck"
 
-	phaseDo   = "do"
-	phaseUndo = "undo"
+	Do   = "do"
+	Undo = "undo"
 
-	attemptRunning   = "running"
-	attemptWaiting   = "waiting"
-	attemptSucceeded = "succeeded"
-	attemptFailed    = "failed"
-	attemptCancelled = "cancelled"
-	attemptLost      = "lost"
-	attemptAbandoned = "abandoned"
+	AttemptRunning   = "running"
+	AttemptWaiting   = "waiting"
+	AttemptSucceeded = "succeeded"
+	AttemptFailed    = "failed"
+	AttemptCancelled = "cancelled"
+	AttemptAbandoned = "abandoned"
 )
 
 // Live reports whether the run still owns its workspace.
-func (r *Run) Live() bool { return r.State != stateSucceeded && r.State != stateFailed }
+func (r *Run) Live() bool { return r.State != Succeeded && r.State != Failed }
 
 // Joinable reports whether a request for the same operation may join the run: it is in its forward phase, and neither
 // cancelled nor stuck.
 func (r *Run) Joinable() bool {
-	return r.Live() && r.Phase == phaseDo && r.CancelAt == nil && r.State != stateStuck
+	return r.Live() && r.Phase == Do && r.CancelAt == nil && r.State != Stuck
 }
 
 // StepName returns the name of the step that the run is at, or "" if the row has none for it.
@@ -125,9 +126,16 @@ type Attempt struct {
 	Version    int64           `db:"version"`
 }
 
-// Select lists of the rows.
+// Columns and AttemptColumns are the select lists of a run r and of an attempt s.
 var (
-	runColumns       = pg.Columns[Run]("r")
-	stepColumns      = pg.Columns[Attempt]("s")
-	workspaceColumns = pg.Columns[Workspace]("w")
+	Columns        = pg.Columns[Run]("r")
+	AttemptColumns = pg.Columns[Attempt]("s")
 )
+
+// Doing describes what a run does at a step.
+func Doing(phase, step string) string {
+	if phase == Undo {
+		return fmt.Sprintf("undoing the step %q", step)
+	}
+	return fmt.Sprintf("doing the step %q", step)
+}

@@ -1,4 +1,4 @@
-package saga
+package workspace
 
 import (
 	"encoding/json"
@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -15,10 +16,10 @@ import (
 
 // Proto returns the workspace as the API and events show it: its whole row, but only the names of the environment
 // variables, whose values are sealed. It fails on a stored spec or endpoint list that this build cannot read.
-func (w *Workspace) Proto() (*lifecyclev1.Workspace, error) {
+func (w *Row) Proto() (*lifecyclev1.Workspace, error) {
 	out := &lifecyclev1.Workspace{
 		WorkspaceId: w.ID, TenantId: w.TenantID, Tenant: w.Tenant, Name: w.Name, SpecDigest: w.SpecDigest,
-		State: spelled[commonv1.WorkspaceState](w.State), Epoch: w.Epoch, OpSeq: w.OpSeq, RunId: w.RunID,
+		State: w.WorkspaceState(), Epoch: w.Epoch, OpSeq: w.OpSeq, RunId: w.RunID,
 		LastErrorCode: w.LastErrorCode,
 		//nolint:gosec // small counts
 		LastError: w.LastError, RegisterFailures: int32(w.RegisterFailures), RetryUsed: int32(w.RetryUsed),
@@ -71,30 +72,19 @@ func marshalRow(m proto.Message) (json.RawMessage, error) {
 	return raw, nil
 }
 
-// Workspace is a row of workspace.
-type Workspace struct {
-	ID               string          `db:"id"`
-	TenantID         string          `db:"tenant_id"`
-	Tenant           string          `db:"tenant" expr:"COALESCE((SELECT t.name FROM lifecycle.tenant t WHERE t.id = @.tenant_id), '')"` // name
-	Name             string          `db:"name"`
-	Spec             json.RawMessage `db:"spec"`
-	SpecDigest       string          `db:"spec_digest"`
-	DesiredState     string          `db:"desired_state"`
-	State            string          `db:"state"`
-	Epoch            int64           `db:"epoch"`
-	OpSeq            int64           `db:"op_seq"`
-	RunID            string          `db:"run_id" expr:"COALESCE(@.run_id::text, '')"`
-	LastErrorCode    string          `db:"last_error_code"`
-	LastError        string          `db:"last_error"`
-	RegisterFailures int             `db:"register_failures"`
-	RetryUsed        int             `db:"retry_used"`
-	RetryWindowStart *time.Time      `db:"retry_window_start"`
-	ResetDone        bool            `db:"reset_done"`
-	NodeID           string          `db:"node_id" expr:"COALESCE(@.node_id::text, '')"`
-	NodeName         string          `db:"node_name"`
-	Endpoints        json.RawMessage `db:"endpoints"`
-	CreatedBy        string          `db:"created_by"`
-	CreatedAt        time.Time       `db:"created_at"`
-	StateAt          time.Time       `db:"state_at"`
-	Version          int64           `db:"version"`
+// timestamp returns a column's time for the API, and nil for none.
+func timestamp(t *time.Time) *timestamppb.Timestamp {
+	if t == nil || t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(*t)
+}
+
+// WorkspaceState returns the state; unspecified for one that this build does not know.
+func (w *Row) WorkspaceState() commonv1.WorkspaceState {
+	state, err := names.Parse[commonv1.WorkspaceState](w.State)
+	if err != nil {
+		return commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED
+	}
+	return state
 }

@@ -1,4 +1,4 @@
-package saga
+package runs
 
 import (
 	"context"
@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// GetRun reads one run. A missing one is pgx.ErrNoRows.
-func GetRun(ctx context.Context, q pg.Querier, id string) (Run, error) {
+// Get reads one run. A missing one is pgx.ErrNoRows.
+func Get(ctx context.Context, q pg.Querier, id string) (Run, error) {
 	r, err := pg.One[Run](ctx, q, runByID, id)
 	if err != nil {
 		return Run{}, fmt.Errorf("read run %s: %w", id, err)
@@ -19,8 +19,8 @@ func GetRun(ctx context.Context, q pg.Querier, id string) (Run, error) {
 	return r, nil
 }
 
-// LiveRun reads the run that owns a workspace now, and returns false if there is none.
-func LiveRun(ctx context.Context, q pg.Querier, workspaceID string) (Run, bool, error) {
+// Live reads the run that owns a workspace now, and returns false if there is none.
+func Live(ctx context.Context, q pg.Querier, workspaceID string) (Run, bool, error) {
 	r, err := pg.One[Run](ctx, q, liveRun, workspaceID)
 	if pg.IsNoRows(err) {
 		return Run{}, false, nil
@@ -44,7 +44,7 @@ func Timeline(ctx context.Context, q pg.Querier, runID string) ([]Attempt, error
 		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)
 	}
 	for i := range open {
-		a := openAttempt(&open[i])
+		a := Open(&open[i])
 		if !slices.ContainsFunc(out, func(b Attempt) bool { return a.Step == b.Step && a.Dir == b.Dir && a.Attempt == b.Attempt }) {
 			out = append(out, a)
 		}
@@ -52,7 +52,8 @@ func Timeline(ctx context.Context, q pg.Querier, runID string) ([]Attempt, error
 	return out, nil
 }
 
-func attempts(ctx context.Context, tx pgx.Tx, change *pg.Statement, args ...any) ([]Attempt, error) {
+// ChangeAttempts runs a statement that changes attempts, and returns their rows.
+func ChangeAttempts(ctx context.Context, tx pgx.Tx, change *pg.Statement, args ...any) ([]Attempt, error) {
 	out, err := pg.All[Attempt](ctx, tx, change, args...)
 	if err != nil {
 		return nil, fmt.Errorf("change attempts: %w", err)
@@ -69,8 +70,8 @@ func LockLive(ctx context.Context, tx pgx.Tx, workspaceID string) error {
 	return nil
 }
 
-// ReadRuns reads the rows of runs, for callers that compare them with their events. Ids without a row are left out.
-func ReadRuns(ctx context.Context, q pg.Querier, ids []string) ([]Run, error) {
+// List reads the rows of runs, for callers that compare them with their events. Ids without a row are left out.
+func List(ctx context.Context, q pg.Querier, ids []string) ([]Run, error) {
 	out, err := pg.All[Run](ctx, q, runsByID, ids)
 	if err != nil {
 		return nil, fmt.Errorf("read runs: %w", err)
