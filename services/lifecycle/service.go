@@ -31,7 +31,6 @@ type Service struct {
 	workloads *pgxpool.Pool
 	redis     *redis.Client
 	instances *process.Driver
-	core      *saga.Core
 }
 
 // New builds a replica. It listens, and serves nothing before Run.
