@@ -18,6 +18,7 @@ import (
 
 var (
 	errOpenTimeout = errors.New("no admission in time")
+	errStreamEnded = errors.New("the stream ended")
 	errSilent      = errors.New("nothing came from the control plane for too long")
 	errExpired     = errors.New("the certificate has expired")
 	errNotYet      = errors.New("the certificate is not valid yet: the host's clock may be wrong")
@@ -27,30 +28,28 @@ var (
 	errGoodbye     = errors.New("the agent ends")
 )
 
+// is reports whether an error of type E is in the tree of err.
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
+}
+
 // codeOf returns the diagnostic code of an error.
 func codeOf(err error) commonv1.DiagnosticCode {
-	var (
-		dns       *net.DNSError
-		untrusted *tls.CertificateVerificationError
-		authority x509.UnknownAuthorityError
-		refused   *transport.CertificateRefusedError
-		edge      *transport.EdgeError
-		handshake *transport.HandshakeError
-	)
 	switch {
 	case errors.Is(err, errExpired), errors.Is(err, errNotYet), errors.Is(err, errNoIdentity):
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED
-	case errors.As(err, &edge):
+	case is[*transport.EdgeError](err):
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED
-	case errors.As(err, &refused):
+	case is[*transport.CertificateRefusedError](err):
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED
-	case errors.As(err, &untrusted), errors.As(err, &authority), errors.Is(err, pki.ErrIdentity):
+	case is[*tls.CertificateVerificationError](err), is[x509.UnknownAuthorityError](err), errors.Is(err, pki.ErrIdentity):
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED
-	case errors.As(err, &dns):
+	case is[*net.DNSError](err):
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_NAME_RESOLUTION_FAILED
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED
-	case errors.As(err, &handshake):
+	case is[*transport.HandshakeError](err):
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_POLL_FAILED
 	}
 	if f, ok := fault.As(err); ok {

@@ -1,8 +1,8 @@
 package session
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -21,6 +21,8 @@ import (
 
 // Client keeps one session open. It is safe for concurrent use; Run is called by one goroutine at a time.
 type Client struct {
+	*outbox.Reports // queues what the admitted session sends
+
 	cfg    Config
 	deps   Deps
 	out    *outbox.Outbox
@@ -49,9 +51,11 @@ func New(deps Deps, cfg Config) (*Client, error) {
 	if cfg.Draw == nil {
 		cfg.Draw = rand.Int64N
 	}
+	out := outbox.New(cfg.QueueLength, cfg.QueueBytes, cfg.Linger)
 	return &Client{
+		Reports: out.Reports, out: out,
 		cfg: cfg, deps: deps, route: transport.NewRoute(deps.Lookup, deps.Dial, cfg.Draw),
-		out: outbox.New(cfg.QueueLength, cfg.QueueBytes, cfg.Linger), events: make(chan event, 16), ledger: ids.New(),
+		events: make(chan event, 16), ledger: ids.New(),
 		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw), losses: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
 	}, nil
 }
@@ -59,41 +63,7 @@ func New(deps Deps, cfg Config) (*Client, error) {
 // Generation returns the generation of the admitted session; zero while there is none.
 func (c *Client) Generation() int64 { return c.generation.Load() }
 
-// Delivered queues the report that tasks are durably in the ledger. Like the other methods that queue it does not
-// block: outbox.ErrNotConnected and outbox.ErrQueueFull mean that the report was not queued.
-func (c *Client) Delivered(refs []*nodev1.TaskRef) error { return c.out.Delivered(refs) }
-
-// Redelivered queues the report of tasks that were in the ledger before this session, with their envelopes. See
-// Delivered.
-func (c *Client) Redelivered(msg *nodev1.TaskDelivered) error { return c.out.Redelivered(msg) }
-
-// Started queues the start of a task. See Delivered.
-func (c *Client) Started(msg *nodev1.TaskStarted) error { return c.out.Started(msg) }
-
-// Flush sends at once the deliveries and starts that wait for their results. See Config.Linger.
-func (c *Client) Flush() { c.out.Hurry() }
-
-// Progress queues a task's progress; only the last update of each task waits. See Delivered.
-func (c *Client) Progress(msg *nodev1.TaskProgress) error { return c.out.Progress(msg) }
-
-// Result queues the result of a task, before everything but deliveries. See Delivered.
-func (c *Client) Result(msg *nodev1.TaskResult) error { return c.out.Result(msg) }
-
-// Observe queues an observation; only the last one of each workspace waits. See Delivered.
-func (c *Client) Observe(msg *nodev1.Observation) error { return c.out.Observe(msg) }
-
-// Output queues an answer to a request for output, behind everything else. See Delivered.
-func (c *Client) Output(msg *nodev1.OutputChunk) error { return c.out.Output(msg) }
-
-// Diagnose queues a report of the host's diagnostics. See Delivered.
-func (c *Client) Diagnose(msg *nodev1.DiagnosticReport) error { return c.out.Diagnose(msg) }
-
-func (c *Client) jitter(bound time.Duration) time.Duration {
-	if bound <= 0 {
-		return 0
-	}
-	return time.Duration(c.cfg.Draw(int64(bound)))
-}
+func (c *Client) jitter(bound time.Duration) time.Duration { return c.retry.Jitter(bound) }
 
 func (c *Client) nodeID() string {
 	node, _ := c.deps.Identity.Node()
@@ -278,10 +248,7 @@ func (r *runner) lost(ctx context.Context, k *conn) error {
 	if time.Since(k.openedAt) >= r.c.cfg.StableAfter {
 		r.c.losses.Reset()
 	}
-	err := k.err
-	if err == nil {
-		err = errors.New("the stream ended")
-	}
+	err := cmp.Or(k.err, errStreamEnded)
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session lost", slog.String("session_id", k.sessionID),
 		slog.Any("error", err))
 	if r.opening {

@@ -72,8 +72,6 @@ type Hooks struct {
 	// ServiceRoots stores durably the trusted roots of services that follow from a list of the control plane. It is called
 	// before Ready, and when the list changes. Its errors are those of identity.Store.TakeServiceRoots.
 	ServiceRoots func(ctx context.Context, links []pki.RootLink) error
-	// Profile is called with the fingerprint of the profile that the control plane has for this node.
-	Profile func(fingerprint string)
 }
 
 // Diagnostic is the record that is kept before a retry.
@@ -155,20 +153,19 @@ func (c Config) withDefaults() Config {
 
 func (d Deps) validate() error {
 	var problems []error
-	if d.Logger == nil {
-		problems = append(problems, errors.New("no logger"))
-	}
-	if d.Identity == nil {
-		problems = append(problems, errors.New("no identity"))
-	}
-	if d.Clock == nil {
-		problems = append(problems, errors.New("no clock"))
-	}
-	if d.Roots == nil {
-		problems = append(problems, errors.New("no trust bundle"))
-	}
-	if d.Endpoint == nil {
-		problems = append(problems, errors.New("no endpoint"))
+	for _, part := range []struct {
+		name    string
+		missing bool
+	}{
+		{"logger", d.Logger == nil},
+		{"identity", d.Identity == nil},
+		{"clock", d.Clock == nil},
+		{"trust bundle", d.Roots == nil},
+		{"endpoint", d.Endpoint == nil},
+	} {
+		if part.missing {
+			problems = append(problems, errors.New("no "+part.name))
+		}
 	}
 	return errors.Join(problems...)
 }

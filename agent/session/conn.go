@@ -179,9 +179,6 @@ func (k *conn) acknowledgeBeat(ack *nodev1.HeartbeatAck) {
 	if ack.GetSequence() == last {
 		k.client.observe(ack.GetServerTime(), sent)
 	}
-	if hook := k.client.deps.Hooks.Profile; hook != nil && ack.GetProfileFingerprint() != "" {
-		hook(ack.GetProfileFingerprint())
-	}
 }
 
 func (k *conn) applyPolicy(policy *commonv1.NodePolicy) {
@@ -201,7 +198,7 @@ func (k *conn) applyPolicy(policy *commonv1.NodePolicy) {
 func (k *conn) write() {
 	beat := time.NewTimer(k.client.jitter(time.Duration(k.interval.Load())))
 	defer beat.Stop()
-	wake := k.client.out.Wake
+	wake := k.client.out.Wake()
 	retired := k.retired
 	for {
 		select {
@@ -266,11 +263,8 @@ func (k *conn) transmit(frame *nodev1.ConnectRequest) bool {
 		k.awaited[outbox.KeyOf(result.TaskResult.GetTask())] = struct{}{}
 		k.mu.Unlock()
 	}
-	if err := k.stream.Send(frame); err != nil {
-		// The reader gets the cause: the error of Send is only that the stream is over.
-		return false
-	}
-	return true
+	// The reader gets the cause: the error of Send is only that the stream is over.
+	return k.stream.Send(frame) == nil
 }
 
 func (k *conn) settle(refs []*nodev1.TaskRef) {
@@ -306,7 +300,7 @@ func (k *conn) heartbeat() *nodev1.ConnectRequest {
 // leave ends the stream in order: it sends what waits and Goodbye, and closes its side. The server's end follows.
 func (k *conn) leave() {
 	if !k.isRetired() {
-		k.client.out.Hurry()
+		k.client.Flush()
 	}
 	for !k.isRetired() {
 		frame := k.client.out.Next()

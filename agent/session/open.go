@@ -157,9 +157,6 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 	}
 	k.generation, k.nonce, k.sessionID = w.GetGeneration(), w.GetNonce(), w.GetSessionId()
 	k.applyPolicy(w.GetPolicy())
-	if hook := c.deps.Hooks.Profile; hook != nil && w.GetProfileFingerprint() != "" {
-		hook(w.GetProfileFingerprint())
-	}
 	c.takeRoots(k.ctx, w.GetServiceRoots())
 	held := c.takeKeys(k.ctx, w.GetTaskKeys())
 	if err := failpoint.Hit("agent.session.welcome.before_send"); err != nil {

@@ -130,11 +130,10 @@ func (r *runner) issued(ctx context.Context, e event) {
 	r.renewal.request = ""
 	r.renewal.retry.Reset()
 	told := failpoint.Hit("agent.session.issued.after_fsync")
-	stored := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_CertificateStored{
-		CertificateStored: &nodev1.CertificateStored{RequestId: e.issued.GetRequestId()},
-	}}
 	if told == nil {
-		told = r.c.out.Request(stored)
+		told = r.c.out.Request(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_CertificateStored{
+			CertificateStored: &nodev1.CertificateStored{RequestId: e.issued.GetRequestId()},
+		}})
 	}
 	if told != nil {
 		// The control plane learns of the certificate from the session that opens with it.
@@ -184,14 +183,9 @@ func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
 			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "pending key not dropped", slog.Any("error", err))
 		}
 	}
-	if record := r.c.deps.Record; record != nil {
-		d := Diagnostic{
-			Code:   commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED,
-			Detail: "renewal: " + detailOf(denial), NextRetry: wait,
-		}
-		if err := record(ctx, d); err != nil {
-			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
-		}
-	}
+	r.c.record(ctx, Diagnostic{
+		Code:   commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED,
+		Detail: "renewal: " + detailOf(denial), NextRetry: wait,
+	})
 	r.renewal.timer.Reset(wait)
 }

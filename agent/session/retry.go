@@ -43,11 +43,7 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 		code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED
 	}
 	d := Diagnostic{Code: code, Detail: detailOf(err), NextRetry: delay}
-	if record := r.c.deps.Record; record != nil {
-		if recordErr := record(ctx, d); recordErr != nil {
-			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", recordErr))
-		}
-	}
+	r.c.record(ctx, d)
 	if terminal != nil {
 		return terminal
 	}
@@ -60,9 +56,6 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 
 // decide returns the wait before the next open, or the error that ends Run.
 func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, error) {
-	var refused *transport.CertificateRefusedError
-	var edge *transport.EdgeError
-	var late *transport.PhaseError
 	err := failed.err
 	next := func(retryAfter time.Duration) time.Duration { return failed.waits.NextWithin(retryAfter, r.share()) }
 	switch {
@@ -73,7 +66,7 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 			return r.soon(), nil
 		}
 		return 0, &IdentityError{Action: commonv1.Action_ACTION_RECOVER, Cause: err}
-	case errors.As(err, &late):
+	case is[*transport.PhaseError](err):
 		// Another address, or another replica behind the same one, may answer: try again at once until each was tried.
 		r.timeouts++
 		if r.timeouts <= r.c.route.Round() {
@@ -82,12 +75,13 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 		return next(0), nil
 	case errors.Is(err, errNotYet):
 		return r.slow(), nil
-	case errors.As(err, &refused):
+	case is[*transport.CertificateRefusedError](err):
 		if r.another(ctx, failed.cert, refusalFlips) {
 			return r.soon(), nil
 		}
 		return next(0), nil
-	case errors.As(err, &edge):
+	}
+	if edge, ok := errors.AsType[*transport.EdgeError](err); ok {
 		if edge.Limited {
 			return r.slow(), nil
 		}

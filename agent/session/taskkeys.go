@@ -39,7 +39,7 @@ func (c *Client) takeKeys(ctx context.Context, list []*nodev1.TaskKey) []string 
 	}
 	if detail != "" {
 		c.deps.Logger.LogAttrs(ctx, slog.LevelError, "keys of tasks refused", slog.String("detail", detail))
-		c.recordKeys(ctx, detail)
+		c.record(ctx, Diagnostic{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED, Detail: detail})
 	}
 	if held == nil {
 		return nil
@@ -48,10 +48,6 @@ func (c *Client) takeKeys(ctx context.Context, list []*nodev1.TaskKey) []string 
 		hook(held)
 	}
 	return held.IDs()
-}
-
-func (c *Client) recordKeys(ctx context.Context, detail string) {
-	c.record(ctx, Diagnostic{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED, Detail: detail})
 }
 
 // onTaskKeys takes a list within a session and replies with the ids of the resulting keys.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -54,28 +55,24 @@ func (ProjectQuota) Limit(dir string, project uint32, bytes int64) (bool, error)
 	blocks := (uint64(max(bytes, 0)) + blockOfLimits - 1) / blockOfLimits
 	limits := dqblk{blockHard: blocks, blockSoft: blocks, valid: limitValid}
 	// The limit is set first: where that fails, the directory is left as it is.
-	if err := quotactl(f, project, &limits); err != nil {
-		if unsupported(err) {
-			return false, nil
-		}
-		return false, fmt.Errorf("limit storage: %w", err)
-	}
 	var attr fsxattr
-	if err := ioctl(f, ioctlGetXattr, &attr); err != nil {
-		if unsupported(err) {
-			return false, nil
-		}
+	err = quotactl(f, project, &limits)
+	if err == nil {
+		err = ioctl(f, ioctlGetXattr, &attr)
+	}
+	if err == nil {
+		attr.projid = project
+		attr.xflags |= xflagProjectInherit
+		err = ioctl(f, ioctlSetXattr, &attr)
+	}
+	switch {
+	case err == nil:
+		return true, nil
+	case unsupported(err):
+		return false, nil
+	default:
 		return false, fmt.Errorf("limit storage: %w", err)
 	}
-	attr.projid = project
-	attr.xflags |= xflagProjectInherit
-	if err := ioctl(f, ioctlSetXattr, &attr); err != nil {
-		if unsupported(err) {
-			return false, nil
-		}
-		return false, fmt.Errorf("limit storage: %w", err)
-	}
-	return true, nil
 }
 
 // Project returns the directory's project id; zero if it has none or it cannot be read.
@@ -95,15 +92,11 @@ func (ProjectQuota) Project(dir string) uint32 {
 // unsupported reports whether err is that of a kernel, file system or mount without project quota, or of an agent that
 // is not root.
 func unsupported(err error) bool {
-	for _, e := range []unix.Errno{
+	errno, ok := errors.AsType[unix.Errno](err)
+	return ok && slices.Contains([]unix.Errno{
 		unix.ENOSYS, unix.ENOTTY, unix.EOPNOTSUPP, unix.ESRCH, unix.EINVAL, unix.ENOTBLK,
 		unix.EPERM, unix.ENODEV,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	}, errno)
 }
 
 func quotactl(f *os.File, project uint32, limits *dqblk) error {

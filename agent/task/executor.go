@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/agent/ledger"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/fault"
 )
@@ -40,25 +41,9 @@ type Config struct {
 	Skew time.Duration
 }
 
-func (c *Config) fill() {
-	if c.Queue <= 0 {
-		c.Queue = 256
-	}
-	if c.DefaultConcurrency <= 0 {
-		c.DefaultConcurrency = 4
-	}
-	if c.MaxRun <= 0 {
-		c.MaxRun = 30 * time.Minute
-	}
-	if c.ObserveFor <= 0 {
-		c.ObserveFor = 20 * time.Second
-	}
-	if c.ResendAfter <= 0 {
-		c.ResendAfter = 15 * time.Second
-	}
-	if c.Skew <= 0 {
-		c.Skew = 5 * time.Second
-	}
+var defaults = Config{
+	Queue: 256, DefaultConcurrency: 4, MaxRun: 30 * time.Minute, ObserveFor: 20 * time.Second, ResendAfter: 15 * time.Second,
+	Skew: 5 * time.Second,
 }
 
 // Deps are what an Executor needs.
@@ -154,7 +139,7 @@ var (
 
 // New checks deps and cfg and returns an Executor. It reads nothing and starts nothing.
 func New(deps Deps, cfg Config) (*Executor, error) {
-	cfg.fill()
+	cfg = config.Or(cfg, defaults)
 	var problems []error
 	if cfg.NodeID == "" {
 		problems = append(problems, errors.New("no node id"))
@@ -191,13 +176,6 @@ func (e *Executor) Types() []commonv1.TaskType {
 
 // InFlight returns the attempts without an acknowledged result, at most 4096, for Hello.
 func (e *Executor) InFlight() []*commonv1.TaskInFlight { return e.deps.Ledger.InFlight(4096) }
-
-// Stats returns the counters.
-func (e *Executor) Stats() Stats {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.stats
-}
 
 // Offer queues an offer. It never blocks; the fault agent_busy means that the offer was dropped and is to be made
 // again.
@@ -276,13 +254,6 @@ func (e *Executor) Detach(s Sender) {
 	}
 }
 
-// Idle reports whether no task is accepted and unfinished.
-func (e *Executor) Idle() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return len(e.jobs) == 0
-}
-
 const (
 	resendEvery = time.Second // and writes that the ledger could not store are tried again
 	logEvery    = 30 * time.Second
@@ -354,9 +325,7 @@ func (e *Executor) prune(ctx context.Context) {
 // resendOnce sends each result that was not sent in this session, or was last sent ResendAfter ago or more. It stops at
 // the first one that the session cannot take.
 func (e *Executor) resendOnce(now time.Time) {
-	e.mu.Lock()
-	s := e.sender
-	e.mu.Unlock()
+	s := e.attached()
 	if s == nil {
 		return
 	}

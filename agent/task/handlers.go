@@ -51,22 +51,41 @@ type HandlerDeps struct {
 	NoRoom func(error)
 }
 
-// adds returns run for tasks that need more disk space: they fail with the error of Room if the host has none.
-func (d HandlerDeps) adds(run HandlerFunc) HandlerFunc {
-	return d.within(func(ctx context.Context, t *Task, p Progress) (proto.Message, error) {
-		if d.Room != nil {
-			if err := d.Room(); err != nil {
-				return nil, err
-			}
-		}
-		return run(ctx, t, p)
-	})
+// Handlers returns the handlers of probes, storage, workloads and diagnostics. All of them have the same effect the
+// second time, so after a restart of the agent they run again, with one exception: a workload's restart that had begun
+// is observed, since the workload might be restarted twice.
+func Handlers(d HandlerDeps) map[commonv1.TaskType]Handler {
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	return map[commonv1.TaskType]Handler{
+		commonv1.TaskType_TASK_TYPE_PROBE_NOOP:          again{of(d, d.noop)},
+		commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT: again{of(d, d.diagnostics)},
+		commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE:    again{of(d, adds(d, d.allocate))},
+		commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE:     again{of(d, d.release)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY:     again{of(d, adds(d, d.deploy))},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_START:      again{of(d, d.start)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP:       again{of(d, d.stop)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE:     again{of(d, d.remove)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS:     again{of(d, d.status)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_RESTART:    restartHandler{of(d, d.restart), of(d, d.start)},
+	}
 }
 
-// within returns run with errors for want of room passed to NoRoom and given their reason.
-func (d HandlerDeps) within(run HandlerFunc) HandlerFunc {
-	return func(ctx context.Context, t *Task, p Progress) (proto.Message, error) {
-		out, err := run(ctx, t, p)
+// of returns a handler of tasks whose payload is an In. Errors for want of room are passed to NoRoom and given their
+// reason.
+func of[In any, Message interface {
+	*In
+	proto.Message
+}](d HandlerDeps, run func(ctx context.Context, t *Task, in Message) (proto.Message, error),
+) HandlerFunc {
+	return func(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+		in := Message(new(In))
+		if err := proto.Unmarshal(t.Payload, in); err != nil {
+			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("the payload is no message for %s", t.Type),
+				fault.Cause(err))
+		}
+		out, err := run(ctx, t, in)
 		if !room.IsFull(err) {
 			return out, err
 		}
@@ -82,57 +101,28 @@ func (d HandlerDeps) within(run HandlerFunc) HandlerFunc {
 	}
 }
 
-// Handlers returns the handlers of probes, storage, workloads and diagnostics. All of them have the same effect the
-// second time, so after a restart of the agent they run again, with one exception: a workload's restart that had begun
-// is observed, since the workload might be restarted twice.
-func Handlers(d HandlerDeps) map[commonv1.TaskType]Handler {
-	if d.Now == nil {
-		d.Now = time.Now
-	}
-	return map[commonv1.TaskType]Handler{
-		commonv1.TaskType_TASK_TYPE_PROBE_NOOP:          again{d.noop},
-		commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT: again{d.diagnostics},
-		commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE:    again{d.adds(d.allocate)},
-		commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE:     again{d.within(d.release)},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY:     again{d.adds(d.deploy)},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_START:      again{d.within(d.start)},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP:       again{d.within(d.stop)},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE:     again{d.within(d.remove)},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS:     again{d.status},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_RESTART:    restartHandler{d},
+// adds returns run for tasks that need more disk space: they fail with the error of Room if the host has none.
+func adds[Message proto.Message](d HandlerDeps, run func(context.Context, *Task, Message) (proto.Message, error),
+) func(context.Context, *Task, Message) (proto.Message, error) {
+	return func(ctx context.Context, t *Task, in Message) (proto.Message, error) {
+		if d.Room != nil {
+			if err := d.Room(); err != nil {
+				return nil, err
+			}
+		}
+		return run(ctx, t, in)
 	}
 }
 
-// payload decodes a task's payload.
-func payload(t *Task, into proto.Message) error {
-	if err := proto.Unmarshal(t.Payload, into); err != nil {
-		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("the payload is no message for %s", t.Type),
-			fault.Cause(err))
-	}
-	return nil
-}
-
-func (d HandlerDeps) noop(_ context.Context, t *Task, _ Progress) (proto.Message, error) {
-	var in nodev1.ProbeNoop
-	if err := payload(t, &in); err != nil {
-		return nil, err
-	}
+func (d HandlerDeps) noop(_ context.Context, _ *Task, in *nodev1.ProbeNoop) (proto.Message, error) {
 	return &nodev1.ProbeNoopOutput{Nonce: in.GetNonce(), AgentTime: timestamppb.New(d.Now()), BootId: d.BootID}, nil
 }
 
-func (d HandlerDeps) diagnostics(_ context.Context, t *Task, _ Progress) (proto.Message, error) {
-	var in nodev1.DiagnosticsCollect
-	if err := payload(t, &in); err != nil {
-		return nil, err
-	}
+func (d HandlerDeps) diagnostics(_ context.Context, _ *Task, in *nodev1.DiagnosticsCollect) (proto.Message, error) {
 	return &nodev1.DiagnosticReport{Diagnostics: d.Diagnostics.Since(time.Time{}, int(in.GetMaxRecords()))}, nil
 }
 
-func (d HandlerDeps) allocate(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-	var in nodev1.StorageAllocate
-	if err := payload(t, &in); err != nil {
-		return nil, err
-	}
+func (d HandlerDeps) allocate(ctx context.Context, t *Task, in *nodev1.StorageAllocate) (proto.Message, error) {
 	out, err := d.Storage.Allocate(ctx, t.WorkspaceID, in.GetName(), in.GetSizeBytes())
 	if err != nil {
 		return nil, err
@@ -140,11 +130,7 @@ func (d HandlerDeps) allocate(ctx context.Context, t *Task, _ Progress) (proto.M
 	return out, nil
 }
 
-func (d HandlerDeps) release(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-	var in nodev1.StorageRelease
-	if err := payload(t, &in); err != nil {
-		return nil, err
-	}
+func (d HandlerDeps) release(ctx context.Context, t *Task, in *nodev1.StorageRelease) (proto.Message, error) {
 	existed, err := d.Storage.Release(ctx, t.WorkspaceID, in.GetName())
 	if err != nil {
 		return nil, err
@@ -152,12 +138,8 @@ func (d HandlerDeps) release(ctx context.Context, t *Task, _ Progress) (proto.Me
 	return &nodev1.StorageReleaseOutput{Existed: existed}, nil
 }
 
-func (d HandlerDeps) deploy(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-	var in nodev1.WorkloadDeploy
-	if err := payload(t, &in); err != nil {
-		return nil, err
-	}
-	req := process.Request{WorkspaceID: t.WorkspaceID, Epoch: t.Epoch, OpSeq: t.OpSeq, Deploy: &in}
+func (d HandlerDeps) deploy(ctx context.Context, t *Task, in *nodev1.WorkloadDeploy) (proto.Message, error) {
+	req := process.Request{WorkspaceID: t.WorkspaceID, Epoch: t.Epoch, OpSeq: t.OpSeq, Deploy: in}
 	if name := in.GetStorageName(); name != "" {
 		dir, found, err := d.Storage.Path(t.WorkspaceID, name)
 		if err != nil {
@@ -181,43 +163,26 @@ func one(st *nodev1.WorkloadStatus, err error) (proto.Message, error) {
 	return &nodev1.WorkloadStatusOutput{Workloads: []*nodev1.WorkloadStatus{st}}, nil
 }
 
-func ref(t *Task) (*nodev1.WorkloadRef, error) {
-	in := &nodev1.WorkloadRef{}
-	return in, payload(t, in)
-}
-
-func (d HandlerDeps) start(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-	in, err := ref(t)
-	if err != nil {
-		return nil, err
-	}
+func (d HandlerDeps) start(ctx context.Context, t *Task, in *nodev1.WorkloadRef) (proto.Message, error) {
 	return one(d.Runtime.Start(ctx, t.WorkspaceID, in.GetName()))
 }
 
-func (d HandlerDeps) stop(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-	in, err := ref(t)
-	if err != nil {
-		return nil, err
-	}
+func (d HandlerDeps) stop(ctx context.Context, t *Task, in *nodev1.WorkloadRef) (proto.Message, error) {
 	return one(d.Runtime.Stop(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
 }
 
-func (d HandlerDeps) remove(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-	in, err := ref(t)
-	if err != nil {
-		return nil, err
-	}
+func (d HandlerDeps) restart(ctx context.Context, t *Task, in *nodev1.WorkloadRef) (proto.Message, error) {
+	return one(d.Runtime.Restart(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
+}
+
+func (d HandlerDeps) remove(ctx context.Context, t *Task, in *nodev1.WorkloadRef) (proto.Message, error) {
 	return one(d.Runtime.Remove(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
 }
 
 // allWorkloads as a name means every workload of the workspace. No workload can have this name.
 const allWorkloads = "*"
 
-func (d HandlerDeps) status(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-	in, err := ref(t)
-	if err != nil {
-		return nil, err
-	}
+func (d HandlerDeps) status(ctx context.Context, t *Task, in *nodev1.WorkloadRef) (proto.Message, error) {
 	name := in.GetName()
 	if name == allWorkloads {
 		name = ""
@@ -234,25 +199,14 @@ func (d HandlerDeps) status(ctx context.Context, t *Task, _ Progress) (proto.Mes
 	return &nodev1.WorkloadStatusOutput{Workloads: all}, nil
 }
 
-// restartHandler restarts a workload once.
-type restartHandler struct{ HandlerDeps }
-
-func (h restartHandler) Run(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-	in, err := ref(t)
-	if err != nil {
-		return nil, err
-	}
-	return h.within(func(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-		return one(h.Runtime.Restart(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
-	})(ctx, t, nil)
+// restartHandler restarts a workload once. Its Observe starts the workload if it does not run: the task asked for a
+// running workload, and the handler cannot find out whether it was stopped already.
+type restartHandler struct {
+	HandlerFunc
+	observe HandlerFunc
 }
 
-// Observe starts the workload if it does not run: the task asked for a running workload, and the handler cannot find
-// out whether it was stopped already.
-func (h restartHandler) Observe(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
-	in, err := ref(t)
-	if err != nil {
-		return nil, err
-	}
-	return one(h.Runtime.Start(ctx, t.WorkspaceID, in.GetName()))
+// Observe calls h.observe.
+func (h restartHandler) Observe(ctx context.Context, t *Task, p Progress) (proto.Message, error) {
+	return h.observe(ctx, t, p)
 }

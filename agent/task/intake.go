@@ -152,10 +152,7 @@ func (e *Executor) settle(ctx context.Context, c candidate, out ledger.Outcome) 
 func (e *Executor) repeat(ctx context.Context, entry ledger.Entry) {
 	switch entry.State {
 	case ledger.StateFinished, ledger.StateAcked:
-		e.mu.Lock()
-		s := e.sender
-		e.mu.Unlock()
-		if s != nil {
+		if s := e.attached(); s != nil {
 			e.sendStored(s, entry, time.Now())
 		}
 	case ledger.StateStarted:
@@ -321,12 +318,16 @@ func (e *Executor) unreserve(c candidate) {
 
 // send calls f with the sender if there is one. A message that it cannot take is sent again with the next session.
 func (e *Executor) send(f func(Sender) error) {
-	e.mu.Lock()
-	s := e.sender
-	e.mu.Unlock()
-	if s != nil {
+	if s := e.attached(); s != nil {
 		_ = f(s)
 	}
+}
+
+// attached returns the sender; nil if no session is admitted.
+func (e *Executor) attached() Sender {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.sender
 }
 
 // sendDelivered reports tasks as delivered; at once, if one of them may not run again. Until the report of the delivery

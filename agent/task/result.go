@@ -84,26 +84,16 @@ func describe(err error) string {
 // its long texts, then the ends of its lists, and stays a message that can be read.
 func encodeOutput(out proto.Message) ([]byte, bool, error) {
 	m := proto.Clone(out)
-	scrub(m.ProtoReflect(), MaxOutput)
-	encoded, err := proto.Marshal(m)
-	if err != nil {
-		return nil, false, err
-	}
-	if len(encoded) <= MaxOutput {
-		return encoded, false, nil
-	}
-	for _, limit := range []int{16 << 10, 1 << 10} {
-		scrub(m.ProtoReflect(), limit)
-		if proto.Size(m) <= MaxOutput {
-			encoded, err = proto.Marshal(m)
-			return encoded, true, err
+	limits := []int{MaxOutput, 16 << 10, 1 << 10}
+	const halves = 32
+	for try := range len(limits) + halves {
+		if try < len(limits) {
+			scrub(m.ProtoReflect(), limits[try])
+		} else {
+			halve(m.ProtoReflect())
 		}
-	}
-	for range 32 {
-		halve(m.ProtoReflect())
-		if proto.Size(m) <= MaxOutput {
-			encoded, err = proto.Marshal(m)
-			return encoded, true, err
+		if encoded, err := proto.Marshal(m); err != nil || len(encoded) <= MaxOutput {
+			return encoded, try > 0, err
 		}
 	}
 	return nil, true, nil
@@ -214,9 +204,5 @@ func cut(s string, limit int) string {
 	if len(s) <= limit {
 		return s
 	}
-	end := max(limit-len(marker), 0)
-	for end > 0 && !utf8.RuneStart(s[end]) {
-		end--
-	}
-	return s[:end] + marker
+	return strings.ToValidUTF8(s[:max(limit-len(marker), 0)], "") + marker
 }

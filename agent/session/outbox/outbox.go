@@ -35,10 +35,14 @@ func KeyOf(ref *nodev1.TaskRef) Key { return Key{ref.GetTaskId(), ref.GetAttempt
 //
 // Deliveries and starts linger: a result with the time of its start implies both, and a short task is then one frame,
 // not three.
-type Outbox struct {
+type Outbox struct{ *Reports }
+
+// Reports is the end of an outbox at which an agent's reports are queued. Its methods do not block: ErrNotConnected and
+// ErrQueueFull mean that the report was not queued.
+type Reports struct {
 	maxLen, maxBytes int
 	linger           time.Duration // how long deliveries and starts wait for their results
-	Wake             chan struct{} // holds one token while something waits
+	wake             chan struct{} // holds one token while something waits
 
 	mu          sync.Mutex
 	open        bool
@@ -60,11 +64,14 @@ type Outbox struct {
 // New returns an outbox of at most maxLen frames of each kind, and of results of at most maxBytes, which lets deliveries
 // and starts wait for their results for the time linger.
 func New(maxLen, maxBytes int, linger time.Duration) *Outbox {
-	return &Outbox{maxLen: maxLen, maxBytes: maxBytes, linger: linger, Wake: make(chan struct{}, 1)}
+	return &Outbox{&Reports{maxLen: maxLen, maxBytes: maxBytes, linger: linger, wake: make(chan struct{}, 1)}}
 }
 
+// Wake returns a channel that holds one token while something waits.
+func (o *Outbox) Wake() <-chan struct{} { return o.wake }
+
 // lingerLocked lets deliveries or starts wait for their results, unless earlier ones are to be sent at once.
-func (o *Outbox) lingerLocked(waits bool) {
+func (o *Reports) lingerLocked(waits bool) {
 	switch {
 	case o.linger <= 0 || waits && o.ripeAt.IsZero(): // those queued before them are sent at once
 		o.signal()
@@ -74,14 +81,14 @@ func (o *Outbox) lingerLocked(waits bool) {
 	}
 	o.ripeAt = time.Now().Add(o.linger)
 	if o.ripe == nil {
-		o.ripe = time.AfterFunc(o.linger, o.Hurry)
+		o.ripe = time.AfterFunc(o.linger, o.Flush)
 		return
 	}
 	o.ripe.Reset(o.linger)
 }
 
-// Hurry ends the wait of deliveries and starts.
-func (o *Outbox) Hurry() {
+// Flush ends the wait of deliveries and starts for their results.
+func (o *Reports) Flush() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.ripeAt = time.Time{}
@@ -91,7 +98,7 @@ func (o *Outbox) Hurry() {
 }
 
 // lingersLocked reports whether deliveries and starts still wait for their results.
-func (o *Outbox) lingersLocked() bool { return !o.ripeAt.IsZero() && time.Now().Before(o.ripeAt) }
+func (o *Reports) lingersLocked() bool { return !o.ripeAt.IsZero() && time.Now().Before(o.ripeAt) }
 
 // SetOpen sets whether a session is admitted. Closing drops the queued frames: the executor queues them anew from the
 // ledger for a later session.
@@ -108,9 +115,9 @@ func (o *Outbox) SetOpen(open bool) {
 	o.started, o.progress, o.seen, o.diagnostics, o.outputs = nil, nil, nil, nil, nil
 }
 
-func (o *Outbox) signal() {
+func (o *Reports) signal() {
 	select {
-	case o.Wake <- struct{}{}:
+	case o.wake <- struct{}{}:
 	default:
 	}
 }
@@ -124,19 +131,8 @@ func (o *Outbox) Kick() {
 	}
 }
 
-// put runs add while a session is open and wakes the writer if it queued something.
-func (o *Outbox) put(add func() error) error {
-	return o.add(func() error {
-		err := add()
-		if err == nil {
-			o.signal()
-		}
-		return err
-	})
-}
-
-// add runs add while a session is open.
-func (o *Outbox) add(add func() error) error {
+// add runs add, which wakes the writer, while a session is open.
+func (o *Reports) add(add func() error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.open {
@@ -145,8 +141,31 @@ func (o *Outbox) add(add func() error) error {
 	return add()
 }
 
+// queue appends a message to a queue of o in which at most so many may wait.
+func queue[T any](o *Reports, to *[]T, msg T, most int) error {
+	return o.add(func() error {
+		if len(*to) >= most {
+			return ErrQueueFull
+		}
+		*to = append(*to, msg)
+		o.signal()
+		return nil
+	})
+}
+
+// pop removes and returns the first element. The memory of a queue that is empty then is given up.
+func pop[T any](from *[]T) T {
+	var none T
+	first := (*from)[0]
+	(*from)[0] = none
+	if *from = (*from)[1:]; len(*from) == 0 {
+		*from = nil
+	}
+	return first
+}
+
 // Delivered queues the report that tasks are durably in the ledger.
-func (o *Outbox) Delivered(refs []*nodev1.TaskRef) error {
+func (o *Reports) Delivered(refs []*nodev1.TaskRef) error {
 	return o.add(func() error {
 		if len(o.delivered)+len(refs) > 4*o.maxLen {
 			return ErrQueueFull
@@ -158,18 +177,12 @@ func (o *Outbox) Delivered(refs []*nodev1.TaskRef) error {
 }
 
 // Redelivered queues the report of tasks that were in the ledger before this session, with their envelopes.
-func (o *Outbox) Redelivered(msg *nodev1.TaskDelivered) error {
-	return o.put(func() error {
-		if len(o.redelivered) >= o.maxLen {
-			return ErrQueueFull
-		}
-		o.redelivered = append(o.redelivered, msg)
-		return nil
-	})
+func (o *Reports) Redelivered(msg *nodev1.TaskDelivered) error {
+	return queue(o, &o.redelivered, msg, o.maxLen)
 }
 
 // Started queues the start of a task.
-func (o *Outbox) Started(msg *nodev1.TaskStarted) error {
+func (o *Reports) Started(msg *nodev1.TaskStarted) error {
 	return o.add(func() error {
 		if len(o.started) >= o.maxLen {
 			return ErrQueueFull
@@ -181,8 +194,8 @@ func (o *Outbox) Started(msg *nodev1.TaskStarted) error {
 }
 
 // Progress queues a task's progress; only the last update of each task waits.
-func (o *Outbox) Progress(msg *nodev1.TaskProgress) error {
-	return o.put(func() error {
+func (o *Reports) Progress(msg *nodev1.TaskProgress) error {
+	return o.add(func() error {
 		if o.progress == nil {
 			o.progress = map[Key]*nodev1.TaskProgress{}
 		}
@@ -192,14 +205,15 @@ func (o *Outbox) Progress(msg *nodev1.TaskProgress) error {
 		}
 		o.progress[key] = msg
 		o.ripeAt = time.Time{} // behind its start
+		o.signal()
 		return nil
 	})
 }
 
 // Result queues the result of a task, and drops its progress and, while they linger, the delivery and the start that it
 // implies.
-func (o *Outbox) Result(msg *nodev1.TaskResult) error {
-	return o.put(func() error {
+func (o *Reports) Result(msg *nodev1.TaskResult) error {
+	return o.add(func() error {
 		key := KeyOf(msg.GetTask())
 		if _, waits := o.resultAt[key]; waits {
 			return nil
@@ -216,13 +230,14 @@ func (o *Outbox) Result(msg *nodev1.TaskResult) error {
 		o.resultBytes += size
 		delete(o.progress, key)
 		o.absorbLocked(msg)
+		o.signal()
 		return nil
 	})
 }
 
 // Observe queues an observation; only the last one of each workspace waits.
-func (o *Outbox) Observe(msg *nodev1.Observation) error {
-	return o.put(func() error {
+func (o *Reports) Observe(msg *nodev1.Observation) error {
+	return o.add(func() error {
 		if o.seen == nil {
 			o.seen = map[string]*nodev1.Observation{}
 		}
@@ -230,41 +245,22 @@ func (o *Outbox) Observe(msg *nodev1.Observation) error {
 			return ErrQueueFull
 		}
 		o.seen[msg.GetWorkspaceId()] = msg
+		o.signal()
 		return nil
 	})
 }
 
 // Diagnose queues a diagnostic.
-func (o *Outbox) Diagnose(msg *nodev1.DiagnosticReport) error {
-	return o.put(func() error {
-		if len(o.diagnostics) >= 16 {
-			return ErrQueueFull
-		}
-		o.diagnostics = append(o.diagnostics, msg)
-		return nil
-	})
+func (o *Reports) Diagnose(msg *nodev1.DiagnosticReport) error {
+	return queue(o, &o.diagnostics, msg, 16)
 }
 
 // Output queues a piece of a workload's output. At most four may wait: for each a caller waits, and not for long.
-func (o *Outbox) Output(msg *nodev1.OutputChunk) error {
-	return o.put(func() error {
-		if len(o.outputs) >= 4 {
-			return ErrQueueFull
-		}
-		o.outputs = append(o.outputs, msg)
-		return nil
-	})
-}
+func (o *Reports) Output(msg *nodev1.OutputChunk) error { return queue(o, &o.outputs, msg, 4) }
 
 // Request queues a frame of the session itself, before everything else.
 func (o *Outbox) Request(frame *nodev1.ConnectRequest) error {
-	return o.put(func() error {
-		if len(o.control) >= 16 {
-			return ErrQueueFull
-		}
-		o.control = append(o.control, frame)
-		return nil
-	})
+	return queue(o.Reports, &o.control, frame, 16)
 }
 
 // Next removes and returns the frame to send next; nil if none is due.
@@ -273,16 +269,9 @@ func (o *Outbox) Next() *nodev1.ConnectRequest {
 	defer o.mu.Unlock()
 	switch {
 	case len(o.control) > 0:
-		frame := o.control[0]
-		o.control = o.control[1:]
-		return frame
+		return pop(&o.control)
 	case len(o.redelivered) > 0:
-		msg := o.redelivered[0]
-		o.redelivered[0] = nil
-		if o.redelivered = o.redelivered[1:]; len(o.redelivered) == 0 {
-			o.redelivered = nil
-		}
-		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: msg}}
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: pop(&o.redelivered)}}
 	case len(o.delivered) > 0 && !o.lingersLocked():
 		n := min(len(o.delivered), maxRefs)
 		batch := o.delivered[:n:n]
@@ -295,25 +284,20 @@ func (o *Outbox) Next() *nodev1.ConnectRequest {
 		if started := o.startOfLocked(msg.GetTask()); started != nil {
 			return started
 		}
-		o.results[0] = nil
-		if o.results = o.results[1:]; len(o.results) == 0 {
-			o.results = nil
-		}
+		pop(&o.results)
 		key := KeyOf(msg.GetTask())
 		o.resultBytes -= o.resultAt[key]
 		delete(o.resultAt, key)
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskResult{TaskResult: msg}}
 	case len(o.started) > 0 && !o.lingersLocked():
-		msg := o.started[0]
-		o.started = o.started[1:]
-		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: msg}}
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: pop(&o.started)}}
 	}
 	return o.nextNewsLocked()
 }
 
 // absorbLocked drops the delivery and the start that a result implies. A result without the time of its start is sent
 // behind its delivery.
-func (o *Outbox) absorbLocked(result *nodev1.TaskResult) {
+func (o *Reports) absorbLocked(result *nodev1.TaskResult) {
 	if !o.lingersLocked() {
 		return
 	}
@@ -350,14 +334,10 @@ func (o *Outbox) nextNewsLocked() *nodev1.ConnectRequest {
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Observation{Observation: msg}}
 	}
 	if len(o.diagnostics) > 0 {
-		msg := o.diagnostics[0]
-		o.diagnostics = o.diagnostics[1:]
-		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: msg}}
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: pop(&o.diagnostics)}}
 	}
 	if len(o.outputs) > 0 {
-		msg := o.outputs[0]
-		o.outputs = o.outputs[1:]
-		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_OutputChunk{OutputChunk: msg}}
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_OutputChunk{OutputChunk: pop(&o.outputs)}}
 	}
 	return nil
 }

@@ -155,7 +155,7 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := New(10, 1<<20, 50*time.Millisecond)
 		o.SetOpen(true)
-		<-o.Wake
+		<-o.Wake()
 		short := func(n int) []error {
 			return []error{
 				o.Delivered([]*nodev1.TaskRef{ref(n)}), o.Started(&nodev1.TaskStarted{Task: ref(n)}),
@@ -165,7 +165,7 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 		wants := func(want ...string) {
 			t.Helper()
 			select {
-			case <-o.Wake:
+			case <-o.Wake():
 			default:
 				t.Error("the writer is not woken")
 			}
@@ -209,7 +209,7 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 		if err := o.Delivered([]*nodev1.TaskRef{ref(6)}); err != nil {
 			t.Fatal(err)
 		}
-		o.Hurry()
+		o.Flush()
 		wants("delivered 1")
 	})
 }
