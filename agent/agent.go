@@ -148,24 +148,23 @@ func (a *Agent) openLedger(ctx context.Context, nodeID string) (*ledger.Ledger, 
 		}
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "task ledger set aside, a new one begins", slog.String("cause", what),
 			slog.String("file", l.MovedAside()), slog.String("ledger_id", l.ID()))
-		a.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE, what+": "+l.MovedAside())
+		a.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE, what+": "+l.MovedAside(), 0)
 	}
 	return l, nil
 }
 
 // bindLedgerLocked makes the ledger the node's, where it was opened before there was one.
 func (a *Agent) bindLedgerLocked(ctx context.Context, nodeID string) error {
-	if a.ledger != nil && a.ledger.NodeID() == nodeID {
-		return nil
-	}
 	if a.ledger != nil {
+		if a.ledger.NodeID() == nodeID {
+			return nil
+		}
 		if err := a.ledger.Close(); err != nil {
 			return err
 		}
-		a.ledger = nil
 	}
 	var err error
-	a.ledger, err = a.openLedger(ctx, nodeID)
+	a.ledger, err = a.openLedger(ctx, nodeID) // nil with an error
 	return err
 }
 
@@ -188,7 +187,7 @@ func (a *Agent) openHost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.facts = newFacts(hostfacts.Config{Paths: []string{a.cfg.WorkDir}, SimulatedGPUs: a.cfg.SimulatedGPUs})
+	a.facts = &facts{cfg: hostfacts.Config{Paths: []string{a.cfg.WorkDir}, SimulatedGPUs: a.cfg.SimulatedGPUs}}
 	state, _ := a.room.Check()
 	a.facts.setRoom(diskOf(state))
 	a.facts.refresh(ctx)
@@ -301,22 +300,14 @@ func (a *Agent) execute(ctx context.Context) error {
 	}
 }
 
-// readVerifiers loads the task verifiers from node-agent.env. Without any, no task is accepted.
-func (a *Agent) readVerifiers() error {
-	set, err := a.store.TaskKeys()
+// prepare makes the parts that need an identity, once, and loads the task verifiers again, which a new enrolment may
+// have changed. Without any, no task is accepted.
+func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
+	verifiers, err := a.store.TaskKeys()
 	if err != nil {
 		return err
 	}
-	a.verifiers.Store(set)
-	return nil
-}
-
-// prepare makes the parts that need an identity, once, and loads the task verifiers again, which a new enrolment may
-// have changed.
-func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
-	if err := a.readVerifiers(); err != nil {
-		return err
-	}
+	a.verifiers.Store(verifiers)
 	node, ok := a.store.Node()
 	if !ok {
 		return errors.New("this host is no node yet")
@@ -333,7 +324,7 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,
 		Handlers: task.Handlers(task.HandlerDeps{
 			Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: hostfacts.BootID(), Now: a.clock.Wall, Room: a.noRoom,
-			NoRoom: a.outOfRoom,
+			NoRoom: a.room.Note,
 		}),
 		Refused: func(r task.Refusal) { a.refusedTask(ctx, r) },
 	}, task.Config{NodeID: node.NodeID})

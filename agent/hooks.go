@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/agent/task"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/observation"
 )
 
@@ -61,25 +62,16 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 		RunList: a.runList,
 		Lost:    func() { executor.Detach(a.client) },
 		Offer: func(ctx context.Context, offer *nodev1.TaskOffer) {
-			if err := executor.Offer(offer); err != nil {
-				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "task not taken", slog.Any("error", err))
-			}
+			a.warn(ctx, "task not taken", executor.Offer(offer))
 		},
 		Cancel: func(ctx context.Context, cancel *nodev1.TaskCancel) {
-			if err := executor.Cancel(cancel); err != nil {
-				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "cancel not taken", slog.Any("error", err))
-			}
+			a.warn(ctx, "cancel not taken", executor.Cancel(cancel))
 		},
 		Acknowledged: func(ctx context.Context, refs []*nodev1.TaskRef) {
-			if err := executor.Ack(ctx, refs); err != nil {
-				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "acknowledgement not kept, the result is sent again",
-					slog.Any("error", err))
-			}
+			a.warn(ctx, "acknowledgement not kept, the result is sent again", executor.Ack(ctx, refs))
 		},
 		ReportRefused: func(ctx context.Context, refused *nodev1.TaskReportRefused) {
-			if err := executor.ReportRefused(ctx, refused); err != nil {
-				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "refused report not dropped, it is sent again", slog.Any("error", err))
-			}
+			a.warn(ctx, "refused report not dropped, it is sent again", executor.ReportRefused(ctx, refused))
 		},
 		Policy: func(policy *commonv1.NodePolicy) {
 			recovery := policy.GetAutoRecovery()
@@ -93,6 +85,24 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 		Output:       a.askOutput,
 		ChangedFacts: a.facts.changed,
 	}
+}
+
+// warn logs an error; nil is none.
+func (a *Agent) warn(ctx context.Context, what string, err error) {
+	if err != nil {
+		//nolint:sloglint // the callers' messages are constants
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, what, slog.Any("error", err))
+	}
+}
+
+// session returns the client of the admitted session; nil if no session is admitted.
+func (a *Agent) session() *session.Client {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.client == nil || a.client.Generation() == 0 {
+		return nil
+	}
+	return a.client
 }
 
 // runList allows the runtime to start the workspaces' epochs on the control plane's list. An older control plane sends
@@ -133,30 +143,17 @@ func (a *Agent) observe(ctx context.Context) error {
 			clear(told)
 		}
 		a.observeOnce(ctx, told)
-		if err := a.pause(ctx, a.cfg.ObserveLeast); err != nil {
-			return err
+		if !app.Sleep(ctx, a.cfg.ObserveLeast) {
+			return context.Cause(ctx)
 		}
-	}
-}
-
-func (a *Agent) pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
 // observeOnce queues an observation for each workspace whose last one differs. An observation that the session does not
 // take is sent by a later call.
 func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Digest) {
-	a.mu.Lock()
-	client := a.client
-	a.mu.Unlock()
-	if client == nil || client.Generation() == 0 {
+	client := a.session()
+	if client == nil {
 		return
 	}
 	seen := a.work.Observe(ctx)
@@ -216,8 +213,6 @@ type facts struct {
 	room *commonv1.StateDisk
 }
 
-func newFacts(cfg hostfacts.Config) *facts { return &facts{cfg: cfg} }
-
 func (f *facts) refresh(ctx context.Context) {
 	seen := hostfacts.Collect(ctx, f.cfg)
 	f.mu.Lock()
@@ -231,12 +226,10 @@ func (f *facts) setRoom(found *commonv1.StateDisk) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.room = found
-	if f.seen == nil {
-		return
+	if f.seen != nil {
+		f.seen = proto.CloneOf(f.seen) // the message may have been sent already and must not change
+		f.seen.StateDisk = found
 	}
-	seen := proto.CloneOf(f.seen) // the message may have been sent already and must not change
-	seen.StateDisk = found
-	f.seen = seen
 }
 
 func (f *facts) now() *commonv1.HostFacts {
@@ -265,10 +258,8 @@ func (f *facts) changed() *commonv1.HostFacts {
 }
 
 func (a *Agent) watchFacts(ctx context.Context) error {
-	for {
-		if err := a.pause(ctx, a.cfg.FactsEvery); err != nil {
-			return err
-		}
+	for app.Sleep(ctx, a.cfg.FactsEvery) {
 		a.facts.refresh(ctx)
 	}
+	return context.Cause(ctx)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -154,9 +155,7 @@ func (a *Agent) mayEnrol() bool {
 func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detail string) error {
 	wait := a.cfg.SlowRetry/2 + a.jitter(a.cfg.SlowRetry/2)
 	a.meters.retry(code)
-	if err := a.diag.Record(code, detail, wait); err != nil {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
-	}
+	a.record(ctx, code, detail, wait)
 	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", slog.String("code", names.Of(code)),
 		slog.String("detail", detail),
 		slog.Duration("next_retry", wait))
@@ -164,11 +163,7 @@ func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detai
 }
 
 func (a *Agent) sleep(ctx context.Context, wait time.Duration) error {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+	if !app.Sleep(ctx, wait) {
 		return context.Cause(ctx)
 	}
 	if err := a.store.ReloadEnv(); err != nil {
@@ -189,10 +184,7 @@ func (a *Agent) replaced(ctx context.Context, err error) error {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn,
 			"this instance has been replaced: its workloads are stopped, and then the agent ends",
 			slog.String("reason", names.Of(denial.Reason)))
-		if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED,
-			names.Of(denial.Reason)+": "+denial.Public, 0); err != nil {
-			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
-		}
+		a.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(denial.Reason)+": "+denial.Public, 0)
 		if stopErr := a.work.StopAll(ctx, process.DefaultGrace); stopErr != nil {
 			return fmt.Errorf("stop the workloads of a replaced instance (%w): %w", err, stopErr)
 		}

@@ -79,7 +79,7 @@ func (a *Agent) openOps(ctx context.Context) error {
 		if l == nil { // it could not be opened for the node as which this host was enrolled
 			return 0
 		}
-		return float64(l.Stats().Open)
+		return float64(l.Open())
 	})
 	for _, c := range []prometheus.Collector{a.meters.retries, a.meters.refused, a.meters.sessions, connected, unacked} {
 		if err := registry.Register(c); err != nil {
@@ -88,18 +88,13 @@ func (a *Agent) openOps(ctx context.Context) error {
 	}
 	health := obs.NewHealth()
 	health.Ready("session", a.connected)
-	if a.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: a.deps.Logger, Registry: registry, Health: health},
-		a.cfg.OpsListen); err != nil {
-		return err
-	}
-	return nil
+	a.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: a.deps.Logger, Registry: registry, Health: health},
+		a.cfg.OpsListen)
+	return err
 }
 
 func (a *Agent) connected(context.Context) error {
-	a.mu.Lock()
-	client := a.client
-	a.mu.Unlock()
-	if client == nil || client.Generation() == 0 {
+	if a.session() == nil {
 		return errNoSession
 	}
 	return nil

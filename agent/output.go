@@ -44,15 +44,16 @@ func (a *Agent) readOutputs(ctx context.Context) error {
 func (a *Agent) readOutput(ctx context.Context, req *nodev1.OutputRequest) *nodev1.OutputChunk {
 	ctx, cancel := context.WithTimeout(ctx, outputWithin)
 	defer cancel()
-	out, err := a.work.Output(ctx, process.OutputRequest{
+	chunk := &nodev1.OutputChunk{RequestId: req.GetRequestId()}
+	var err error
+	if chunk.Output, err = a.work.Output(ctx, process.OutputRequest{
 		WorkspaceID: req.GetWorkspaceId(), Epoch: req.GetEpoch(), Name: req.GetWorkload(), Previous: req.GetPrevious(),
 		From: req.GetFrom(),
 		Max:  int(req.GetMaxBytes()),
-	})
-	if err != nil {
-		return &nodev1.OutputChunk{RequestId: req.GetRequestId(), Denied: fault.ToDenial(err, "")}
+	}); err != nil {
+		chunk.Denied = fault.ToDenial(err, "")
 	}
-	return &nodev1.OutputChunk{RequestId: req.GetRequestId(), Output: out}
+	return chunk
 }
 
 func (a *Agent) tellOutput(ctx context.Context, chunk *nodev1.OutputChunk) {

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -67,8 +66,5 @@ func (a *Agent) refusedTask(ctx context.Context, r task.Refusal) {
 	if more > 0 {
 		detail += fmt.Sprintf(" and %d more since the last record", more)
 	}
-	if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_REFUSED, detail+" ("+r.Detail+")",
-		0); err != nil {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
-	}
+	a.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_REFUSED, detail+" ("+r.Detail+")", 0)
 }

@@ -35,12 +35,10 @@ func (a *Agent) openRoom(ctx context.Context) error {
 	a.room = room.New(room.Config{Dirs: []string{a.cfg.StateDir, a.cfg.EtcDir, a.cfg.WorkDir}, Now: a.clock.Wall})
 	a.room.Check()
 	spare, err := room.OpenReserve(filepath.Join(a.cfg.StateDir, room.ReserveFile))
-	if err != nil {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "no room is reserved for identity and diagnostics",
-			slog.Any("error", err))
-		return nil
+	if err == nil {
+		a.spare = spare
 	}
-	a.spare = spare
+	a.warn(ctx, "no room is reserved for identity and diagnostics", err)
 	return nil
 }
 
@@ -64,13 +62,13 @@ func (a *Agent) problems(ctx context.Context, of string, found []string) {
 	for _, problem := range found {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "state file problem", slog.String("of", of),
 			slog.String("problem", problem))
-		a.record(ctx, codeStateFile, problem)
+		a.record(ctx, codeStateFile, problem, 0)
 	}
 }
 
-// record keeps a diagnostic after which nothing is tried again.
-func (a *Agent) record(ctx context.Context, code commonv1.DiagnosticCode, detail string) {
-	if err := a.noted(a.diag.Record(code, detail, 0)); err != nil {
+// record keeps a diagnostic; next is the time until the agent tries again, zero if nothing is tried again.
+func (a *Agent) record(ctx context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) {
+	if err := a.noted(a.diag.Record(code, detail, next)); err != nil {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 	}
 }
@@ -94,7 +92,7 @@ func (a *Agent) recordExit(ctx context.Context, why error) {
 	if room.IsFull(why) {
 		code = codeDiskFull
 	}
-	a.record(ctx, code, "the agent cannot start: "+why.Error())
+	a.record(ctx, code, "the agent cannot start: "+why.Error(), 0)
 }
 
 // watchRoom checks the disks until ctx ends, and reports every change: in the host's record, over the stream, and as a
@@ -124,19 +122,16 @@ func (a *Agent) checkRoom(ctx context.Context, first bool) *nodev1.DiagnosticRep
 	state, changed := a.room.Check()
 	a.facts.setRoom(diskOf(state))
 	if !state.Full {
-		if err := a.spare.Refill(); err != nil {
-			a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "reserve not filled", slog.Any("error", err))
-		}
+		a.warn(ctx, "reserve not filled", a.spare.Refill())
 	}
 	if !changed && !first {
 		return nil
 	}
 	if state.Full {
-		detail := state.Dir + ": " + state.Detail
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "no room on the disk of the agent's directories",
 			slog.String("dir", state.Dir), slog.String("detail", state.Detail))
 		a.meters.retry(codeDiskFull)
-		a.record(ctx, codeDiskFull, detail)
+		a.record(ctx, codeDiskFull, state.Dir+": "+state.Detail, 0)
 	} else {
 		ended, err := a.diag.End(codeDiskFull)
 		if err != nil {
@@ -158,9 +153,7 @@ func (a *Agent) checkRoom(ctx context.Context, first bool) *nodev1.DiagnosticRep
 // tell gives the session a report and returns whether the session took it. A session that opens later sends it in
 // Hello.
 func (a *Agent) tell(report *nodev1.DiagnosticReport) bool {
-	a.mu.Lock()
-	client := a.client
-	a.mu.Unlock()
+	client := a.session()
 	return client != nil && client.Diagnose(report) == nil
 }
 
@@ -193,9 +186,4 @@ func (a *Agent) noRoom() error {
 	}
 	return fault.New(commonv1.Reason_REASON_NODE_DISK_FULL,
 		fmt.Sprintf("the node's state directory has no room: %s: %s", state.Dir, state.Detail))
-}
-
-// outOfRoom passes an error of a writer to the watch: the next check counts it.
-func (a *Agent) outOfRoom(err error) {
-	a.room.Note(err)
 }

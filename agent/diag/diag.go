@@ -28,6 +28,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/mesh/agent/room"
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/names"
@@ -216,32 +217,8 @@ func (l *Log) write(entries []Entry) error {
 	if err != nil {
 		return fmt.Errorf("encode diagnostic record: %w", err)
 	}
-	if err := l.room.Do(func() error { return replace(l.path, data) }); err != nil {
+	if err := l.room.Do(func() error { return jsonfile.Replace(l.path, building, data) }); err != nil {
 		return fmt.Errorf("write diagnostic record: %w", err)
-	}
-	d, err := os.Open(filepath.Dir(l.path))
-	if err != nil {
-		return fmt.Errorf("sync diagnostic record: %w", err)
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("sync diagnostic record: %w", err)
-	}
-	return nil
-}
-
-// replace gives path the content data: it writes and syncs it under another name and then renames it.
-func replace(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), building) // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"sync"
 	"unicode"
-	"unicode/utf8"
 )
 
 type rule struct {
@@ -49,11 +48,7 @@ func Sanitise(s string) string {
 	}, s)
 	s = strings.TrimSpace(s)
 	if len(s) > MaxDetail {
-		end := MaxDetail
-		for end > 0 && !utf8.RuneStart(s[end]) {
-			end--
-		}
-		s = s[:end]
+		s = strings.ToValidUTF8(s[:MaxDetail], "")
 	}
 	return s
 }

@@ -28,10 +28,9 @@ func (c Config) gpus(ctx context.Context) []*commonv1.Gpu {
 		return simulated(min(c.SimulatedGPUs, maxGPUs))
 	}
 	found := c.fromDriver()
-	if len(found) == 0 {
-		return nil
+	if len(found) > 0 {
+		c.askSMI(ctx, found)
 	}
-	c.askSMI(ctx, found)
 	slices.SortFunc(found, func(a, b *commonv1.Gpu) int { return cmp.Compare(a.GetIndex(), b.GetIndex()) })
 	return found
 }
@@ -57,10 +56,7 @@ func (c Config) fromDriver() []*commonv1.Gpu {
 	slices.Sort(dirs)
 	version := c.driverVersion()
 	var out []*commonv1.Gpu
-	for i, path := range dirs {
-		if i == maxGPUs {
-			break
-		}
+	for i, path := range dirs[:min(len(dirs), maxGPUs)] {
 		data, err := os.ReadFile(path) //nolint:gosec // below the driver's directory
 		if err != nil {
 			continue
@@ -104,15 +100,8 @@ func (c Config) driverVersion() string {
 // askSMI adds what the files lack: the memory, and the id of a device that was never opened. The tool may hang with a
 // broken driver, so it is given a few seconds; without it the facts are those of the files.
 func (c Config) askSMI(ctx context.Context, found []*commonv1.Gpu) {
-	tool := c.SMI
-	if tool == "-" {
-		return
-	}
-	if tool == "" {
-		tool = "nvidia-smi"
-	}
-	path, err := exec.LookPath(tool)
-	if err != nil {
+	path, err := exec.LookPath(cmp.Or(c.SMI, "nvidia-smi"))
+	if err != nil || c.SMI == "-" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, smiWait)
@@ -152,10 +141,8 @@ func (c Config) askSMI(ctx context.Context, found []*commonv1.Gpu) {
 // match returns the device with the id, else the one at the same place, since both lists are in the order of PCI
 // addresses; nil if there is none.
 func match(found []*commonv1.Gpu, id string, place int) *commonv1.Gpu {
-	for _, g := range found {
-		if g.GetDeviceId() == id {
-			return g
-		}
+	if at := slices.IndexFunc(found, func(g *commonv1.Gpu) bool { return g.GetDeviceId() == id }); at >= 0 {
+		return found[at]
 	}
 	if place < len(found) && strings.HasPrefix(found[place].GetDeviceId(), "gpu-") {
 		return found[place]

@@ -9,6 +9,7 @@
 package hostfacts
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"os"
@@ -90,34 +91,30 @@ func (c Config) line(rel string) string {
 	return clean(first)
 }
 
-func (c Config) osName() string {
-	data, err := os.ReadFile(c.path("etc/os-release"))
+// value returns what follows a prefix in the first line of a file that has it; empty if none has.
+func (c Config) value(rel, prefix string) string {
+	data, err := os.ReadFile(c.path(rel))
 	if err != nil {
-		return runtime.GOOS
+		return ""
 	}
 	for line := range strings.Lines(string(data)) {
-		if value, ok := strings.CutPrefix(line, "PRETTY_NAME="); ok {
-			return clean(strings.Trim(strings.TrimSpace(value), `"'`))
+		if rest, ok := strings.CutPrefix(line, prefix); ok {
+			return strings.TrimSpace(rest)
 		}
 	}
-	return runtime.GOOS
+	return ""
+}
+
+func (c Config) osName() string {
+	return cmp.Or(clean(strings.Trim(c.value("etc/os-release", "PRETTY_NAME="), `"'`)), runtime.GOOS)
 }
 
 func (c Config) memory() int64 {
-	data, err := os.ReadFile(c.path("proc/meminfo"))
+	kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(c.value("proc/meminfo", "MemTotal:"), "kB")), 10, 64)
 	if err != nil {
 		return 0
 	}
-	for line := range strings.Lines(string(data)) {
-		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
-			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
-			if err != nil {
-				return 0
-			}
-			return kib << 10
-		}
-	}
-	return 0
+	return kib << 10
 }
 
 func (c Config) disks() []*commonv1.Disk {

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -158,13 +159,7 @@ func (e Env) Unknown() []string {
 		EnvAPIURL, EnvTerminalURL, EnvRecoveryURL, EnvRecoveryBundle, EnvToken, EnvTaskKeys, EnvTrustDomain, EnvNodeName,
 		EnvInstallUnit, EnvPackageSource,
 	}
-	var out []string
-	for _, name := range e.names {
-		if !slices.Contains(known, name) {
-			out = append(out, name)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(e.names), func(name string) bool { return slices.Contains(known, name) })
 }
 
 // Validate reports everything that would keep an agent from reaching its control plane.
@@ -193,10 +188,7 @@ func (e Env) Validate() error {
 
 // RecoveryURL returns the address at which this host enrols: the pinned one, else that of the node API.
 func (e Env) RecoveryURL() string {
-	if v := e.Get(EnvRecoveryURL); v != "" {
-		return v
-	}
-	return e.Get(EnvAPIURL)
+	return cmp.Or(e.Get(EnvRecoveryURL), e.Get(EnvAPIURL))
 }
 
 // HostPort reads `host:port`, `https://host[:port]` or `host`; the port defaults to 443. Anything else, plain http

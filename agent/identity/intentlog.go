@@ -185,14 +185,11 @@ func writeSynced(path string, content []byte) error {
 	if err != nil {
 		return fmt.Errorf("create file: %w", err)
 	}
-	if _, err := out.Write(content); err != nil {
-		return errors.Join(fmt.Errorf("write file: %w", err), out.Close())
+	if _, err = out.Write(content); err == nil {
+		err = out.Sync()
 	}
-	if err := out.Sync(); err != nil {
-		return errors.Join(fmt.Errorf("sync file: %w", err), out.Close())
-	}
-	if err := out.Close(); err != nil {
-		return fmt.Errorf("close file: %w", err)
+	if err := errors.Join(err, out.Close()); err != nil {
+		return fmt.Errorf("write file: %w", err)
 	}
 	return nil
 }

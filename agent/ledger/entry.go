@@ -33,21 +33,6 @@ const (
 	StateAcked     State = 4 // the control plane has committed the result
 )
 
-func (s State) String() string {
-	switch s {
-	case StateDelivered:
-		return "delivered"
-	case StateStarted:
-		return "started"
-	case StateFinished:
-		return "finished"
-	case StateAcked:
-		return "acked"
-	default:
-		return "unknown"
-	}
-}
-
 // Delivery is a verified task as it is stored.
 type Delivery struct {
 	Key         Key

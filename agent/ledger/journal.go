@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/internal/pki"
 )
 
 const (
@@ -143,7 +145,7 @@ func createJournal(path, header string) error {
 	if err := os.Rename(path+building, path); err != nil {
 		return fmt.Errorf("name new journal of task ledger: %w", err)
 	}
-	return syncDir(filepath.Dir(path))
+	return pki.SyncDir(filepath.Dir(path))
 }
 
 // read returns the changes of the records that follow the one with the number applied, in their order, and sets the

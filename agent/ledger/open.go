@@ -14,6 +14,8 @@ import (
 	"github.com/google/uuid"
 	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+
+	"github.com/gpuaas/mesh/internal/pki"
 )
 
 // ErrCorrupt is in the error of Open if the file exists and cannot be read whole. The file is left as it is.
@@ -152,18 +154,7 @@ func create(path string) error {
 	if err := os.Rename(path+building, path); err != nil {
 		return fmt.Errorf("name new task ledger: %w", err)
 	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path) //nolint:gosec // the agent's own state directory
-	if err != nil {
-		return fmt.Errorf("open directory of task ledger: %w", err)
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-		return fmt.Errorf("sync directory of task ledger: %w", err)
-	}
-	return nil
+	return pki.SyncDir(filepath.Dir(path))
 }
 
 // openWhole reads the file, then opens it. Damage causes an error, a panic of the page reader, or a fault on mapped

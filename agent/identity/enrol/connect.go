@@ -43,8 +43,8 @@ func (e *Enroller) shake(ctx context.Context, address string, roots *pki.Bundle)
 }
 
 func untrusted(err error) bool {
-	var verification *tls.CertificateVerificationError
-	return errors.As(err, &verification)
+	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
+	return ok
 }
 
 func (e *Enroller) client() (recoveryv1connect.EnrollmentServiceClient, error) {
@@ -117,11 +117,9 @@ func (t edge) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
-	ours := kind == "application/proto" || kind == "application/json" || kind == "application/connect+proto"
-	if ours && response.StatusCode < http.StatusMultipleChoices {
-		return response, nil
-	}
-	if ours && kind == "application/json" { // a Connect error: a 429 of ours carries a Denial
+	ok := response.StatusCode < http.StatusMultipleChoices
+	if ok && (kind == "application/proto" || kind == "application/connect+proto") ||
+		kind == "application/json" { // also a Connect error: a 429 of ours carries a Denial
 		return response, nil
 	}
 	out := &EdgeError{Status: response.StatusCode}

@@ -2,6 +2,7 @@ package enrol
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,8 @@ import (
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -67,18 +70,8 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 	if deps.Logger == nil || deps.Store == nil || deps.Clock == nil || deps.Facts == nil {
 		return nil, errors.New("enrol: logger, store, clock and facts are needed")
 	}
-	if cfg.Backoff == (backoff.Policy{}) {
-		cfg.Backoff = backoff.Policy{Base: time.Second, Cap: 30 * time.Second}
-	}
-	if cfg.SlowRetry <= 0 {
-		cfg.SlowRetry = time.Minute
-	}
-	if cfg.Timeout <= 0 {
-		cfg.Timeout = 15 * time.Second
-	}
-	if cfg.Draw == nil {
-		cfg.Draw = rand.Int64N
-	}
+	cfg.Backoff = cmp.Or(cfg.Backoff, backoff.Policy{Base: time.Second, Cap: 30 * time.Second})
+	cfg = config.Or(cfg, Config{SlowRetry: time.Minute, Timeout: 15 * time.Second, Draw: rand.Int64N})
 	return &Enroller{deps: deps, cfg: cfg, retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw)}, nil
 }
 
@@ -87,17 +80,10 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 func (e *Enroller) Run(ctx context.Context) error {
 	for {
 		wait, err := e.Attempt(ctx)
-		if err == nil && wait == 0 {
-			return nil
-		}
-		if err != nil {
+		if err != nil || wait == 0 {
 			return err
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !app.Sleep(ctx, wait) {
 			return context.Cause(ctx)
 		}
 		if err := e.deps.Store.ReloadEnv(); err != nil {
@@ -123,7 +109,7 @@ func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	wait, terminal := e.decide(err)
-	e.record(ctx, err, wait)
+	e.record(ctx, codeOf(err), detailOf(err), wait)
 	if terminal != nil {
 		return 0, terminal
 	}
@@ -213,9 +199,5 @@ func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollR
 	detail := "the trust bundle of the enrolment's answer does not verify " + address +
 		": the old endpoint and bundle stay"
 	e.deps.Logger.LogAttrs(ctx, slog.LevelError, "new trust not taken", slog.String("detail", detail))
-	if e.deps.Record != nil {
-		if err := e.deps.Record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT, detail, 0); err != nil {
-			e.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
-		}
-	}
+	e.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT, detail, 0)
 }

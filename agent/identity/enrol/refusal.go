@@ -40,8 +40,7 @@ func understand(err error) error {
 
 // decide returns the wait before the next request, or the error that ends Run.
 func (e *Enroller) decide(err error) (time.Duration, error) {
-	var limited *EdgeError
-	if errors.As(err, &limited) {
+	if limited, ok := errors.AsType[*EdgeError](err); ok {
 		return max(limited.RetryAfter, e.slow()), nil
 	}
 	if errors.Is(err, ErrNoToken) {
@@ -71,18 +70,23 @@ func (e *Enroller) slow() time.Duration {
 	return e.cfg.SlowRetry/2 + time.Duration(e.cfg.Draw(int64(e.cfg.SlowRetry/2)))
 }
 
-func (e *Enroller) record(ctx context.Context, err error, next time.Duration) {
+// record puts a diagnostic on disk.
+func (e *Enroller) record(ctx context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) {
 	if e.deps.Record == nil {
 		return
 	}
+	if err := e.deps.Record(ctx, code, detail, next); err != nil {
+		e.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
+	}
+}
+
+func detailOf(err error) string {
 	detail := err.Error()
 	if f, ok := fault.As(err); ok {
 		detail = names.Of(f.Reason) + ": " + f.Public
 	}
 	const most = 512
-	if err := e.deps.Record(ctx, codeOf(err), detail[:min(len(detail), most)], next); err != nil {
-		e.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
-	}
+	return detail[:min(len(detail), most)]
 }
 
 func codeOf(err error) commonv1.DiagnosticCode {

@@ -190,12 +190,7 @@ func Join(pid int, dirs []string) error {
 
 // Joined reports whether the process is in all of the groups, which is part of its identity when it is adopted.
 func Joined(pid int, dirs []string) bool {
-	for _, dir := range dirs {
-		if !slices.Contains(cgroupMembers(dir), pid) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(dirs, func(dir string) bool { return !slices.Contains(cgroupMembers(dir), pid) })
 }
 
 // freeze freezes (on) or thaws every process of the workload's control groups, where the host can.

@@ -7,7 +7,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"github.com/gpuaas/mesh/internal/pki"
 )
 
 // Write replaces a file so that a reader, and a crash, see the old or the new content, whole.
@@ -16,31 +19,29 @@ func Write(dir, name string, v any) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", name, err)
 	}
-	f, err := os.CreateTemp(dir, "."+name+"-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, name))
-	}
-	if err == nil {
-		err = syncDir(dir)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
+	if err := Replace(filepath.Join(dir, name), "."+name+"-*", data); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
 }
 
-func syncDir(path string) error {
-	d, err := os.Open(path) //nolint:gosec // the agent's own directory
+// Replace gives a file new content, as Write does. Until the content is whole it is in a file beside it, of mode 0600,
+// whose name follows the pattern; see os.CreateTemp.
+func Replace(path, pattern string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), pattern)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return err
+	}
+	return pki.SyncDir(filepath.Dir(path))
 }
 
 // Read decodes a file into v. It returns false if there is no such file.
@@ -60,10 +61,5 @@ func Read(dir, name string, v any) (bool, error) {
 
 // Unfinished reports whether an entry of a directory is the leftover of an unfinished write of one of the files.
 func Unfinished(entry string, files ...string) bool {
-	for _, file := range files {
-		if strings.HasPrefix(entry, "."+file+"-") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(files, func(file string) bool { return strings.HasPrefix(entry, "."+file+"-") })
 }

@@ -94,36 +94,12 @@ func (c cutting) holds(path string) (bool, error) {
 	if sizeOf(path) < c.To {
 		return false, nil
 	}
-	file, err := os.Open(path) //nolint:gosec // the agent's own directory
+	piece, err := os.ReadFile(path + formerPiece)
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = file.Close() }()
-	piece, err := os.Open(path + formerPiece) //nolint:gosec // the agent's own directory
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = piece.Close() }()
-	const chunk = 64 << 10
-	copied, there := make([]byte, chunk), make([]byte, chunk)
-	for at := c.From; ; {
-		n, err := io.ReadFull(piece, copied)
-		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-			return false, err
-		}
-		last := err != nil
-		got, err := file.ReadAt(there[:n], at)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return false, err
-		}
-		if !bytes.Equal(copied[:n], there[:got]) {
-			return false, nil
-		}
-		if last {
-			return true, nil
-		}
-		at += int64(n)
-	}
+	there, err := readAt(path, c.From, int64(len(piece)))
+	return bytes.Equal(piece, there), err
 }
 
 // copyEnd copies limit bytes of a file, beginning at from, into another file.
@@ -133,14 +109,11 @@ func copyEnd(path, to string, from, limit int64) error {
 		return err
 	}
 	defer func() { _ = in.Close() }()
-	if _, err := in.Seek(from, io.SeekStart); err != nil {
-		return err
-	}
 	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(out, io.LimitReader(in, limit))
+	_, err = io.Copy(out, io.NewSectionReader(in, from, limit))
 	return errors.Join(err, out.Close())
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/uid"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/config"
 )
 
 // DefaultGrace is the time between TERM and KILL.
@@ -39,34 +40,15 @@ type Config struct {
 	GPUs []*commonv1.Gpu
 }
 
-func (c *Config) fill() {
-	if c.Executable == "" {
-		c.Executable = selfExecutable
-	}
-	if c.MaxPIDs <= 0 {
-		c.MaxPIDs = 4096
-	}
-	if c.LogBytes <= 0 {
-		c.LogBytes = 8 << 20
-	}
-	if c.BackoffMin <= 0 {
-		c.BackoffMin = time.Second
-	}
+func (c Config) withDefaults() Config {
+	c = config.Or(c, Config{
+		Executable: selfExecutable, MaxPIDs: 4096, LogBytes: 8 << 20, BackoffMin: time.Second, StartWait: time.Minute,
+		CheckEvery: time.Second, CalmAfter: calmAfter, NoRoot: os.Getuid() != 0,
+	})
 	if c.BackoffMax < c.BackoffMin {
 		c.BackoffMax = max(time.Minute, c.BackoffMin)
 	}
-	if c.StartWait <= 0 {
-		c.StartWait = time.Minute
-	}
-	if c.CheckEvery <= 0 {
-		c.CheckEvery = time.Second
-	}
-	if c.CalmAfter <= 0 {
-		c.CalmAfter = calmAfter
-	}
-	if os.Getuid() != 0 {
-		c.NoRoot = true
-	}
+	return c
 }
 
 // Deps are what a Runtime needs.

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -90,10 +91,7 @@ func DemoMain([]string) int {
 		fmt.Fprintln(os.Stderr, "demo workload: PORT is not set")
 		return 64
 	}
-	host := os.Getenv("HOST")
-	if host == "" {
-		host = "127.0.0.1"
-	}
+	host := cmp.Or(os.Getenv("HOST"), "127.0.0.1")
 	//nolint:forbidigo // the main function of a subcommand
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

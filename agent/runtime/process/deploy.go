@@ -79,47 +79,46 @@ func (r *Runtime) lives(w *workload) bool {
 
 // Start starts a workload that was deployed. One that runs is left alone.
 func (r *Runtime) Start(ctx context.Context, workspaceID, name string) (*nodev1.WorkloadStatus, error) {
-	w, err := r.deployed(workspaceID, name)
-	if err != nil {
-		return nil, err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.present {
-		return nil, absent(name)
-	}
-	if w.want.Run && r.lives(w) {
-		return r.status(ctx, w), nil
-	}
-	if err := r.halt(ctx, w, DefaultGrace); err != nil {
-		return nil, err
-	}
-	return r.begin(ctx, w)
+	return r.operate(workspaceID, name, func(w *workload) (*nodev1.WorkloadStatus, error) {
+		if w.want.Run && r.lives(w) {
+			return r.status(ctx, w), nil
+		}
+		return r.restart(ctx, w, DefaultGrace)
+	})
 }
 
 // Stop ends a workload and all processes that it started. It stays deployed. Stopping a stopped workload succeeds.
 func (r *Runtime) Stop(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus,
 	error,
 ) {
-	w, err := r.deployed(workspaceID, name)
-	if err != nil {
-		return nil, err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.present {
-		return nil, absent(name)
-	}
-	if err := r.halt(ctx, w, grace); err != nil {
-		return nil, err
-	}
-	return r.status(ctx, w), nil
+	return r.operate(workspaceID, name, func(w *workload) (*nodev1.WorkloadStatus, error) {
+		if err := r.halt(ctx, w, grace); err != nil {
+			return nil, err
+		}
+		return r.status(ctx, w), nil
+	})
 }
 
 // Restart stops and starts a workload.
 func (r *Runtime) Restart(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus,
 	error,
 ) {
+	return r.operate(workspaceID, name, func(w *workload) (*nodev1.WorkloadStatus, error) {
+		return r.restart(ctx, w, grace)
+	})
+}
+
+// restart stops and starts a workload. The caller holds w.mu.
+func (r *Runtime) restart(ctx context.Context, w *workload, grace time.Duration) (*nodev1.WorkloadStatus, error) {
+	if err := r.halt(ctx, w, grace); err != nil {
+		return nil, err
+	}
+	return r.begin(ctx, w)
+}
+
+// operate calls do with a workload that is deployed, whose mu is held meanwhile.
+func (r *Runtime) operate(workspaceID, name string, do func(*workload) (*nodev1.WorkloadStatus, error),
+) (*nodev1.WorkloadStatus, error) {
 	w, err := r.deployed(workspaceID, name)
 	if err != nil {
 		return nil, err
@@ -129,10 +128,7 @@ func (r *Runtime) Restart(ctx context.Context, workspaceID, name string, grace t
 	if !w.present {
 		return nil, absent(name)
 	}
-	if err := r.halt(ctx, w, grace); err != nil {
-		return nil, err
-	}
-	return r.begin(ctx, w)
+	return do(w)
 }
 
 // Remove stops a workload and removes its spec, state, output and secrets. Removing a workload that is not deployed
@@ -155,12 +151,12 @@ func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace ti
 	}
 	// Want of room is ignored here: on a full disk the order to stop cannot be written, and removing the workload makes
 	// room.
-	if err := r.halt(ctx, w, grace); err != nil && !room.IsFull(err) {
+	err = r.halt(ctx, w, grace)
+	if room.IsFull(err) {
+		err = r.end(ctx, w, grace)
+	}
+	if err != nil {
 		return nil, err
-	} else if err != nil {
-		if err := r.end(ctx, w, grace); err != nil {
-			return nil, err
-		}
 	}
 	isolation.RemoveCgroups(w.spec.Cgroups)
 	if err := os.RemoveAll(w.dir); err != nil {

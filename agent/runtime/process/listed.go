@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/gpuaas/mesh/internal/app"
 )
 
 // WorkspaceEpoch names one epoch of a workspace.
@@ -72,12 +74,7 @@ func (r *Runtime) StopAll(ctx context.Context, grace time.Duration) error {
 			return errors.Join(err, context.Cause(ctx))
 		}
 		r.deps.Logger.LogAttrs(ctx, slog.LevelError, "workloads not stopped, trying again", slog.Any("error", err))
-		timer := time.NewTimer(haltRetry)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
+		app.Sleep(ctx, haltRetry)
 	}
 }
 

@@ -31,11 +31,11 @@ func (s *shim) start() error {
 	order := isolation.Order{Argv: s.spec.Argv, Env: s.spec.Env, Dir: s.spec.Dir, UID: s.spec.UID}
 	refused, err := stage.Release(order, s.state.Run)
 	if err != nil || refused != "" {
-		err := errors.Join(err, s.tree().Kill(s.reap))
-		s.closeChild()
 		if refused != "" {
-			return errors.Join(errors.New(refused), err)
+			err = errors.New(refused)
 		}
+		err = errors.Join(err, s.tree().Kill(s.reap))
+		s.closeChild()
 		return err
 	}
 	s.state.Phase, s.state.RunningSince = phaseRunning, procfs.SinceBoot()
@@ -152,11 +152,10 @@ func (s *shim) stop(done <-chan struct{}) error {
 		return err
 	}
 	s.reap()
-	if s.exited {
-		s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, s.code, time.Now()
-	} else {
-		s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, exitUnknown, time.Now()
+	if !s.exited {
+		s.code = exitUnknown
 	}
+	s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, s.code, time.Now()
 	detail := describeExit(s.state.ExitCode)
 	s.closeChild()
 	if s.want.Run {

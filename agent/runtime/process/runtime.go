@@ -59,7 +59,7 @@ type workload struct {
 
 // New reads the workloads that earlier agents left. It starts none; Run does.
 func New(deps Deps, cfg Config) (*Runtime, error) {
-	cfg.fill()
+	cfg = cfg.withDefaults()
 	if deps.Logger == nil || deps.UIDs == nil || cfg.StateDir == "" || cfg.WorkDir == "" {
 		return nil, errors.New("make process runtime: logger, uid table, state or work directory is missing")
 	}

@@ -167,12 +167,11 @@ func (s *shim) reload() error {
 func (s *shim) takeOver() error {
 	s.backoff = s.spec.BackoffMin
 	prev := s.state
-	s.state.Shim, s.state.BootID, s.state.Adopted = procfs.Process{}, s.boot, false
-	self, err := procfs.Identify(os.Getpid())
-	if err != nil {
+	s.state.BootID, s.state.Adopted = s.boot, false
+	var err error
+	if s.state.Shim, err = procfs.Identify(os.Getpid()); err != nil {
 		return err
 	}
-	s.state.Shim = self
 	same := prev.BootID == s.boot
 	if same && !prev.HasExited && prev.Child.Alive() && isolation.Joined(prev.Child.PID, s.spec.Cgroups) {
 		if fd := prev.Child.Open(); fd >= 0 {
@@ -330,12 +329,10 @@ func (s *shim) save() error {
 // this shim.
 func (s *shim) restore() {
 	now, err := os.Stat(filepath.Join(s.dir, fileState))
-	same := err == nil && s.saved != nil && os.SameFile(now, s.saved) && now.Size() == s.saved.Size() &&
-		now.ModTime().Equal(s.saved.ModTime())
-	if same {
-		return
+	if err != nil || s.saved == nil || !os.SameFile(now, s.saved) || now.Size() != s.saved.Size() ||
+		!now.ModTime().Equal(s.saved.ModTime()) {
+		_ = s.save() // on a full disk it fails, and is tried again soon
 	}
-	_ = s.save() // on a full disk it fails, and is tried again soon
 }
 
 // tell sends the report to the waiting agent, once. The agent may be gone: then the write fails, which is no error.

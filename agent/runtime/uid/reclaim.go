@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 )
 
 const (
@@ -45,7 +47,7 @@ func (t *Table) register() error {
 		t.registered = true
 		return nil
 	}
-	if err := t.replace(path, registerLeftover, data); err != nil {
+	if err := jsonfile.Replace(path, registerLeftover+"*", data); err != nil {
 		return fmt.Errorf("register with uid table: %w", err)
 	}
 	t.registered = true
@@ -74,19 +76,19 @@ func (t *Table) roots() ([]string, error) {
 }
 
 // lock locks the whole table, shared to use it, exclusive to take ids back, and returns the function that releases it.
-// It waits at most lockWait.
-func (t *Table) lock(how int) (func() error, error) {
+// It waits at most so long; the error is unix.EWOULDBLOCK or unix.EINTR while others use the table.
+func (t *Table) lock(how int, wait time.Duration) (func() error, error) {
 	f, err := os.OpenFile(filepath.Join(t.cfg.Dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open lock of uid table: %w", err)
 	}
-	deadline := time.Now().Add(lockWait)
+	deadline := time.Now().Add(wait)
 	for {
 		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		if err == nil {
 			return f.Close, nil
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || !time.Now().Before(deadline) {
 			return nil, errors.Join(fmt.Errorf("lock uid table: %w", err), f.Close())
 		}
 		<-time.After(lockRetry)
@@ -110,7 +112,7 @@ func (t *Table) touch(id int, workspaceID string) (bool, error) {
 // reclaim takes back every id that was not requested for unusedFor and of which no process runs and no agent has a
 // directory. If that cannot be determined it takes none back.
 func (t *Table) reclaim(now time.Time) (err error) {
-	release, err := t.lock(unix.LOCK_EX)
+	release, err := t.lock(unix.LOCK_EX, lockWait)
 	if err != nil {
 		return err
 	}

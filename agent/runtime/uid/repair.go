@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 )
 
 const (
@@ -28,8 +30,11 @@ const (
 // needs the exclusive lock of the table; while others use the table it does nothing and leaves the repair to the next
 // start.
 func (t *Table) repair() (err error) {
-	release, taken, err := t.tryLock()
-	if err != nil || !taken {
+	release, err := t.lock(unix.LOCK_EX, 0)
+	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
@@ -102,10 +107,12 @@ func (t *Table) settle(id int) error {
 		}
 		return nil
 	}
-	for owner := range owners {
-		err = t.replace(path, claimLeftover, []byte(owner))
+	for owner := range owners { // the only one
+		if err := jsonfile.Replace(path, claimLeftover+"*", []byte(owner)); err != nil {
+			return fmt.Errorf("write uid claim: %w", err)
+		}
 	}
-	return err
+	return nil
 }
 
 // ownersOf returns the workspaces that have a directory of that user id in one of the roots.
@@ -128,47 +135,4 @@ func ownersOf(roots []string, id int) (map[string]bool, error) {
 		}
 	}
 	return out, nil
-}
-
-// replace gives a file of the table new content: it writes and syncs it under another name and then renames it.
-func (t *Table) replace(path, leftover string, data []byte) error {
-	f, err := os.CreateTemp(t.cfg.Dir, leftover+"*")
-	if err != nil {
-		return fmt.Errorf("write uid table: %w", err)
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("write uid table: %w", err), os.Remove(f.Name()))
-	}
-	dir, err := os.Open(t.cfg.Dir)
-	if err != nil {
-		return fmt.Errorf("open uid table: %w", err)
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-		return fmt.Errorf("sync uid table: %w", err)
-	}
-	return nil
-}
-
-// tryLock locks the whole table exclusively if no other agent uses it, and returns the function that releases it.
-func (t *Table) tryLock() (func() error, bool, error) {
-	f, err := os.OpenFile(filepath.Join(t.cfg.Dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, false, fmt.Errorf("open lock of uid table: %w", err)
-	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return f.Close, true, nil
-	}
-	if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-		return nil, false, errors.Join(fmt.Errorf("lock uid table: %w", err), f.Close())
-	}
-	if err := f.Close(); err != nil {
-		return nil, false, fmt.Errorf("open lock of uid table: %w", err)
-	}
-	return nil, false, nil
 }

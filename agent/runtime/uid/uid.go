@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/mesh/agent/room"
+	"github.com/gpuaas/mesh/internal/pki"
 )
 
 // The range that is used if none is configured.
@@ -125,7 +126,7 @@ var errFull = errors.New("all ids of the range are taken")
 
 // choose returns the id that the workspace has, or claims one.
 func (t *Table) choose(workspaceID string) (_ int, err error) {
-	release, err := t.lock(unix.LOCK_SH)
+	release, err := t.lock(unix.LOCK_SH, lockWait)
 	if err != nil {
 		return 0, err
 	}
@@ -185,11 +186,7 @@ func (t *Table) claim(id int, workspaceID string) (bool, error) {
 		}
 		return false, fmt.Errorf("name uid claim: %w", err)
 	}
-	dir, err := os.Open(t.cfg.Dir)
-	if err != nil {
-		return false, fmt.Errorf("open uid table: %w", err)
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+	if err := pki.SyncDir(t.cfg.Dir); err != nil {
 		return false, fmt.Errorf("sync uid table: %w", err)
 	}
 	return true, nil
