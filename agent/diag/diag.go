@@ -158,10 +158,7 @@ func bound(entries []Entry, now time.Time) []Entry {
 		e.NextRetry = min(max(e.NextRetry, 0), 24*time.Hour)
 		out = append(out, e)
 	}
-	if len(out) > MaxRecords {
-		out = out[len(out)-MaxRecords:]
-	}
-	return slices.Clip(out)
+	return slices.Clip(out[max(len(out)-MaxRecords, 0):])
 }
 
 // Record records a diagnostic and returns once it is on disk. Call it before the retry that nextRetry announces.
@@ -255,10 +252,7 @@ func (l *Log) Since(t time.Time, limit int) []*commonv1.Diagnostic {
 			out = append(out, e.Proto())
 		}
 	}
-	if len(out) > limit {
-		out = out[len(out)-limit:]
-	}
-	return out
+	return out[max(len(out)-limit, 0):]
 }
 
 // Proto returns the entry as a message.

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -132,26 +133,16 @@ func (s *Store) loadLocked() error {
 	if err := s.loadEnvLocked(); err != nil {
 		return err
 	}
-	s.node, s.enrolled, s.join = Node{}, false, joinState{}
-	found, err := readJSON(s.path(fileNode), &s.node)
-	if err != nil {
-		s.problemLocked("node.json", err)
-	}
-	s.enrolled = found && err == nil && ids.Valid(s.node.NodeID) && s.node.InstanceID != ""
+	s.node = load[Node](s, fileNode)
+	s.enrolled = ids.Valid(s.node.NodeID) && s.node.InstanceID != ""
 	s.current = s.loadSlotLocked(fileCert, fileKey)
 	s.other = s.loadSlotLocked(fileNextCert, fileNextKey)
-	if _, err := readJSON(s.path(fileJoinState), &s.join); err != nil {
-		s.problemLocked("join-state.json", err)
-		s.join = joinState{}
-	}
+	s.join = load[joinState](s, fileJoinState)
 	if s.join.InstanceID != s.node.InstanceID {
 		s.join = joinState{}
 	}
-	s.listed = nil
-	if _, err := readJSON(s.path(fileServiceRoots), &s.listed); err != nil {
-		s.problemLocked("service-roots.json", err)
-		s.listed = nil
-	}
+	s.listed = load[listedBundles](s, fileServiceRoots)
+	var err error
 	s.pending, err = readKey(s.path(filePendingKey))
 	if err != nil {
 		s.problemLocked("key-pending.pem", err)
@@ -257,7 +248,7 @@ func (s *Store) problemLocked(what string, err error) {
 func (s *Store) Problems() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]string(nil), s.problems...)
+	return slices.Clone(s.problems)
 }
 
 // Env returns node-agent.env as last read or written.
@@ -341,18 +332,22 @@ func (s *Store) step(operation string, f file, where string) error {
 	return failpoint.Hit(point)
 }
 
-func readJSON(path string, into any) (bool, error) {
-	data, err := pki.ReadFile(path)
+// load returns the content of a file as a T, and the zero T where there is no file, or with a problem one that cannot
+// be read.
+func load[T any](s *Store, f file) T {
+	var out, none T
+	data, err := pki.ReadFile(s.path(f))
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return none
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &out)
 	}
 	if err != nil {
-		return false, err
+		s.problemLocked(filepath.Base(string(f)), err)
+		return none
 	}
-	if err := json.Unmarshal(data, into); err != nil {
-		return true, fmt.Errorf("decode: %w", err)
-	}
-	return true, nil
+	return out
 }
 
 func readKey(path string) (crypto.Signer, error) {

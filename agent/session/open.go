@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/tls"
@@ -167,13 +168,12 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 
 // first sends a frame while there is no writer yet. If the stream is over, Recv returns the cause.
 func (k *conn) first(frame *nodev1.ConnectRequest) error {
-	if err := k.stream.Send(frame); err != nil {
-		if _, recvErr := k.stream.Recv(); recvErr != nil {
-			return transport.Understand(recvErr, k.wire)
-		}
-		return transport.Understand(err, k.wire)
+	err := k.stream.Send(frame)
+	if err == nil {
+		return nil
 	}
-	return nil
+	_, recvErr := k.stream.Recv()
+	return transport.Understand(cmp.Or(recvErr, err), k.wire)
 }
 
 // answerChallenge signs a challenge with the key of the session's own certificate, which proves that this process lives

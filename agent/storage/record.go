@@ -105,14 +105,7 @@ func (s *Store) write(rel string, rec record) error {
 		}
 		return fmt.Errorf("write storage record: %w", err)
 	}
-	dir, err := s.meta.Open(filepath.Dir(rel))
-	if err != nil {
-		return fmt.Errorf("sync storage record: %w", err)
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-		return fmt.Errorf("sync storage record: %w", err)
-	}
-	return nil
+	return syncDir(s.meta, filepath.Dir(rel))
 }
 
 func (s *Store) writeSynced(rel string, data []byte) error {

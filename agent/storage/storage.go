@@ -206,15 +206,16 @@ func (s *Store) make(workspaceID, rel string, owner int) (bool, error) {
 			return false, fmt.Errorf("give storage to the workspace: %w", err)
 		}
 	}
-	return adopted, s.sync(workspaceID)
+	return adopted, syncDir(s.root, workspaceID)
 }
 
-func (s *Store) sync(rel string) error {
-	d, err := s.root.Open(rel)
-	if err != nil {
-		return fmt.Errorf("sync storage: %w", err)
+// syncDir makes the entries of a directory durable.
+func syncDir(root *os.Root, rel string) error {
+	d, err := root.Open(rel)
+	if err == nil {
+		err = errors.Join(d.Sync(), d.Close())
 	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+	if err != nil {
 		return fmt.Errorf("sync storage: %w", err)
 	}
 	return nil

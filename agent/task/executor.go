@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpuaas/mesh/agent/ledger"
@@ -22,8 +23,8 @@ import (
 type Config struct {
 	NodeID string
 
-	// Queue is how many tasks may be accepted and unfinished; one more is dropped without an answer and counted in
-	// Stats.Busy, and the control plane offers it again later. Default 256.
+	// Queue is how many tasks may be accepted and unfinished; one more is dropped without an answer and counted, and the
+	// control plane offers it again later. Default 256.
 	Queue int
 	// Concurrency is how many tasks of a type run at once; DefaultConcurrency (4) for types it does not name.
 	Concurrency        map[commonv1.TaskType]int
@@ -71,10 +72,8 @@ type Refusal struct {
 	At             time.Time // the host's clock
 }
 
-// Stats are counters since the executor was made.
-type Stats struct {
-	Delivered, Known, Refused, Busy, Superseded, Results, Resent, Panics int64
-}
+// counters count since the executor was made.
+type counters struct{ delivered, refused, busy, panics atomic.Int64 }
 
 // Executor takes offers, runs their tasks and sends the results. It is safe for concurrent use. It does nothing unless
 // Run is running.
@@ -85,6 +84,7 @@ type Executor struct {
 	kick   chan struct{} // wakes Run after Attach
 
 	prestart prestartCancels // Run's alone
+	stats    counters
 
 	mu      sync.Mutex // guards what follows
 	sender  Sender
@@ -98,7 +98,6 @@ type Executor struct {
 	parked  []*job              // are to be started again: their start could not be stored
 	unkept  []unkept            // have a result that could not be stored
 	logged  time.Time           // when such a failure was last logged
-	stats   Stats
 	resend  *time.Timer // wakes Run while an attempt has no acknowledged result; nil before Run
 	armed   bool        // it runs
 
@@ -184,7 +183,7 @@ func (e *Executor) Offer(offer *nodev1.TaskOffer) error {
 	case e.intake <- item{offer: offer}:
 		return nil
 	default:
-		e.count(func(s *Stats) { s.Busy++ })
+		e.stats.busy.Add(1)
 		return fault.New(commonv1.Reason_REASON_AGENT_BUSY, "")
 	}
 }
@@ -339,14 +338,7 @@ func (e *Executor) resendOnce(now time.Time) {
 		if !e.sendStored(s, entry, now) {
 			return
 		}
-		e.count(func(st *Stats) { st.Resent++ })
 	}
-}
-
-func (e *Executor) count(f func(*Stats)) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	f(&e.stats)
 }
 
 // limit returns how many tasks of a kind run at once.

@@ -77,7 +77,7 @@ func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
 		}
 		start, ok := e.reserve(j)
 		if !ok {
-			e.count(func(s *Stats) { s.Busy++ })
+			e.stats.busy.Add(1)
 			continue
 		}
 		candidates = append(candidates, candidate{job: j, start: start})
@@ -122,13 +122,12 @@ func (e *Executor) settle(ctx context.Context, c candidate, out ledger.Outcome) 
 	switch {
 	case out.Known:
 		e.unreserve(c)
-		e.count(func(s *Stats) { s.Known++ })
 		e.repeat(ctx, out.Entry)
 	case out.Superseded:
 		e.unreserve(c)
 		e.supersede(ctx, c.job)
 	default:
-		e.count(func(s *Stats) { s.Delivered++ })
+		e.stats.delivered.Add(1)
 		if c.job.dropped != "" { // it was cancelled before it was offered
 			e.finish(ctx, c.job, e.resultOf(c.job, nil, errCancelled))
 			return
@@ -198,8 +197,8 @@ func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
 	if e.prestart.has(key, time.Now()) {
 		j.dropped = droppedCancel
 	}
+	e.stats.delivered.Add(1)
 	e.mu.Lock()
-	e.stats.Delivered++
 	e.jobs[key] = j
 	e.waiting[j.task.Kind] = append(e.waiting[j.task.Kind], j)
 	e.mu.Unlock()
@@ -288,7 +287,7 @@ func (e *Executor) evidence(ctx context.Context, what string, key ledger.Key, si
 		Reason: reason, Detail: err.Error(), TaskID: clean(key.TaskID, 64), Attempt: key.Attempt, KeyID: clean(keyID, 128),
 		EnvelopeSHA256: hex.EncodeToString(sum[:]), At: time.Now(),
 	}
-	e.count(func(s *Stats) { s.Refused++ })
+	e.stats.refused.Add(1)
 	//nolint:sloglint // the callers' messages are constants
 	e.deps.Logger.WarnContext(ctx, what, slog.String("reason", names.Of(reason)), slog.String("task_id", r.TaskID),
 		slog.String("key_id", r.KeyID), slog.String("envelope_sha256", r.EnvelopeSHA256), slog.String("detail", r.Detail))

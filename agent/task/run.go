@@ -258,7 +258,7 @@ func (e *Executor) marked(j *job, refused error) (ledger.Entry, error) {
 func (e *Executor) call(ctx context.Context, j *job) (out proto.Message, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			e.count(func(s *Stats) { s.Panics++ })
+			e.stats.panics.Add(1)
 			e.deps.Logger.ErrorContext(ctx, "task handler panicked", slog.String("task_id", j.task.TaskID),
 				slog.String("type", j.task.Type),
 				slog.Any("panic", r), slog.String("stack", string(debug.Stack())))
@@ -290,7 +290,6 @@ func (e *Executor) progress(j *job) Progress {
 
 // supersede ends a task that a later operation of its workspace has overtaken.
 func (e *Executor) supersede(ctx context.Context, j *job) {
-	e.count(func(s *Stats) { s.Superseded++ })
 	e.finish(ctx, j, superseded(j))
 }
 
@@ -316,7 +315,6 @@ func (e *Executor) finish(ctx context.Context, j *job, msg *nodev1.TaskResult) b
 	e.mu.Lock()
 	delete(e.jobs, j.key)
 	e.mu.Unlock()
-	e.count(func(s *Stats) { s.Results++ })
 	e.send(func(s Sender) error {
 		if err := s.Result(msg); err != nil {
 			return err

@@ -119,14 +119,6 @@ func (p *program) hostFlags(cmd *cobra.Command) {
 		"set a task ledger that cannot be read aside and begin a new one; false: end with an error")
 }
 
-func (p *program) logger() (*slog.Logger, error) {
-	logger, err := obs.NewLogger(p.errOut, obs.LogConfig{Format: p.format, Level: p.level})
-	if err != nil {
-		return nil, &usageError{err}
-	}
-	return logger, nil
-}
-
 // absolute makes the paths absolute: a person may give directories relative to the working directory, and the agent
 // must find them again after any restart.
 func absolute(paths ...*string) error {
@@ -151,7 +143,7 @@ func (p *program) open(ctx context.Context) (*agent.Agent, *slog.Logger, error) 
 		return nil, nil, &usageError{err}
 	}
 	p.cfg.KeepCorruptLedger = !p.moveLedger
-	logger, err := p.logger()
+	logger, err := obs.NewLogger(p.errOut, obs.LogConfig{Format: p.format, Level: p.level})
 	if err != nil {
 		cfg := p.cfg
 		if cfg.WorkDir == "" {

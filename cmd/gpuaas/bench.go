@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/mesh/halt"
 )
 
@@ -22,6 +23,7 @@ import (
 type benchOptions struct {
 	program   *kit.Program
 	logger    *slog.Logger
+	version   string // of this build
 	agents    int
 	minutes   int
 	table     io.Writer // where a bench prints its tables before the result
@@ -45,6 +47,7 @@ type benchOptions struct {
 // newBenchCommand returns the command that measures this build on this machine.
 func newBenchCommand(program *kit.Program) *cobra.Command {
 	o := benchOptions{program: program}
+	o.version, _ = obs.Build()
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure this build against raw baselines on this machine", GroupID: groupMesh, Args: noArgs,
 		Long: "Each bench measures its raw baseline in the same run and prints both in absolutes, with the environment and the ratio.\n" +
@@ -76,8 +79,7 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 		"ended, each recreated once, over 30 days: in turn, and neither with a history may be more than 1.05 of that without."
 	runs.Flags().IntVar(&o.ended, "finished", 0, "compare with a database in which so many workspaces have ended")
 	runs.RunE = func(cmd *cobra.Command, _ []string) error {
-		if o.ended != 0 {
-			o.alone = true
+		if o.alone = o.ended != 0; o.alone {
 			return runBenches(cmd, o, []bencher{benchFinished})
 		}
 		return runBenches(cmd, o, []bencher{benchSagas})
@@ -88,13 +90,14 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 		benchCancel, benchCancelAlone)
 	add("resume", "How long an operation pauses when the process that drives it is killed", 0, benchResume)
 	quiet := add("idle", "What a mesh costs in which nothing happens", 0, benchIdle)
-	quiet.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	alone := func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	quiet.PreRun = alone
 	quiet.Flags().IntVar(&o.minutes, "minutes", 2, "how long to measure, after a minute of rest")
 	fences := add("fence", "Time from a decision about a node to its closed session, and from its reactivation to the next", 0, benchFence)
 	fences.Long = "Holds, quarantines and fences the nodes of a mesh in turn and reactivates them, each at moments of its own.\n" +
 		"At p99 a session is to be closed 2 s after the decision, the next one admitted 12 s after the reactivation, and a task whose hint was lost\n" +
 		"to have ended 12 s after it was queued."
-	fences.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	fences.PreRun = alone
 	fences.Flags().IntVar(&o.nodes, "nodes", 8, "how many nodes")
 	fences.Flags().IntVar(&o.rounds, "rounds", 3, "how often each node is held, quarantined and fenced")
 	peers := add("peers", "Sagas beside DBOS Transact and tasks beside River, on the same Postgres", 0)
@@ -113,7 +116,7 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 	large := add("fleet", "Rows, buffers and time of every statement on fleets of three sizes", 0, benchFleet)
 	large.Long = "Copies the rows of one machine and one workspace that a mesh has written, for a tenth, three tenths and all of the fleet, and runs every\n" +
 		"statement of the services on each. The table on stderr says what each costs on the largest one, and how that grew: x 1 is as the fleet."
-	large.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	large.PreRun = alone
 	large.Flags().IntVar(&o.nodes, "nodes", 1000, "machines of the largest fleet")
 	large.Flags().IntVar(&o.spaces, "workspaces", 10000, "workspaces of the largest fleet")
 	large.Flags().IntVar(&o.instances, "boxes", 0,
@@ -131,7 +134,7 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 	large.MarkFlagsMutuallyExclusive("sweeps", "history")
 	large.MarkFlagsMutuallyExclusive("sweeps", "history-days")
 	pages := add("list", "Lists of workspaces per second at the API, over 50 connections", 0, benchList)
-	pages.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	pages.PreRun = alone
 	pages.Flags().IntVar(&o.nodes, "nodes", 100, "machines of the fleet")
 	pages.Flags().IntVar(&o.spaces, "workspaces", 1000, "workspaces of the fleet")
 	pages.Flags().StringVar(&o.profile, "profile", "",
@@ -144,7 +147,7 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 	whole := add("lives", "What a workspace leaves in the database after its terms", 0, benchLives)
 	whole.Long = "Creates, recreates and decommissions workspaces in a mesh whose terms are a minute, waits until retention has cut what it cuts, and\n" +
 		"reads what is left. The table on stderr says what each table keeps of one life, indexes included; all may keep 40 KB."
-	whole.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	whole.PreRun = alone
 	whole.Flags().IntVar(&o.lives, "lives", 1000, "how many workspaces live")
 	whole.Flags().IntVar(&o.clients, "clients", 4, "how many of them at once")
 	soak := add("soak", "Whether database and processes stay as large as they are, hour after hour", 0, benchSoak)
@@ -153,7 +156,7 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 		"database and the logs of the mesh, and the memory of the mesh, an agent and Postgres. " +
 		"From minute 15 on, or from a third of a shorter run, a line is\n" +
 		"laid through each of them: over the rest of the run it may rise by 1 % of the mean."
-	soak.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	soak.PreRun = alone
 	soak.Flags().IntVar(&o.minutes, "minutes", 45, "how long")
 	soak.Flags().IntVar(&o.clients, "clients", 4, "how many workspaces at once; one that finds no place is left out")
 	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel,

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -36,18 +37,10 @@ func benchPeers(kind string) *exec.Cmd {
 
 func runBenchChild(cmd *cobra.Command, kind string) error {
 	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelError}))
-	for _, serve := range []func(context.Context) (bool, error){
-		func(ctx context.Context) (bool, error) {
-			return streams.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
-		},
-		func(ctx context.Context) (bool, error) {
-			return resume.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
-		},
-		func(ctx context.Context) (bool, error) {
-			return tasks.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
-		},
+	for _, serve := range []func(context.Context, string, io.Reader, io.Writer, *slog.Logger) (bool, error){
+		streams.Child, resume.Child, tasks.Child,
 	} {
-		if mine, err := serve(cmd.Context()); mine {
+		if mine, err := serve(cmd.Context(), kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger); mine {
 			return err
 		}
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/gpuaas/mesh/bench/schemas"
 	"github.com/gpuaas/mesh/bench/streams"
 	"github.com/gpuaas/mesh/bench/tasks"
-	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -41,8 +40,7 @@ func benchSagas(ctx context.Context, o benchOptions, db *bench.Database) (bench.
 }
 
 func benchFinished(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	return finished.Run(ctx, finished.Options{Finished: o.ended, Version: version, Out: o.table, Logger: o.logger})
+	return finished.Run(ctx, finished.Options{Finished: o.ended, Version: o.version, Out: o.table, Logger: o.logger})
 }
 
 func benchJoin(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
@@ -89,28 +87,25 @@ func benchBesideRiver(ctx context.Context, o benchOptions, db *bench.Database) (
 }
 
 func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	return idle.Run(ctx, idle.Options{Length: time.Duration(o.minutes) * time.Minute, Version: version, Logger: o.logger})
+	return idle.Run(ctx, idle.Options{Length: time.Duration(o.minutes) * time.Minute, Version: o.version, Logger: o.logger})
 }
 
 func benchFence(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
-	return fence.Run(ctx, fence.Options{Nodes: o.nodes, Rounds: o.rounds, Version: version, Logger: o.logger})
+	return fence.Run(ctx, fence.Options{Nodes: o.nodes, Rounds: o.rounds, Version: o.version, Logger: o.logger})
 }
 
 func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
 	if o.instances > 0 {
 		o.nodes, o.spaces = o.instances, o.instances
 	}
 	if o.sweeps {
 		return fleet.RunSweeps(ctx, fleet.SweepOptions{
-			Nodes: o.nodes, Workspaces: o.spaces, Instances: o.instances > 0, Version: version, Logger: o.logger,
+			Nodes: o.nodes, Workspaces: o.spaces, Instances: o.instances > 0, Version: o.version, Logger: o.logger,
 		})
 	}
 	return fleet.Run(ctx, fleet.Options{
 		Nodes: o.nodes, Workspaces: o.spaces, Instances: o.instances > 0, History: o.history, HistoryDays: o.days,
-		Cache: o.cache, Version: version, Out: o.table, Logger: o.logger,
+		Cache: o.cache, Version: o.version, Out: o.table, Logger: o.logger,
 	})
 }
 
@@ -119,24 +114,21 @@ func benchSchemas(ctx context.Context, o benchOptions, db *bench.Database) (benc
 }
 
 func benchList(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
 	return fleet.RunList(ctx, fleet.ListOptions{
-		Nodes: o.nodes, Workspaces: o.spaces, Profile: o.profile, Version: version, Logger: o.logger,
+		Nodes: o.nodes, Workspaces: o.spaces, Profile: o.profile, Version: o.version, Logger: o.logger,
 	})
 }
 
 func benchLives(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
 	return lives.Run(ctx, lives.Options{
-		Lives: o.lives, Clients: o.clients, Version: version, Out: o.table,
+		Lives: o.lives, Clients: o.clients, Version: o.version, Out: o.table,
 		Logger: o.logger,
 	})
 }
 
 func benchSoak(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	version, _ := obs.Build()
 	return lives.Soak(ctx, lives.SoakOptions{
-		Options: lives.Options{Clients: o.clients, Version: version, Out: o.table, Logger: o.logger},
+		Options: lives.Options{Clients: o.clients, Version: o.version, Out: o.table, Logger: o.logger},
 		Length:  time.Duration(o.minutes) * time.Minute,
 	})
 }

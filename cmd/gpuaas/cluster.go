@@ -20,15 +20,9 @@ import (
 )
 
 func newClusterCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return needs(&cobra.Command{
 		Use: "cluster", Short: "Run a mesh of separate processes on this machine", GroupID: groupMesh,
-		Args: func(cmd *cobra.Command, _ []string) error {
-			return exit.Usage(fmt.Errorf("%s needs up", cmd.CommandPath()))
-		},
-		RunE: func(*cobra.Command, []string) error { return nil },
-	}
-	cmd.AddCommand(newClusterUpCommand())
-	return cmd
+	}, "up", newClusterUpCommand())
 }
 
 func newClusterUpCommand() *cobra.Command {

@@ -18,15 +18,9 @@ import (
 
 // newComposeCommand returns the commands that the containers of docker-compose.yaml run once.
 func newComposeCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return needs(&cobra.Command{
 		Use: "compose", Short: "Prepare the state that the containers of docker-compose.yaml need", GroupID: groupServices,
-		Args: func(cmd *cobra.Command, _ []string) error {
-			return exit.Usage(fmt.Errorf("%s needs prepare or admit", cmd.CommandPath()))
-		},
-		RunE: func(*cobra.Command, []string) error { return nil },
-	}
-	cmd.AddCommand(newComposePrepareCommand(), newComposeAdmitCommand())
-	return cmd
+	}, "prepare or admit", newComposePrepareCommand(), newComposeAdmitCommand())
 }
 
 func newComposePrepareCommand() *cobra.Command {

@@ -31,10 +31,7 @@ func newConfigCommand() *cobra.Command {
 
 func newConfigCheckCommand() *cobra.Command {
 	var service string
-	names := make([]string, 0, len(topology.Kinds()))
-	for _, k := range topology.Kinds() {
-		names = append(names, k.Name)
-	}
+	names := kit.TextsOf(topology.Kinds(), func(k topology.Kind) string { return k.Name })
 	cmd := &cobra.Command{
 		Use: "check FILE", Short: "Show all problems of a service's configuration file",
 		Long: "check reads a configuration file as the service would and reports all problems at once, each with its line.\n" +

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
@@ -148,10 +149,7 @@ func listed(reason commonv1.Reason, public string, problems []error, remedy stri
 	if len(problems) == 1 {
 		return fault.New(reason, problems[0].Error(), fault.Remedy(remedy), fault.Cause(problems[0]))
 	}
-	lines := make([]string, 0, len(problems))
-	for _, p := range problems {
-		lines = append(lines, p.Error())
-	}
+	lines := kit.TextsOf(problems, error.Error)
 	return fault.New(reason, public, fault.Unmet(lines...), fault.Remedy(remedy), fault.Cause(errors.Join(problems...)))
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/drill"
 	drillkit "github.com/gpuaas/mesh/drill/kit"
@@ -34,15 +35,9 @@ type drillOptions struct {
 
 // newDrillCommand returns the commands that list and run rows of the failure matrix.
 func newDrillCommand(program *kit.Program) *cobra.Command {
-	cmd := &cobra.Command{
+	return needs(&cobra.Command{
 		Use: "drill", Short: "Break a mesh on purpose and measure how it is seen and how it recovers", GroupID: groupMesh,
-		Args: func(cmd *cobra.Command, _ []string) error {
-			return exit.Usage(fmt.Errorf("%s needs list or run", cmd.CommandPath()))
-		},
-		RunE: func(*cobra.Command, []string) error { return nil },
-	}
-	cmd.AddCommand(newDrillListCommand(program), newDrillRunCommand(program), newDrillReapCommand())
-	return cmd
+	}, "list or run", newDrillListCommand(program), newDrillRunCommand(program), newDrillReapCommand())
 }
 
 // newDrillReapCommand returns the command that cleans up after a drill that died before its own cleanup.
@@ -106,17 +101,13 @@ var drillListColumns = []kit.Column[listedDrill]{
 	{Title: "NAME", Value: func(d listedDrill) string { return d.Name }},
 	{Title: "SEVERITY", Value: func(d listedDrill) string { return d.Severity }},
 	{Title: "DETECT", Drop: 2, Value: func(d listedDrill) string {
-		text := seconds(d.DetectionBudgetSeconds)
-		if d.DetectionBudgetKey != "" {
-			text = d.DetectionBudgetKey + " + " + text
-		}
-		return text
+		return human.OnlyIf(d.DetectionBudgetKey != "", d.DetectionBudgetKey+" + ") + seconds(d.DetectionBudgetSeconds)
 	}},
 	{Title: "RECOVER", Drop: 3, Value: func(d listedDrill) string { return seconds(d.RecoveryBudgetSeconds) }},
 	{Title: "REASON", Drop: 1, Value: func(d listedDrill) string { return d.Reason }},
 	{
 		Title: "WITH --context", Drop: 4,
-		Value: func(d listedDrill) string { return map[bool]string{true: "yes", false: "no"}[d.Context] },
+		Value: func(d listedDrill) string { return human.YesNo(d.Context) },
 	},
 	{Title: "INJECTS", Wide: true, Value: func(d listedDrill) string { return d.Injects }},
 }
@@ -132,11 +123,7 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 		Example: "  gpuaas drill run saga-step-wedged\n  gpuaas drill run --all --controls -o json",
 		RunE:    func(cmd *cobra.Command, args []string) error { return runDrills(cmd, program, o, args) },
 		ValidArgsFunction: func(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			var names []string
-			for _, d := range drill.Drills() {
-				names = append(names, d.Name)
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
+			return kit.TextsOf(drill.Drills(), func(d drillkit.Drill) string { return d.Name }), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
 	f := cmd.Flags()
@@ -255,8 +242,8 @@ func seconds(s float64) string { return strconv.FormatFloat(s, 'f', -1, 64) + "s
 var drillColumns = []kit.Column[drillkit.Result]{
 	{Title: "NAME", Value: func(r drillkit.Result) string { return r.Name }},
 	{Title: "SEVERITY", Drop: 3, Value: func(r drillkit.Result) string { return r.Severity }},
-	{Title: "PASSED", Value: func(r drillkit.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Passed] }},
-	{Title: "INJECTED", Drop: 6, Value: func(r drillkit.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Injected] }},
+	{Title: "PASSED", Value: func(r drillkit.Result) string { return human.YesNo(r.Passed) }},
+	{Title: "INJECTED", Drop: 6, Value: func(r drillkit.Result) string { return human.YesNo(r.Injected) }},
 	{Title: "REASON", Drop: 4, Value: func(r drillkit.Result) string { return r.Reason }},
 	{Title: "USER STATE", Drop: 5, Value: func(r drillkit.Result) string { return r.UserState }},
 	{Title: "DETECTED", Drop: 1, Value: func(r drillkit.Result) string {

@@ -35,28 +35,29 @@ func examples() map[string][]string {
 		"gpuaas completion powershell": {
 			"gpuaas completion powershell | Out-String | Invoke-Expression",
 		},
-	}
-	for _, service := range []string{"nodeapi", "lifecycle", "recovery", "readmodel"} {
-		out["gpuaas "+service] = []string{"gpuaas " + service + " --config " + service + ".yaml"}
-	}
-	for _, bench := range []string{"sagas", "join", "cancel", "resume", "all"} {
-		out["gpuaas bench "+bench] = []string{"gpuaas bench " + bench, "gpuaas bench " + bench + " -o json"}
-	}
-	out["gpuaas bench sagas"] = append(out["gpuaas bench sagas"], "gpuaas bench sagas --finished 20000")
-	out["gpuaas bench idle"] = []string{"gpuaas bench idle", "gpuaas bench idle --minutes 5 -o json"}
-	out["gpuaas bench fence"] = []string{"gpuaas bench fence", "gpuaas bench fence --nodes 4 --rounds 1 -o json"}
-	out["gpuaas bench fleet"] = []string{
-		"gpuaas bench fleet --nodes 1000 --workspaces 10000", "gpuaas bench fleet --history-days 30",
-		"gpuaas bench fleet --cache /var/tmp/fleets",
-		"gpuaas bench fleet --nodes 100 --workspaces 1000 --sweeps", "gpuaas bench fleet --boxes 1000",
-	}
-	out["gpuaas bench list"] = []string{"gpuaas bench list", "gpuaas bench list --nodes 1000 --workspaces 10000"}
-	out["gpuaas bench lives"] = []string{"gpuaas bench lives", "gpuaas bench lives --lives 100 --clients 2"}
-	out["gpuaas bench schemas"] = []string{"gpuaas bench schemas", "gpuaas bench schemas --schemas 1000"}
-	out["gpuaas bench soak"] = []string{"gpuaas bench soak", "gpuaas bench soak --minutes 15 --clients 2"}
-	out["gpuaas bench peers"] = []string{"gpuaas bench peers", "gpuaas bench peers -o json"}
-	for _, bench := range []string{"streams", "tasks"} {
-		out["gpuaas bench "+bench] = []string{"gpuaas bench " + bench + " --agents 500"}
+		"gpuaas nodeapi":      {"gpuaas nodeapi --config nodeapi.yaml"},
+		"gpuaas lifecycle":    {"gpuaas lifecycle --config lifecycle.yaml"},
+		"gpuaas recovery":     {"gpuaas recovery --config recovery.yaml"},
+		"gpuaas readmodel":    {"gpuaas readmodel --config readmodel.yaml"},
+		"gpuaas bench join":   {"gpuaas bench join", "gpuaas bench join -o json"},
+		"gpuaas bench cancel": {"gpuaas bench cancel", "gpuaas bench cancel -o json"},
+		"gpuaas bench resume": {"gpuaas bench resume", "gpuaas bench resume -o json"},
+		"gpuaas bench all":    {"gpuaas bench all", "gpuaas bench all -o json"},
+		"gpuaas bench peers":  {"gpuaas bench peers", "gpuaas bench peers -o json"},
+		"gpuaas bench sagas":  {"gpuaas bench sagas", "gpuaas bench sagas -o json", "gpuaas bench sagas --finished 20000"},
+		"gpuaas bench idle":   {"gpuaas bench idle", "gpuaas bench idle --minutes 5 -o json"},
+		"gpuaas bench fence":  {"gpuaas bench fence", "gpuaas bench fence --nodes 4 --rounds 1 -o json"},
+		"gpuaas bench fleet": {
+			"gpuaas bench fleet --nodes 1000 --workspaces 10000", "gpuaas bench fleet --history-days 30",
+			"gpuaas bench fleet --cache /var/tmp/fleets",
+			"gpuaas bench fleet --nodes 100 --workspaces 1000 --sweeps", "gpuaas bench fleet --boxes 1000",
+		},
+		"gpuaas bench list":    {"gpuaas bench list", "gpuaas bench list --nodes 1000 --workspaces 10000"},
+		"gpuaas bench lives":   {"gpuaas bench lives", "gpuaas bench lives --lives 100 --clients 2"},
+		"gpuaas bench schemas": {"gpuaas bench schemas", "gpuaas bench schemas --schemas 1000"},
+		"gpuaas bench soak":    {"gpuaas bench soak", "gpuaas bench soak --minutes 15 --clients 2"},
+		"gpuaas bench streams": {"gpuaas bench streams --agents 500"},
+		"gpuaas bench tasks":   {"gpuaas bench tasks --agents 500"},
 	}
 	if drills := drill.Drills(); len(drills) > 0 {
 		out["gpuaas drill run"] = []string{"gpuaas drill run " + drills[0].Name, "gpuaas drill run --all --controls -o json"}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -27,10 +28,6 @@ func newIssuerCommand(program *kit.Program) *cobra.Command {
 			"directory of the mesh. A rotation goes: `gpuaas keys rotate services`, then next, then renew once `gpuaas keys list` shows the next\n" +
 			"issuer as signing, then forget once it shows the one before as retired (docs/keys.md). Services take the files within seconds;\n" +
 			"nothing is restarted. Where another authority issues the certificates of services, it does these steps.",
-		Args: func(cmd *cobra.Command, _ []string) error {
-			return exit.Usage(fmt.Errorf("%s needs list, next, renew or forget", cmd.CommandPath()))
-		},
-		RunE: func(*cobra.Command, []string) error { return nil },
 	}
 	var dir string
 	cmd.PersistentFlags().StringVar(&dir, "dir", "",
@@ -56,7 +53,7 @@ func newIssuerCommand(program *kit.Program) *cobra.Command {
 			},
 		}
 	}
-	cmd.AddCommand(
+	return needs(cmd, "list, next, renew or forget",
 		step("list", "List the issuers that services are given, with the services whose certificates they issued", "",
 			func(*cobra.Command, *material.Material) error { return nil }),
 		step("next", "Make the next issuer, and give it to services and new machines with its cross certificate",
@@ -79,7 +76,6 @@ func newIssuerCommand(program *kit.Program) *cobra.Command {
 			}),
 		newIssuerForget(step),
 	)
-	return cmd
 }
 
 func newIssuerForget(step func(use, short, long string, do func(*cobra.Command, *material.Material) error) *cobra.Command) *cobra.Command {
@@ -166,12 +162,7 @@ func listIssuers(issuers []material.Issuer) []listedIssuer {
 
 var issuerColumns = []kit.Column[listedIssuer]{
 	{Title: "KEY ID", Value: func(i listedIssuer) string { return i.KeyID }},
-	{Title: "ISSUES", Value: func(i listedIssuer) string {
-		if i.Issues {
-			return "yes"
-		}
-		return "no"
-	}},
+	{Title: "ISSUES", Value: func(i listedIssuer) string { return human.YesNo(i.Issues) }},
 	{Title: "NOT AFTER", Drop: 1, Value: func(i listedIssuer) string { return i.NotAfter }},
 	{Title: "CERTIFICATES OF", Text: true, Value: func(i listedIssuer) string { return strings.Join(i.Services, " ") }},
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,17 +55,13 @@ func newMigrateCommand() *cobra.Command {
 			"migrate status shows which migrations the database has, its era, and whether rollback mode is active.\n" +
 			"migrate restored is run once after the database was restored from a backup, before any service is started:\n" +
 			"see docs/restore.md.",
-		Args: func(cmd *cobra.Command, _ []string) error {
-			return exit.Usage(fmt.Errorf("%s needs up, status or restored", cmd.CommandPath()))
-		},
-		RunE: func(*cobra.Command, []string) error { return nil },
 	}
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&file, "config", "",
 		"configuration file, YAML: admin_url_file, role_passwords_file, database, workload_database, exclusive")
 	flags.StringVar(&ownerURL, "database-url-file", "", "file with the connection string of the schema's owner")
 	cmd.MarkFlagsMutuallyExclusive("config", "database-url-file")
-	cmd.AddCommand(
+	return needs(cmd, "up, status or restored",
 		&cobra.Command{
 			Use: "up", Short: "Create the schema, or bring it up to date", Args: noArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
@@ -79,7 +76,6 @@ func newMigrateCommand() *cobra.Command {
 		},
 		newRestoredCommand(&file, &ownerURL),
 	)
-	return cmd
 }
 
 // reached returns a fault with a remedy if the database cannot be reached or is not ready, and any other error
@@ -123,15 +119,11 @@ func readMigration(file, urlFile string) (migration, error) {
 	if err := yaml.Unmarshal([]byte(secret.Reveal()), &passwords); err != nil {
 		return migration{}, exit.Usage(errors.New("role_passwords_file: it is no map of role to password"))
 	}
-	database := cfg.Database
-	if database == "" {
-		database = pg.DatabaseMesh
-	}
 	m := migration{admin: admin.Reveal(), provision: &pg.Provisioning{
 		Database: cfg.Database, WorkloadDatabase: cfg.WorkloadDatabase, Passwords: passwords, Exclusive: cfg.Exclusive,
 	}}
 	// The administrator takes the owner's role, unless the owner may log in by itself.
-	m.url, err = withDatabase(m.admin, passwords[pg.RoleOwner], database)
+	m.url, err = withDatabase(m.admin, passwords[pg.RoleOwner], cmp.Or(cfg.Database, pg.DatabaseMesh))
 	return m, err
 }
 

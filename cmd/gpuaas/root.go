@@ -64,6 +64,16 @@ func newVersionCommand(program *kit.Program) *cobra.Command {
 	}
 }
 
+// needs makes cmd a command that only has subcommands; what names them in the error of a line without one.
+func needs(cmd *cobra.Command, what string, subs ...*cobra.Command) *cobra.Command {
+	cmd.Args = func(cmd *cobra.Command, _ []string) error {
+		return exit.Usage(fmt.Errorf("%s needs %s", cmd.CommandPath(), what))
+	}
+	cmd.RunE = func(*cobra.Command, []string) error { return nil }
+	cmd.AddCommand(subs...)
+	return cmd
+}
+
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return exit.Usage(fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), args[0]))

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -42,11 +44,7 @@ func (t Tree) Members() []procfs.Process {
 		t.walk(found)
 	}
 	delete(found, os.Getpid())
-	out := make([]procfs.Process, 0, len(found))
-	for _, i := range found {
-		out = append(out, i)
-	}
-	return out
+	return slices.Collect(maps.Values(found))
 }
 
 // walk adds to found the processes of the host that belong to the workload.

@@ -1,7 +1,6 @@
 package output
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/agent/runtime/filelock"
 )
 
 // The output of a workload is kept for two runs: the present and the previous one. A run's file is cut when it grows
@@ -63,36 +64,14 @@ func inodeOf(path string) uint64 {
 	return st.Ino
 }
 
-// lockFiles takes the lock of a workload's output files.
-func lockFiles(ctx context.Context, dir string, how int) (*os.File, error) {
-	//nolint:gosec // the agent's own directory
-	f, err := os.OpenFile(filepath.Join(dir, fileLock), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock output: %w", err)
-	}
-	for {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock output: %w", err), f.Close())
-		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("lock output: %w", context.Cause(ctx)), f.Close())
-		}
-	}
-}
-
 // lockBriefly takes the lock for a change, which waits for readers for a moment only: they are bounded, and a
 // workload must start.
 func lockBriefly(dir string) (*os.File, error) {
-	//nolint:forbidigo // a shim has no caller: signals end it between its steps
-	ctx, cancel := context.WithTimeout(context.Background(), lockWait)
-	defer cancel()
-	return lockFiles(ctx, dir, unix.LOCK_EX)
+	f, err := filelock.Within(lockWait, filepath.Join(dir, fileLock), unix.LOCK_EX)
+	if err != nil {
+		return nil, fmt.Errorf("lock output: %w", err)
+	}
+	return f, nil
 }
 
 // keep moves the files of the present run to the places of the previous one's, and reports whether there is a file. It

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/mesh/agent/runtime/filelock"
 	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -65,7 +66,7 @@ func (r *Reader) Read(ctx context.Context, src Source, req Request) (*nodev1.Wor
 // excerpt reads the requested piece, and the workload's state with it, under the shared lock of the files. A start
 // waits for that lock, so the caller masks the piece afterwards.
 func (r *Reader) excerpt(ctx context.Context, src Source, req Request) (*excerpt, error) {
-	lock, err := lockFiles(ctx, src.Dir, unix.LOCK_SH)
+	lock, err := filelock.Lock(ctx, filepath.Join(src.Dir, fileLock), unix.LOCK_SH)
 	if err != nil {
 		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the output is being changed: ask again",
 			fault.Cause(err))

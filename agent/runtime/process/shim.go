@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/mesh/agent/room"
+	"github.com/gpuaas/mesh/agent/runtime/filelock"
 	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	"github.com/gpuaas/mesh/agent/runtime/output"
@@ -116,22 +117,11 @@ func (s *shim) run() (int, error) {
 
 // lock makes this the only shim of the workload for as long as it lives.
 func (s *shim) lock() (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(s.dir, fileLock), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open lock: %w", err)
+	f, err := filelock.Within(lockWait, filepath.Join(s.dir, fileLock), unix.LOCK_EX)
+	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		err = fmt.Errorf("another shim supervises %s: %w", s.dir, err)
 	}
-	deadline := time.Now().Add(lockWait)
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
-			return nil, errors.Join(fmt.Errorf("another shim supervises %s: %w", s.dir, err), f.Close())
-		}
-		//nolint:forbidigo // bounded by lockWait: a shim that ends releases the lock within moments
-		time.Sleep(20 * time.Millisecond)
-	}
+	return f, err
 }
 
 func (s *shim) load() error {

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/mesh/agent/runtime/filelock"
 	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 )
 
@@ -25,7 +26,6 @@ const (
 	unusedFor = time.Hour
 
 	lockWait  = 10 * time.Second
-	lockRetry = 20 * time.Millisecond
 	lockFile  = ".lock"
 	rootsFile = ".roots-"
 )
@@ -78,21 +78,11 @@ func (t *Table) roots() ([]string, error) {
 // lock locks the whole table, shared to use it, exclusive to take ids back, and returns the function that releases it.
 // It waits at most so long; the error is unix.EWOULDBLOCK or unix.EINTR while others use the table.
 func (t *Table) lock(how int, wait time.Duration) (func() error, error) {
-	f, err := os.OpenFile(filepath.Join(t.cfg.Dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	f, err := filelock.Within(wait, filepath.Join(t.cfg.Dir, lockFile), how)
 	if err != nil {
-		return nil, fmt.Errorf("open lock of uid table: %w", err)
+		return nil, fmt.Errorf("lock uid table: %w", err)
 	}
-	deadline := time.Now().Add(wait)
-	for {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		if err == nil {
-			return f.Close, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || !time.Now().Before(deadline) {
-			return nil, errors.Join(fmt.Errorf("lock uid table: %w", err), f.Close())
-		}
-		<-time.After(lockRetry)
-	}
+	return f.Close, nil
 }
 
 // touch notes that the workspace uses its id, and returns whether the id is still its own. The caller has locked the

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -65,6 +66,9 @@ func (r *Route) Connect(ctx context.Context, endpoint string, within time.Durati
 	}
 	var errs []error
 	for _, address := range r.untried(addresses) {
+		r.mu.Lock()
+		r.tried[address] = struct{}{}
+		r.mu.Unlock()
 		conn, err := r.connectOne(ctx, address, within)
 		if err == nil {
 			return conn, address, nil
@@ -106,18 +110,15 @@ func (r *Route) addresses(ctx context.Context, endpoint string, within time.Dura
 	return addresses, nil
 }
 
-// untried returns the addresses that were not tried yet, in random order, and notes each as tried when it is taken.
-// When all were tried, a new round begins.
-func (r *Route) untried(addresses []string) func(yield func(int, string) bool) {
+// untried returns the addresses that were not tried yet, in random order. When all were tried, a new round begins.
+func (r *Route) untried(addresses []string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.known = len(addresses)
-	var left []string
-	for _, address := range addresses {
-		if _, tried := r.tried[address]; !tried {
-			left = append(left, address)
-		}
-	}
+	left := slices.DeleteFunc(slices.Clone(addresses), func(address string) bool {
+		_, tried := r.tried[address]
+		return tried
+	})
 	if len(left) == 0 {
 		clear(r.tried)
 		left = append(left, addresses...)
@@ -126,14 +127,5 @@ func (r *Route) untried(addresses []string) func(yield func(int, string) bool) {
 		j := r.draw(int64(i + 1))
 		left[i], left[j] = left[j], left[i]
 	}
-	return func(yield func(int, string) bool) {
-		for i, address := range left {
-			r.mu.Lock()
-			r.tried[address] = struct{}{}
-			r.mu.Unlock()
-			if !yield(i, address) {
-				return
-			}
-		}
-	}
+	return left
 }

@@ -1,6 +1,7 @@
 package contexts
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -60,6 +61,16 @@ func DefaultPath() (string, error) {
 		return "", fmt.Errorf("find configuration directory: %w", err)
 	}
 	return filepath.Join(dir, "gpuaas", "contexts.yaml"), nil
+}
+
+// Read reads the file at DefaultPath, and returns the path as well.
+func Read() (string, File, error) {
+	path, err := DefaultPath()
+	if err != nil {
+		return "", File{}, err
+	}
+	file, err := Load(path)
+	return path, file, err
 }
 
 // Load reads the file. A file that does not exist counts as an empty one. The error wraps ErrExposed if the mode lets
@@ -152,7 +163,7 @@ func (f *File) put(c Context, current bool) {
 		f.Contexts = append(f.Contexts, c)
 		return
 	}
-	c.Previous = or(c.Previous, f.Contexts[i].Previous)
+	c.Previous = cmp.Or(c.Previous, f.Contexts[i].Previous)
 	f.Contexts[i] = c
 }
 
@@ -178,15 +189,6 @@ func Use(path, name string) error {
 			return err
 		}
 		f.Current = name
-		return nil
-	})
-}
-
-// Remove removes a context from the file. A context that does not exist is no error. If it was the current one, the one
-// that was current before it is current again, if there still is one.
-func Remove(path, name string) error {
-	return change(path, func(f *File) error {
-		f.remove(func(c Context) bool { return c.Name == name })
 		return nil
 	})
 }
@@ -221,13 +223,6 @@ func onlyUnless(name, other string) string {
 		return ""
 	}
 	return name
-}
-
-func or(value, other string) string {
-	if value != "" {
-		return value
-	}
-	return other
 }
 
 // Write writes a new file with one context, which is current. It is for a directory that is handed over, so it leaves

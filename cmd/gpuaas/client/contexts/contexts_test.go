@@ -48,7 +48,7 @@ func TestPutUseRemove(t *testing.T) {
 	if err := contexts.Use(path, "prod"); err != nil {
 		t.Fatal(err)
 	}
-	if err := contexts.Remove(path, "prod"); err != nil {
+	if err := contexts.RemoveNamed(path, "prod"); err != nil {
 		t.Fatal(err)
 	}
 	dev.Previous = ""

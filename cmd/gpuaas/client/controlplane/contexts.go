@@ -29,11 +29,7 @@ func ConfigCommand(p *kit.Program) *cobra.Command {
 		Use: "view", Short: "Show the contexts without their secrets", Example: "  gpuaas config view -o json",
 		Args: kit.Args(),
 		RunE: p.Local(func(_ context.Context, pr *output.Printer, _ []string) error {
-			path, err := contexts.DefaultPath()
-			if err != nil {
-				return exit.Usage(err)
-			}
-			file, err := contexts.Load(path)
+			path, file, err := contexts.Read()
 			if err != nil {
 				return exit.Usage(err)
 			}
@@ -48,12 +44,7 @@ func ConfigCommand(p *kit.Program) *cobra.Command {
 			}
 			switch {
 			case pr.Format == output.FormatName:
-				for _, c := range items {
-					if err := pr.Line(human.Clean(c.Name)); err != nil {
-						return err
-					}
-				}
-				return nil
+				return output.Names(pr, items, func(c shownContext) string { return c.Name })
 			case pr.Structured():
 				return pr.Document(output.Members(output.With("items", items), output.With("next_page_token", ""),
 					output.With("current", file.Current), output.With("path", path)))
@@ -66,11 +57,7 @@ func ConfigCommand(p *kit.Program) *cobra.Command {
 		Args:              kit.Args("NAME"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteContexts),
 		RunE: p.Local(func(_ context.Context, pr *output.Printer, args []string) error {
-			path, err := contexts.DefaultPath()
-			if err != nil {
-				return exit.Usage(err)
-			}
-			file, err := contexts.Load(path)
+			path, file, err := contexts.Read()
 			if err != nil {
 				return exit.Usage(err)
 			}

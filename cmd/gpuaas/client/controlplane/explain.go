@@ -58,11 +58,7 @@ func ExplainCommand(p *kit.Program) *cobra.Command {
 
 // reasonCodes returns the codes of all reasons that can be explained.
 func reasonCodes() []string {
-	var out []string
-	for _, e := range fault.Explanations("") {
-		out = append(out, e.Code)
-	}
-	return out
+	return kit.TextsOf(fault.Explanations(""), func(e fault.Explanation) string { return e.Code })
 }
 
 func reasonText(e fault.Explanation) *readmodelv1.ReasonText {

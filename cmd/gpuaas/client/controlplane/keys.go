@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -88,12 +89,8 @@ func keysList(p *kit.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := output.List(s.Printer, KeyView, answer.GetKeys(), "",
-				output.With("problems", answer.GetProblems())); err != nil ||
-				s.Structured() || s.Format == output.FormatName {
-				return err
-			}
-			return output.Under(s.Printer, KeyProblemColumns, answer.GetProblems())
+			err = output.List(s.Printer, KeyView, answer.GetKeys(), "", output.With("problems", answer.GetProblems()))
+			return output.Under(s.Printer, err, KeyProblemColumns, answer.GetProblems())
 		}),
 	}
 }
@@ -107,36 +104,24 @@ var issuerSteps = []string{
 	"wait until `gpuaas keys list` shows the issuer before as retired, and take it out of each tls.ca_file and of profile.ca_file",
 }
 
-// keyKinds returns the kinds of keys as a person types them.
-func keyKinds() []string {
-	var out []string
-	for _, kind := range names.All[recoveryv1.KeyKind]() {
-		out = append(out, names.Of(kind))
-	}
-	return out
-}
-
 func keysRotate(p *kit.Program) *cobra.Command {
 	req := &readmodelv1.RotateKeyRequest{}
 	cmd := &cobra.Command{
 		Use: "rotate KIND", Short: "Ask for the next key of a kind; it signs once each replica holds it",
-		Long: "Ask for the next key of a kind: " + strings.Join(keyKinds(), ", ") +
+		Long: "Ask for the next key of a kind: " + strings.Join(names.Spellings[recoveryv1.KeyKind](), ", ") +
 			". The service that signs makes it within seconds, and\n" +
 			"`gpuaas keys list` shows how far it is. Nothing is restarted. Where replicas have directories of their own, copy the new file to each:\n" +
 			"the key does not sign before. The key of task_signing waits for the agents that are connected too, and for those of an earlier build,\n" +
 			"which cannot learn it: NEEDED BY names them. A second rotation is refused until the first is through. No service has the key of the\n" +
 			"issuer of services: for that kind the command prints which files to replace, and in what order. Needs the role security.",
 		Example: "  gpuaas keys rotate join_state --reason 'yearly' --dry-run\n  gpuaas keys rotate assertion --reason 'a laptop was lost'",
-		Args:    kit.Args("KIND"), ValidArgs: keyKinds(),
+		Args:    kit.Args("KIND"), ValidArgs: names.Spellings[recoveryv1.KeyKind](),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			kind, err := names.Parse[recoveryv1.KeyKind](args[0])
 			if err != nil {
-				return exit.Usage(fmt.Errorf("KIND is one of %s, not %q", strings.Join(keyKinds(), ", "), args[0]))
+				return exit.Usage(fmt.Errorf("KIND is one of %s, not %q", strings.Join(names.Spellings[recoveryv1.KeyKind](), ", "), args[0]))
 			}
-			req.Kind = kind
-			if req.GetIdempotencyKey() == "" {
-				req.IdempotencyKey = ids.New()
-			}
+			req.Kind, req.IdempotencyKey = kind, cmp.Or(req.GetIdempotencyKey(), ids.New())
 			answer, err := s.Client.Keys.RotateKey(ctx, req)
 			if err != nil {
 				return err
@@ -150,10 +135,9 @@ func keysRotate(p *kit.Program) *cobra.Command {
 				}
 				human.Note(s.Err, "for a mesh of dev, cluster or compose: `gpuaas issuer next --dir DIR` does 1 and 2, `issuer renew` 4, `issuer forget` the last part of 5")
 			}
-			if !req.GetDryRun() {
-				return nil
+			if req.GetDryRun() {
+				human.Note(s.Err, "nothing was changed: the next key of %s can be asked for", args[0])
 			}
-			human.Note(s.Err, "nothing was changed: the next key of %s can be asked for", args[0])
 			return nil
 		}),
 	}

@@ -21,11 +21,7 @@ import (
 func completePolicyKeys(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	switch len(args) {
 	case 0:
-		var out []string
-		for _, key := range policy.Keys() {
-			out = append(out, key.Name)
-		}
-		return out, cobra.ShellCompDirectiveNoFileComp
+		return kit.TextsOf(policy.Keys(), func(key policy.Key) string { return key.Name }), cobra.ShellCompDirectiveNoFileComp
 	case 1:
 		if key, known := policy.Lookup(args[0]); known {
 			return []string{key.Default}, cobra.ShellCompDirectiveNoFileComp

@@ -78,11 +78,8 @@ func RollbackCommand(p *kit.Program) *cobra.Command {
 				return err
 			}
 			mode := answer.GetRollback()
-			if err := output.One(s.Printer, RollbackView, mode); err != nil || s.Structured() || s.Format == output.FormatName ||
-				len(mode.GetEvidence()) == 0 {
-				return err
-			}
-			return output.Under(s.Printer, RollbackEvidenceColumns, mode.GetEvidence())
+			err = output.One(s.Printer, RollbackView, mode)
+			return output.Under(s.Printer, err, RollbackEvidenceColumns, mode.GetEvidence())
 		}),
 	}
 	req := &readmodelv1.AcceptRollbackRequest{}

@@ -34,12 +34,7 @@ func StatusCommand(p *kit.Program) *cobra.Command {
 				return output.Object(s.Printer, answer, wrong.Members()...)
 			}
 			if s.Format == output.FormatName {
-				for _, c := range answer.GetComponents() {
-					if err := s.Line(human.Clean(c.GetName())); err != nil {
-						return err
-					}
-				}
-				return nil
+				return output.Names(s.Printer, answer.GetComponents(), (*readmodelv1.ComponentStatus).GetName)
 			}
 			if err := output.Table(s.Printer, ComponentColumns, answer.GetComponents()); err != nil {
 				return err

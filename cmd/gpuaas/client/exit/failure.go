@@ -1,11 +1,13 @@
 package exit
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -163,17 +165,11 @@ func wireCode(e *fault.Error) connect.Code {
 
 // misused reports whether an error is cobra's own about a command line.
 func misused(err error) bool {
-	text := err.Error()
-	for _, prefix := range []string{
+	return slices.ContainsFunc([]string{
 		"unknown command", "unknown flag", "unknown shorthand", "flag needs an argument",
-		"invalid argument", "required flag", "accepts ",
-	} {
-		if strings.HasPrefix(text, prefix) {
-			return true
-		}
-	}
-	return strings.HasPrefix(text, "if any flags in the group") ||
-		strings.HasPrefix(text, "at least one of the flags in the group")
+		"invalid argument", "required flag", "accepts ", "if any flags in the group",
+		"at least one of the flags in the group",
+	}, func(prefix string) bool { return strings.HasPrefix(err.Error(), prefix) })
 }
 
 // describe returns the printed form of an error.
@@ -213,18 +209,10 @@ func describe(err error) failure {
 	}
 	row := fault.RowOf(e.Reason)
 	out.Code, out.Reason, out.Action = wireCode(e).String(), names.Of(e.Reason), names.Of(fault.ActionOf(e))
-	out.Message, out.Remedy = e.Public, e.Remedy
-	if out.Message == "" {
-		out.Message = row.Public
-	}
-	if out.Remedy == "" {
-		out.Remedy = row.Remedy
-	}
+	out.Message, out.Remedy = cmp.Or(e.Public, row.Public), cmp.Or(e.Remedy, row.Remedy)
 	out.RetryAfterSeconds, out.ConflictingID = e.RetryAfter.Seconds(), e.ConflictingID
 	out.Unmet = append(out.Unmet, e.Unmet...)
-	if e.CorrelationID != "" {
-		out.CorrelationID = e.CorrelationID
-	}
+	out.CorrelationID = cmp.Or(e.CorrelationID, out.CorrelationID)
 	return out
 }
 

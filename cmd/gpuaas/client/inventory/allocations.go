@@ -54,18 +54,13 @@ func AllocationsCommand(p *kit.Program) *cobra.Command {
 				return err
 			}
 			return kit.Show(ctx, s, page, kit.Source[*lifecyclev1.Allocation]{
-				View: AllocationView,
-				Fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Allocation, string, error) {
-					answer, err := s.Query.ListAllocations(ctx,
-						&readmodelv1.ListAllocationsRequest{PageSize: size, PageToken: token, WorkspaceId: id})
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				View:  AllocationView,
+				Fetch: kit.Method(s.Query.ListAllocations, &readmodelv1.ListAllocationsRequest{WorkspaceId: id}),
 			})
 		}),
 	}
 	page.Flags(ls)
-	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
-	_ = ls.RegisterFlagCompletionFunc("workspace", p.CompleteWorkspaces)
+	p.WorkspaceFlag(ls, &workspace)
 	get := &cobra.Command{
 		Use: "get ALLOC", Short: "Show one allocation, with its fence and the claims that are not released",
 		Example: "  gpuaas allocations get 0192f0c1-0000-7000-8000-000000000001 -o json", Args: kit.Args("ALLOC"),
@@ -82,12 +77,8 @@ func AllocationsCommand(p *kit.Program) *cobra.Command {
 				return output.Object(s.Printer, answer.GetAllocation(),
 					output.With("claims", output.Messages(answer.GetClaims()...)))
 			}
-			if err := output.One(s.Printer, AllocationView, answer.GetAllocation()); err != nil ||
-				s.Format == output.FormatName ||
-				len(answer.GetClaims()) == 0 {
-				return err
-			}
-			return output.Under(s.Printer, ClaimView.Columns, answer.GetClaims())
+			err = output.One(s.Printer, AllocationView, answer.GetAllocation())
+			return output.Under(s.Printer, err, ClaimView.Columns, answer.GetClaims())
 		}),
 	}
 	return kit.Group("allocations", "Allocations of slots and GPUs to workspaces", []string{"allocation", "alloc"}, ls,
@@ -102,11 +93,10 @@ func retryReleaseCommand(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas allocations retry-release 0192f0c1-0000-7000-8000-000000000001 --reason 'the machine is back'",
 		Args:    kit.Args("ALLOC"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
-			id, err := s.ID(ctx, kit.KindAllocation, args[0])
-			if err != nil {
+			var err error
+			if req.AllocationId, err = s.ID(ctx, kit.KindAllocation, args[0]); err != nil {
 				return err
 			}
-			req.AllocationId = id
 			answer, err := s.Client.Release.RetryRelease(ctx, &readmodelv1.RetryReleaseRequest{Request: req})
 			if err != nil {
 				return err
@@ -151,12 +141,8 @@ func forceReleaseCommand(p *kit.Program) *cobra.Command {
 				return output.Object(s.Printer, answer.GetResponse().GetOperation(),
 					output.With("claims", output.Messages(answer.GetResponse().GetClaims()...)))
 			}
-			if err := operations.Print(ctx, s, answer.GetResponse().GetOperation(), ""); err != nil ||
-				s.Format == output.FormatName ||
-				len(answer.GetResponse().GetClaims()) == 0 {
-				return err
-			}
-			return output.Under(s.Printer, ClaimView.Columns, answer.GetResponse().GetClaims())
+			err = operations.Print(ctx, s, answer.GetResponse().GetOperation(), "")
+			return output.Under(s.Printer, err, ClaimView.Columns, answer.GetResponse().GetClaims())
 		}),
 	}
 	flags := cmd.Flags()

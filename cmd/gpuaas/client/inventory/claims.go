@@ -60,19 +60,14 @@ func ClaimsCommand(p *kit.Program) *cobra.Command {
 			}
 			return kit.Show(ctx, s, page, kit.Source[*lifecyclev1.Claim]{
 				View: ClaimView,
-				Fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Claim, string, error) {
-					answer, err := s.Query.ListClaims(ctx, &readmodelv1.ListClaimsRequest{
-						PageSize: size, PageToken: token, WorkspaceId: id, OrphanedOnly: orphaned, IncludeReleased: all,
-					})
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				Fetch: kit.Method(s.Query.ListClaims,
+					&readmodelv1.ListClaimsRequest{WorkspaceId: id, OrphanedOnly: orphaned, IncludeReleased: all}),
 			})
 		}),
 	}
 	page.Flags(ls)
-	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
+	p.WorkspaceFlag(ls, &workspace)
 	ls.Flags().BoolVar(&orphaned, "orphaned", false, "only those that were given up without being confirmed gone")
 	ls.Flags().BoolVar(&all, "all", false, "released ones too")
-	_ = ls.RegisterFlagCompletionFunc("workspace", p.CompleteWorkspaces)
 	return kit.Group("claims", "Resources that operations made or meant to make", []string{"claim"}, ls)
 }

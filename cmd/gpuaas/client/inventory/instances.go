@@ -135,18 +135,13 @@ func InstancesCommand(p *kit.Program) *cobra.Command {
 					return (id == "" || i.GetWorkspaceId() == id) &&
 						(!live || i.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED)
 				},
-				Fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Instance, string, error) {
-					answer, err := s.Query.ListInstances(ctx,
-						&readmodelv1.ListInstancesRequest{PageSize: size, PageToken: token, WorkspaceId: id, LiveOnly: live})
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				Fetch: kit.Method(s.Query.ListInstances, &readmodelv1.ListInstancesRequest{WorkspaceId: id, LiveOnly: live}),
 			})
 		}),
 	}
 	page.Flags(ls)
-	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
+	p.WorkspaceFlag(ls, &workspace)
 	ls.Flags().BoolVar(&live, "live", false, "only those that have not ended")
-	_ = ls.RegisterFlagCompletionFunc("workspace", p.CompleteWorkspaces)
 	return kit.Group("instances", "Launched instances of workspaces, and those that no workspace accounts for",
 		[]string{"instance"}, ls, endInstanceCommand(p))
 }

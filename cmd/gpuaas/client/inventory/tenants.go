@@ -72,9 +72,7 @@ func TenantsCommand(p *kit.Program) *cobra.Command {
 		Use: "get TENANT", Short: "Show one tenant", Example: "  gpuaas tenants get acme", Args: kit.Args("TENANT"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteTenants),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
-			items, _, err := kit.Pages(0, "", func(size int32, token string) ([]*lifecyclev1.Tenant, string, error) {
-				return tenants(s)(ctx, size, token)
-			})
+			items, _, err := kit.Pages(ctx, 0, "", tenants(s))
 			if err != nil {
 				return err
 			}
@@ -97,9 +95,6 @@ func TenantsCommand(p *kit.Program) *cobra.Command {
 }
 
 // tenants returns a function that reads a page of the tenants.
-func tenants(s *kit.Session) func(context.Context, int32, string) ([]*lifecyclev1.Tenant, string, error) {
-	return func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Tenant, string, error) {
-		answer, err := s.Query.ListTenants(ctx, &readmodelv1.ListTenantsRequest{PageSize: size, PageToken: token})
-		return answer.GetItems(), answer.GetNextPageToken(), err
-	}
+func tenants(s *kit.Session) kit.Fetch[*lifecyclev1.Tenant] {
+	return kit.Method(s.Query.ListTenants, &readmodelv1.ListTenantsRequest{})
 }

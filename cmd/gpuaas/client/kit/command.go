@@ -110,6 +110,13 @@ func Args(names ...string) cobra.PositionalArgs {
 	}
 }
 
+// EnumFlag adds a flag that takes a value of E, with the values in its text and its completion. See ParseEnum.
+func EnumFlag[E protoreflect.Enum](cmd *cobra.Command, value *string, name, text string) {
+	all := names.Spellings[E]()
+	cmd.Flags().StringVar(value, name, "", fmt.Sprintf(text, strings.Join(all, ", ")))
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(all, cobra.ShellCompDirectiveNoFileComp))
+}
+
 // ParseEnum reads the value of a flag; the empty one is unspecified.
 func ParseEnum[E protoreflect.Enum](flag, value string) (E, error) {
 	var zero E

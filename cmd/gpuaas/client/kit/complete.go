@@ -55,7 +55,7 @@ func OnlyFirst(next Completer) Completer {
 func (p *Program) CompleteNodes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return p.Complete(cmd, func(ctx context.Context, s *Session) ([]string, error) {
 		answer, err := s.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 200})
-		return NamesOf(answer.GetItems(), (*readmodelv1.Node).GetName), err
+		return TextsOf(answer.GetItems(), (*readmodelv1.Node).GetName), err
 	})
 }
 
@@ -63,7 +63,7 @@ func (p *Program) CompleteNodes(cmd *cobra.Command, _ []string, _ string) ([]str
 func (p *Program) CompleteTenants(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return p.Complete(cmd, func(ctx context.Context, s *Session) ([]string, error) {
 		answer, err := s.Query.ListTenants(ctx, &readmodelv1.ListTenantsRequest{PageSize: 200})
-		return NamesOf(answer.GetItems(), (*lifecyclev1.Tenant).GetName), err
+		return TextsOf(answer.GetItems(), (*lifecyclev1.Tenant).GetName), err
 	})
 }
 
@@ -71,28 +71,30 @@ func (p *Program) CompleteTenants(cmd *cobra.Command, _ []string, _ string) ([]s
 func (p *Program) CompleteWorkspaces(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return p.Complete(cmd, func(ctx context.Context, s *Session) ([]string, error) {
 		answer, err := s.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 200})
-		return NamesOf(answer.GetItems(), FullName), err
+		return TextsOf(answer.GetItems(), FullName), err
 	})
+}
+
+// WorkspaceFlag adds --workspace, which limits a list to those of a workspace.
+func (p *Program) WorkspaceFlag(cmd *cobra.Command, workspace *string) {
+	cmd.Flags().StringVar(workspace, "workspace", "", "only those of this workspace")
+	_ = cmd.RegisterFlagCompletionFunc("workspace", p.CompleteWorkspaces)
 }
 
 // CompleteContexts offers the names of contexts.
 func (p *Program) CompleteContexts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	path, err := contexts.DefaultPath()
+	_, file, err := contexts.Read()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	file, err := contexts.Load(path)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return NamesOf(file.Contexts, func(c contexts.Context) string { return c.Name }), cobra.ShellCompDirectiveNoFileComp
+	return TextsOf(file.Contexts, func(c contexts.Context) string { return c.Name }), cobra.ShellCompDirectiveNoFileComp
 }
 
-// NamesOf returns the name of each item.
-func NamesOf[T any](items []T, name func(T) string) []string {
+// TextsOf returns the text of each item, such as its name.
+func TextsOf[T any](items []T, text func(T) string) []string {
 	out := make([]string, len(items))
 	for i, item := range items {
-		out[i] = name(item)
+		out[i] = text(item)
 	}
 	return out
 }

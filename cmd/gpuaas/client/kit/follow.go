@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -59,12 +60,8 @@ func (s *Session) Follow(
 				return err
 			}
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !app.Sleep(ctx, pause) {
 			return context.Cause(ctx)
-		case <-timer.C:
 		}
 		pause = min(2*pause, pollAtMost)
 	}

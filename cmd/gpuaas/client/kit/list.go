@@ -10,11 +10,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -36,12 +38,46 @@ func (g *Paging) Flags(cmd *cobra.Command) {
 // Source is where the items of a list come from.
 type Source[T proto.Message] struct {
 	View  output.View[T]
-	Fetch func(ctx context.Context, size int32, token string) ([]T, string, error)
+	Fetch Fetch[T]
 	// Changed returns the item in a frame of a watch of the topic. Without a topic a list that is followed is polled.
 	Topic   readmodelv1.Topic
 	Changed func(*readmodelv1.WatchItem) T
 	// Keep reports whether the list's filters let an item of the watch through.
 	Keep func(T) bool
+}
+
+// Fetch reads a page of a list: at most size items behind a token, and the token of the next page.
+type Fetch[T any] = func(ctx context.Context, size int32, token string) ([]T, string, error)
+
+// page is the answer of a method that lists.
+type page[T any] interface {
+	GetItems() []T
+	GetNextPageToken() string
+}
+
+// Method returns the function that reads the pages of a list by a method of the API, with a request that has the
+// filters.
+func Method[Request proto.Message, Answer page[T], T any](call func(context.Context, Request) (Answer, error),
+	req Request,
+) Fetch[T] {
+	return func(ctx context.Context, size int32, token string) ([]T, string, error) {
+		fields, m := req.ProtoReflect().Descriptor().Fields(), req.ProtoReflect()
+		m.Set(fields.ByName("page_size"), protoreflect.ValueOfInt32(size))
+		m.Set(fields.ByName("page_token"), protoreflect.ValueOfString(token))
+		answer, err := call(ctx, req)
+		return answer.GetItems(), answer.GetNextPageToken(), err
+	}
+}
+
+// Get calls a method of the API and prints the item that its answer has.
+func Get[Request, Answer any, T proto.Message](ctx context.Context, s *Session, v output.View[T],
+	call func(context.Context, Request) (Answer, error), req Request, item func(Answer) T,
+) error {
+	answer, err := call(ctx, req)
+	if err != nil {
+		return err
+	}
+	return output.One(s.Printer, v, item(answer))
 }
 
 // Show prints a list, and with --watch its changes until the context ends.
@@ -57,8 +93,7 @@ func Show[T proto.Message](ctx context.Context, s *Session, page Paging, from So
 			return exit.Usage(errors.New("--watch begins with the newest: it goes without --page-token"))
 		}
 	}
-	items, next, err := Pages(page.Limit, page.Token,
-		func(size int32, token string) ([]T, string, error) { return from.Fetch(ctx, size, token) })
+	items, next, err := Pages(ctx, page.Limit, page.Token, from.Fetch)
 	if err != nil {
 		return err
 	}
@@ -102,8 +137,7 @@ const (
 )
 
 // poll reads the first page of a list at intervals and prints its changes.
-func poll[T proto.Message](ctx context.Context, s *Session, rows *output.Follower[T], page Paging,
-	fetch func(context.Context, int32, string) ([]T, string, error),
+func poll[T proto.Message](ctx context.Context, s *Session, rows *output.Follower[T], page Paging, fetch Fetch[T],
 ) error {
 	size := int32(listSize)
 	if page.Limit > 0 {
@@ -111,12 +145,8 @@ func poll[T proto.Message](ctx context.Context, s *Session, rows *output.Followe
 	}
 	pause, told := listEvery, false
 	for {
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !app.Sleep(ctx, pause) {
 			return context.Cause(ctx)
-		case <-timer.C:
 		}
 		items, _, err := fetch(ctx, size, "")
 		if err != nil {
@@ -140,9 +170,7 @@ func poll[T proto.Message](ctx context.Context, s *Session, rows *output.Followe
 }
 
 // Pages fetches a whole list, or `limit` items of it, from a token on.
-func Pages[T any](limit int, token string, fetch func(size int32, token string) ([]T, string, error)) ([]T, string,
-	error,
-) {
+func Pages[T any](ctx context.Context, limit int, token string, fetch Fetch[T]) ([]T, string, error) {
 	const full = 200
 	items := []T{}
 	for {
@@ -150,7 +178,7 @@ func Pages[T any](limit int, token string, fetch func(size int32, token string) 
 		if limit > 0 {
 			size = min(full, limit-len(items))
 		}
-		page, next, err := fetch(int32(size), token) //nolint:gosec // at most 200
+		page, next, err := fetch(ctx, int32(size), token) //nolint:gosec // at most 200
 		if err != nil {
 			return nil, "", err
 		}

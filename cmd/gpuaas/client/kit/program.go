@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -74,9 +75,6 @@ func (p *Program) JSON() bool {
 	return p.output == output.FormatJSON || p.output == output.FormatJSONL || p.jq != ""
 }
 
-// Output returns the form of the output that --output requests.
-func (p *Program) Output() string { return p.output }
-
 // Handler is the action of a command that has a session.
 type Handler func(ctx context.Context, s *Session, args []string) error
 
@@ -133,7 +131,7 @@ func (p *Program) printer(cmd *cobra.Command) (*output.Printer, error) {
 		Format: p.output, Out: out, Err: cmd.ErrOrStderr(), Now: p.now, Width: 120,
 		In: terminalOf(cmd), Sure: set(cmd, "yes") || dryRun(cmd),
 	}
-	if !output.KnownFormat(p.output) {
+	if !slices.Contains(output.Formats, p.output) {
 		return nil, exit.Usage(fmt.Errorf("--output %q is none of %s", p.output, strings.Join(output.Formats, ", ")))
 	}
 	if p.jq != "" {

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
-	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 )
 
@@ -46,12 +45,7 @@ func Records[T any](p *Program, cmd *cobra.Command, name func(T) string, columns
 func records[T any](pr *output.Printer, name func(T) string, columns []Column[T], items []T) error {
 	switch pr.Format {
 	case output.FormatName:
-		for _, item := range items {
-			if err := pr.Line(human.Clean(name(item))); err != nil {
-				return err
-			}
-		}
-		return nil
+		return output.Names(pr, items, name)
 	case output.FormatJSONL:
 		for _, item := range items {
 			raw, err := json.Marshal(item)

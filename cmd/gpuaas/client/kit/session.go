@@ -136,11 +136,7 @@ func (p *Program) target() (Target, error) {
 }
 
 func loadContext(name string) (contexts.Context, error) {
-	path, err := contexts.DefaultPath()
-	if err != nil {
-		return contexts.Context{}, err
-	}
-	file, err := contexts.Load(path)
+	_, file, err := contexts.Read()
 	if err != nil {
 		return contexts.Context{}, err
 	}

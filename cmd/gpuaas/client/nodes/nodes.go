@@ -75,13 +75,11 @@ var View = output.View[*readmodelv1.Node]{
 		{Title: "gate: workspace", Path: "gate.workspace_id"},
 		{Title: "host", Of: hostText},
 		{Title: "host: diagnostics", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
-			lines := make([]string, 0, len(n.GetSession().GetDiagnostics()))
-			for _, d := range n.GetSession().GetDiagnostics() {
+			return strings.Join(kit.TextsOf(n.GetSession().GetDiagnostics(), func(d *commonv1.Diagnostic) string {
 				over := human.OnlyIf(d.GetEndedAt() != nil, " (over since "+pr.When(d.GetEndedAt())+")")
-				lines = append(lines, fmt.Sprintf("%s x%d %s %s%s", human.Enum(d.GetCode()), d.GetCount(),
-					pr.When(d.GetObservedAt()), d.GetDetail(), over))
-			}
-			return strings.Join(lines, "\n")
+				return fmt.Sprintf("%s x%d %s %s%s", human.Enum(d.GetCode()), d.GetCount(), pr.When(d.GetObservedAt()),
+					d.GetDetail(), over)
+			}), "\n")
 		}},
 	},
 }
@@ -114,10 +112,7 @@ func identityText(pr *output.Printer, id *recoveryv1.NodeIdentity) string {
 }
 
 func hostText(_ *output.Printer, n *readmodelv1.Node) string {
-	host := n.GetSession().GetHost()
-	if host == nil {
-		host = n.GetGate().GetHost()
-	}
+	host := cmp.Or(n.GetSession().GetHost(), n.GetGate().GetHost())
 	if host == nil {
 		return ""
 	}
@@ -162,11 +157,7 @@ func listCommand(p *kit.Program) *cobra.Command {
 					return (n.GetConnected() || !req.GetConnectedOnly()) && (req.GetName() == "" || n.GetName() == req.GetName()) &&
 						(!retired || req.GetIncludeRetired())
 				},
-				Fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.Node, string, error) {
-					req.PageSize, req.PageToken = size, token
-					answer, err := s.Query.ListNodes(ctx, req)
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				Fetch: kit.Method(s.Query.ListNodes, req),
 			})
 		}),
 	}
@@ -183,11 +174,8 @@ func getCommand(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas nodes get node-1", Args: kit.Args("NODE"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
-			answer, err := s.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: args[0]})
-			if err != nil {
-				return err
-			}
-			return output.One(s.Printer, View, answer.GetNode())
+			return kit.Get(ctx, s, View, s.Query.GetNode, &readmodelv1.GetNodeRequest{Node: args[0]},
+				(*readmodelv1.GetNodeResponse).GetNode)
 		}),
 	}
 }

@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,7 +56,7 @@ func followTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos
 			if s.Structured() || s.Format == output.FormatName {
 				continue
 			}
-			if err := s.Line(human.Clean(transitionText(t.GetTransitions(), shown, t.GetTransitions()[shown]))); err != nil {
+			if err := s.Line(human.Clean(transitionText(t.GetTransitions(), t.GetTransitions()[shown]))); err != nil {
 				return false, err
 			}
 		}
@@ -83,12 +84,8 @@ func followTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos
 	case err != nil:
 		return err
 	case last.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED:
-		reason := last.GetReason()
-		if reason == commonv1.Reason_REASON_UNSPECIFIED {
-			reason = commonv1.Reason_REASON_INTERNAL
-		}
 		return &exit.Error{
-			Code: exit.CodeError, Reason: reason,
+			Code: exit.CodeError, Reason: cmp.Or(last.GetReason(), commonv1.Reason_REASON_INTERNAL),
 			Message: fmt.Sprintf("task %s ended %s: %s", task.GetTaskId(), human.Enum(last.GetState()), last.GetError()),
 		}
 	}

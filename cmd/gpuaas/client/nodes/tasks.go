@@ -41,17 +41,15 @@ var TaskView = output.View[*readmodelv1.Task]{
 		{Title: "LATE EVIDENCE", Path: "late_evidence", As: output.NonZero},
 		{Title: "CORRELATION", Path: "correlation_id"},
 		{Title: "TRANSITIONS", Of: func(_ *output.Printer, t *readmodelv1.Task) string {
-			lines := make([]string, 0, len(t.GetTransitions()))
-			for i, tr := range t.GetTransitions() {
-				lines = append(lines, transitionText(t.GetTransitions(), i, tr))
-			}
-			return strings.Join(lines, "\n")
+			return strings.Join(kit.TextsOf(t.GetTransitions(), func(tr *lifecyclev1.TaskTransition) string {
+				return transitionText(t.GetTransitions(), tr)
+			}), "\n")
 		}},
 	},
 }
 
 // transitionText returns the text of one transition of a task: its time, and how long after the first one it came.
-func transitionText(all []*lifecyclev1.TaskTransition, _ int, tr *lifecyclev1.TaskTransition) string {
+func transitionText(all []*lifecyclev1.TaskTransition, tr *lifecyclev1.TaskTransition) string {
 	since := tr.GetAt().AsTime().Sub(all[0].GetAt().AsTime())
 	text := fmt.Sprintf("%s +%s %s", tr.GetAt().AsTime().UTC().Format("15:04:05.000"), since.Round(time.Millisecond),
 		human.Enum(tr.GetState()))
@@ -100,24 +98,16 @@ func tasksList(p *kit.Program) *cobra.Command {
 						(req.GetState() == commonv1.TaskState_TASK_STATE_UNSPECIFIED || t.GetState() == req.GetState()) &&
 						(t.GetCurrent() || !req.GetCurrentOnly())
 				},
-				Fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.Task, string, error) {
-					req.PageSize, req.PageToken = size, token
-					answer, err := s.Query.ListTasks(ctx, req)
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				Fetch: kit.Method(s.Query.ListTasks, req),
 			})
 		}),
 	}
 	page.Flags(cmd)
 	cmd.Flags().StringVar(&req.Node, "node", "", "only those of this node")
-	cmd.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
-	cmd.Flags().StringVar(&state, "state", "",
-		"only those in this state: "+strings.Join(names.Spellings[commonv1.TaskState](), ", "))
+	p.WorkspaceFlag(cmd, &workspace)
+	kit.EnumFlag[commonv1.TaskState](cmd, &state, "state", "only those in this state: %s")
 	cmd.Flags().BoolVar(&req.CurrentOnly, "current", false, "only those that have not ended")
 	_ = cmd.RegisterFlagCompletionFunc("node", p.CompleteNodes)
-	_ = cmd.RegisterFlagCompletionFunc("workspace", p.CompleteWorkspaces)
-	_ = cmd.RegisterFlagCompletionFunc("state",
-		cobra.FixedCompletions(names.Spellings[commonv1.TaskState](), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -130,11 +120,8 @@ func tasksGet(p *kit.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			answer, err := s.Query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: id})
-			if err != nil {
-				return err
-			}
-			return output.One(s.Printer, TaskView, answer.GetTask())
+			return kit.Get(ctx, s, TaskView, s.Query.GetTask, &readmodelv1.GetTaskRequest{TaskId: id},
+				(*readmodelv1.GetTaskResponse).GetTask)
 		}),
 	}
 }

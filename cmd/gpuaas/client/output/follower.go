@@ -1,6 +1,7 @@
 package output
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -130,10 +131,6 @@ func (f *Follower[T]) Retain(items []T) {
 	for _, item := range items {
 		here[f.id(item)] = true
 	}
-	for id := range f.printed {
-		if !here[id] {
-			delete(f.printed, id)
-		}
-	}
+	maps.DeleteFunc(f.printed, func(id, _ string) bool { return !here[id] })
 	f.items = slices.DeleteFunc(f.items, func(item T) bool { return !here[f.id(item)] })
 }

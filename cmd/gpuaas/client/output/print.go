@@ -31,9 +31,6 @@ const (
 // Formats are all forms of the output.
 var Formats = []string{FormatTable, FormatWide, FormatJSON, FormatJSONL, FormatYAML, FormatName}
 
-// KnownFormat reports whether a form of the output exists.
-func KnownFormat(format string) bool { return slices.Contains(Formats, format) }
-
 // Forms of times in tables.
 const (
 	TimeAuto     = "auto"
@@ -88,12 +85,7 @@ func With(name string, value any) Member { return Member{name: name, value: valu
 func List[T proto.Message](pr *Printer, v View[T], items []T, token string, beside ...Member) error {
 	switch pr.Format {
 	case FormatName:
-		for _, item := range items {
-			if err := pr.Line(human.Clean(v.Name(item))); err != nil {
-				return err
-			}
-		}
-		return nil
+		return Names(pr, items, v.Name)
 	case FormatJSONL:
 		for _, item := range items {
 			if err := Object(pr, item); err != nil {
@@ -113,6 +105,16 @@ func List[T proto.Message](pr *Printer, v View[T], items []T, token string, besi
 		return pr.Document(Members(append([]Member{With("items", raw), With("next_page_token", token)}, beside...)...))
 	}
 	return Table(pr, v.Columns, items)
+}
+
+// Names prints the name of each item as a line.
+func Names[T any](pr *Printer, items []T, name func(T) string) error {
+	for _, item := range items {
+		if err := pr.Line(human.Clean(name(item))); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // One prints a single item.

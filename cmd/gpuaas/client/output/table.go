@@ -248,10 +248,11 @@ func (pr *Printer) Section(titles ...string) error {
 	return pr.write(text)
 }
 
-// Under prints a table below other lines of the same output, or nothing if there are no items.
-func Under[T any](pr *Printer, columns []Column[T], items []T) error {
-	if len(items) == 0 {
-		return nil
+// Under prints a table below other lines of the same output, which above is the error of, or nothing if there are no
+// items or the output is not for people.
+func Under[T any](pr *Printer, above error, columns []Column[T], items []T) error {
+	if above != nil || len(items) == 0 || pr.Structured() || pr.Format == FormatName {
+		return above
 	}
 	if err := pr.Section(); err != nil {
 		return err

@@ -179,12 +179,8 @@ func listCommand(p *kit.Program) *cobra.Command {
 }
 
 // people returns a function that reads a page of the people.
-func people(s *kit.Session, live bool) func(context.Context, int32, string) ([]*readmodelv1.Person, string, error) {
-	return func(ctx context.Context, size int32, token string) ([]*readmodelv1.Person, string, error) {
-		answer, err := s.Client.People.ListPeople(ctx,
-			&readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token})
-		return answer.GetItems(), answer.GetNextPageToken(), err
-	}
+func people(s *kit.Session, live bool) kit.Fetch[*readmodelv1.Person] {
+	return kit.Method(s.Client.People.ListPeople, &readmodelv1.ListPeopleRequest{LiveOnly: live})
 }
 
 func endCommand(p *kit.Program) *cobra.Command {
@@ -218,11 +214,7 @@ func endCommand(p *kit.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			answer, err := s.Client.People.EndPerson(ctx, req)
-			if err != nil {
-				return err
-			}
-			return output.One(s.Printer, View, answer.GetPerson())
+			return kit.Get(ctx, s, View, s.Client.People.EndPerson, req, (*readmodelv1.EndPersonResponse).GetPerson)
 		}),
 	}
 	kit.ReasonFlag(cmd, &req.Reason, false)
@@ -240,9 +232,7 @@ func alreadyEnded(p *readmodelv1.Person) string {
 // precedence over the one who was ended last, or by six or more characters with which one id begins or ends. It returns
 // nil if there is no such person, or more than one.
 func findPerson(ctx context.Context, s *kit.Session, ref string) (*readmodelv1.Person, error) {
-	all, _, err := kit.Pages(0, "", func(size int32, token string) ([]*readmodelv1.Person, string, error) {
-		return people(s, false)(ctx, size, token)
-	})
+	all, _, err := kit.Pages(ctx, 0, "", people(s, false))
 	if err != nil {
 		return nil, err
 	}
@@ -274,7 +264,7 @@ func completePeople(p *kit.Program) kit.Completer {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return p.Complete(cmd, func(ctx context.Context, s *kit.Session) ([]string, error) {
 			items, _, err := people(s, true)(ctx, 200, "")
-			return kit.NamesOf(items, View.Name), err
+			return kit.TextsOf(items, View.Name), err
 		})
 	}
 }

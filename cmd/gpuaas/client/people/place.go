@@ -37,11 +37,7 @@ func placeFor(ctx context.Context, p *kit.Program, s *kit.Session, req *readmode
 	out string,
 ) (tokenPlace, error) {
 	person := req.GetName()
-	path, err := contexts.DefaultPath()
-	if err != nil {
-		return tokenPlace{}, exit.Usage(err)
-	}
-	file, err := contexts.Load(path)
+	path, file, err := contexts.Read()
 	if err != nil {
 		return tokenPlace{}, exit.Usage(err)
 	}

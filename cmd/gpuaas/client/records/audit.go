@@ -51,12 +51,8 @@ func auditList(p *kit.Program) *cobra.Command {
 		Args:    kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
 			return kit.Show(ctx, s, page, kit.Source[*readmodelv1.AuditRow]{
-				View: AuditView,
-				Fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.AuditRow, string, error) {
-					req.PageSize, req.PageToken = size, token
-					answer, err := s.Client.Audit.ListAudit(ctx, req)
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				View:  AuditView,
+				Fetch: kit.Method(s.Client.Audit.ListAudit, req),
 			})
 		}),
 	}

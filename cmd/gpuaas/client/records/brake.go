@@ -48,11 +48,8 @@ func BrakeCommand(p *kit.Program) *cobra.Command {
 		Use: "status", Aliases: []string{"get"}, Short: "Show whether automatic remedies are stopped, and why",
 		Example: "  gpuaas brake status", Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
-			answer, err := s.Client.Incidents.GetBrake(ctx, &readmodelv1.GetBrakeRequest{})
-			if err != nil {
-				return err
-			}
-			return output.One(s.Printer, BrakeView, answer.GetBrake())
+			return kit.Get(ctx, s, BrakeView, s.Client.Incidents.GetBrake, &readmodelv1.GetBrakeRequest{},
+				(*readmodelv1.GetBrakeResponse).GetBrake)
 		}),
 	}
 	req := &readmodelv1.ReleaseBrakeRequest{}

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -157,16 +156,11 @@ func (r *bundleReport) check(file *os.File) error {
 }
 
 func entryOf(z *zip.Reader, name string, into any) error {
-	f, err := z.Open(name)
+	raw, err := fs.ReadFile(z, name)
 	if err != nil {
 		return fmt.Errorf("the bundle lacks %s: %w", name, err)
 	}
-	defer f.Close() //nolint:errcheck // only read
-	raw, err := io.ReadAll(f)
-	if err == nil {
-		err = json.Unmarshal(raw, into)
-	}
-	if err != nil {
+	if err := json.Unmarshal(raw, into); err != nil {
 		return fmt.Errorf("read %s of the bundle: %w", name, err)
 	}
 	return nil

@@ -87,12 +87,8 @@ func eventsShow(p *kit.Program) *cobra.Command {
 			}
 			req.Since = since
 			return kit.Show(ctx, s, page, kit.Source[*readmodelv1.EventRow]{
-				View: EventView,
-				Fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.EventRow, string, error) {
-					req.PageSize, req.PageToken = size, token
-					answer, err := s.Client.Events.ListEvents(ctx, req)
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				View:  EventView,
+				Fetch: kit.Method(s.Client.Events.ListEvents, req),
 			})
 		}),
 	}

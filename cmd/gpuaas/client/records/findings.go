@@ -111,10 +111,9 @@ func evidence(s *structpb.Struct) string {
 	fields := s.AsMap()
 	parts := make([]string, 0, len(fields))
 	for k, v := range fields {
-		if k == changesKey {
-			continue
+		if k != changesKey {
+			parts = append(parts, k+"="+value(v))
 		}
-		parts = append(parts, k+"="+value(v))
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, " ")
@@ -122,12 +121,10 @@ func evidence(s *structpb.Struct) string {
 
 // FindingLines returns the lines for the open findings of a workspace in its details, each with what to do.
 func FindingLines(found []*lifecyclev1.Finding) string {
-	lines := make([]string, 0, len(found))
-	for _, f := range found {
-		lines = append(lines, fmt.Sprintf("%s %s: %s; %s", human.Enum(f.GetSeverity()), human.Enum(f.GetKind()),
-			f.GetSummary(), f.GetNextAction()))
-	}
-	return strings.Join(lines, "\n")
+	return strings.Join(kit.TextsOf(found, func(f *lifecyclev1.Finding) string {
+		return fmt.Sprintf("%s %s: %s; %s", human.Enum(f.GetSeverity()), human.Enum(f.GetKind()), f.GetSummary(),
+			f.GetNextAction())
+	}), "\n")
 }
 
 // FindingsCommand returns the commands about findings.
@@ -140,19 +137,14 @@ func FindingsCommand(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas findings list\n  gpuaas findings list --all -o json\n  gpuaas findings list --workspace acme/demo2 -o wide", Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
 			return kit.Show(ctx, s, page, kit.Source[*lifecyclev1.Finding]{
-				View: FindingView,
-				Fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Finding, string, error) {
-					req.PageSize, req.PageToken = size, token
-					answer, err := s.Client.Findings.ListFindings(ctx, req)
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				View:  FindingView,
+				Fetch: kit.Method(s.Client.Findings.ListFindings, req),
 			})
 		}),
 	}
 	page.Flags(ls)
 	ls.Flags().BoolVar(&req.IncludeResolved, "all", false, "those that are over as well")
-	ls.Flags().StringVar(&req.Workspace, "workspace", "", "only those of this workspace")
-	_ = ls.RegisterFlagCompletionFunc("workspace", p.CompleteWorkspaces)
+	p.WorkspaceFlag(ls, &req.Workspace)
 	return kit.Group("findings", "Contradictions between records, and rows that were changed by hand", []string{"finding"},
 		ls,
 		getFindingCommand(p), acknowledgeCommand(p))
@@ -167,11 +159,8 @@ func getFindingCommand(p *kit.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			answer, err := s.Client.Findings.GetFinding(ctx, &readmodelv1.GetFindingRequest{FindingId: id})
-			if err != nil {
-				return err
-			}
-			return output.One(s.Printer, FindingView, answer.GetFinding())
+			return kit.Get(ctx, s, FindingView, s.Client.Findings.GetFinding, &readmodelv1.GetFindingRequest{FindingId: id},
+				(*readmodelv1.GetFindingResponse).GetFinding)
 		}),
 	}
 }
@@ -183,11 +172,10 @@ func acknowledgeCommand(p *kit.Program) *cobra.Command {
 		Short:   "Say that a row changed by hand was looked at; refused while the row stands as it was changed",
 		Example: "  gpuaas findings acknowledge 0192f0c1-0000-7000-8000-000000000001 --reason 'the state was set by the runbook of 12 May'", Args: kit.Args("FINDING"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
-			id, err := s.ID(ctx, kit.KindFinding, args[0])
-			if err != nil {
+			var err error
+			if req.FindingId, err = s.ID(ctx, kit.KindFinding, args[0]); err != nil {
 				return err
 			}
-			req.FindingId = id
 			answer, err := s.Client.Findings.AcknowledgeFinding(ctx, &readmodelv1.AcknowledgeFindingRequest{Request: req})
 			if err != nil {
 				return err

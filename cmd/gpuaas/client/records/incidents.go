@@ -46,12 +46,8 @@ func IncidentsCommand(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas incidents list\n  gpuaas incidents list --all", Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
 			return kit.Show(ctx, s, page, kit.Source[*recoveryv1.Incident]{
-				View: IncidentView,
-				Fetch: func(ctx context.Context, size int32, token string) ([]*recoveryv1.Incident, string, error) {
-					req.PageSize, req.PageToken = size, token
-					answer, err := s.Client.Incidents.ListIncidents(ctx, req)
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				View:  IncidentView,
+				Fetch: kit.Method(s.Client.Incidents.ListIncidents, req),
 			})
 		}),
 	}
@@ -73,11 +69,8 @@ func IncidentsCommand(p *kit.Program) *cobra.Command {
 				return output.Object(s.Printer, answer.GetIncident(),
 					output.With("recoveries", output.Messages(answer.GetRecoveries()...)))
 			}
-			if err := output.One(s.Printer, IncidentView, answer.GetIncident()); err != nil || s.Format == output.FormatName ||
-				len(answer.GetRecoveries()) == 0 {
-				return err
-			}
-			return output.Under(s.Printer, RecoveryView.Columns, answer.GetRecoveries())
+			err = output.One(s.Printer, IncidentView, answer.GetIncident())
+			return output.Under(s.Printer, err, RecoveryView.Columns, answer.GetRecoveries())
 		}),
 	}
 	return kit.Group("incidents", "Failures of the control plane, and of many workspaces at once", []string{"incident"},

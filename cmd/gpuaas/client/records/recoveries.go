@@ -45,12 +45,8 @@ func RecoveriesCommand(p *kit.Program) *cobra.Command {
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			return kit.Show(ctx, s, page, kit.Source[*recoveryv1.RecoveryRecord]{
-				View: RecoveryView,
-				Fetch: func(ctx context.Context, size int32, token string) ([]*recoveryv1.RecoveryRecord, string, error) {
-					answer, err := s.Client.Incidents.ListRecoveries(ctx,
-						&readmodelv1.ListRecoveriesRequest{Workspace: args[0], PageSize: size, PageToken: token})
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				View:  RecoveryView,
+				Fetch: kit.Method(s.Client.Incidents.ListRecoveries, &readmodelv1.ListRecoveriesRequest{Workspace: args[0]}),
 			})
 		}),
 	}

@@ -113,7 +113,7 @@ func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, 
 		}
 		return nil, nil
 	}
-	w := &nodev1.Workload{Name: f.workload, Image: f.image, Command: f.command, Args: f.args}
+	w := &nodev1.Workload{Name: f.workload, Image: f.image, Command: f.command, Args: f.args, Env: map[string]string{}}
 	for i, text := range f.ports {
 		name, port, ok := strings.Cut(text, "=")
 		if !ok {
@@ -135,9 +135,6 @@ func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, 
 		name, value, ok := strings.Cut(text, "=")
 		if !ok || name == "" {
 			return nil, errors.New("--env needs NAME=VALUE")
-		}
-		if w.Env == nil {
-			w.Env = map[string]string{}
 		}
 		if _, twice := w.GetEnv()[name]; twice {
 			return nil, fmt.Errorf("--env names %s twice", showable.Clean([]byte(name)))

@@ -2,23 +2,19 @@ package workspaces
 
 import (
 	"context"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
-	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/internal/names"
 )
 
 func listCommand(p *kit.Program) *cobra.Command {
 	var (
-		page  kit.Paging
-		state string
+		page          kit.Paging
+		state, tenant string
 	)
-	var tenant string
 	req := &readmodelv1.ListWorkspacesRequest{}
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List workspaces",
@@ -38,21 +34,14 @@ func listCommand(p *kit.Program) *cobra.Command {
 					return (tenant == "" || w.GetTenant() == tenant || w.GetTenantId() == tenant) &&
 						(req.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED || w.GetState() == req.GetState())
 				},
-				Fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.Workspace, string, error) {
-					req.PageSize, req.PageToken = size, token
-					answer, err := s.Query.ListWorkspaces(ctx, req)
-					return answer.GetItems(), answer.GetNextPageToken(), err
-				},
+				Fetch: kit.Method(s.Query.ListWorkspaces, req),
 			})
 		}),
 	}
 	page.Flags(cmd)
 	cmd.Flags().StringVar(&tenant, "tenant", "", "only those of this tenant: its name, its id or a part of the id")
-	cmd.Flags().StringVar(&state, "state", "",
-		"only those in this state: "+strings.Join(names.Spellings[commonv1.WorkspaceState](), ", "))
+	kit.EnumFlag[commonv1.WorkspaceState](cmd, &state, "state", "only those in this state: %s")
 	_ = cmd.RegisterFlagCompletionFunc("tenant", p.CompleteTenants)
-	_ = cmd.RegisterFlagCompletionFunc("state",
-		cobra.FixedCompletions(names.Spellings[commonv1.WorkspaceState](), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -63,11 +52,8 @@ func getCommand(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas workspaces get acme/demo2", Args: kit.Args("WS"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
-			answer, err := s.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: args[0]})
-			if err != nil {
-				return err
-			}
-			return output.One(s.Printer, View, answer.GetWorkspace())
+			return kit.Get(ctx, s, View, s.Query.GetWorkspace, &readmodelv1.GetWorkspaceRequest{Workspace: args[0]},
+				(*readmodelv1.GetWorkspaceResponse).GetWorkspace)
 		}),
 	}
 }

@@ -16,6 +16,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/showable"
@@ -46,11 +47,10 @@ the workspace's tenant and for operators.`,
 			if follow && s.Structured() {
 				return exit.Usage(errors.New("-f prints text: leave out -o"))
 			}
-			id, err := s.WorkspaceID(ctx, args[0])
-			if err != nil {
+			var err error
+			if req.Workspace, err = s.WorkspaceID(ctx, args[0]); err != nil {
 				return err
 			}
-			req.Workspace = id
 			if !follow {
 				answer, err := readOutput(ctx, s, req)
 				if err != nil {
@@ -74,30 +74,16 @@ the workspace's tenant and for operators.`,
 
 // readOutput reads a piece of output. A read that is refused because it comes too soon after another is repeated after
 // the delay in the refusal.
-func readOutput(ctx context.Context, s *kit.Session,
-	req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse,
-	error,
-) {
+func readOutput(ctx context.Context, s *kit.Session, req *readmodelv1.ReadOutputRequest,
+) (*readmodelv1.ReadOutputResponse, error) {
 	for try := 1; ; try++ {
 		answer, err := s.Query.ReadOutput(ctx, req)
 		if err == nil || try >= logsTries || !fault.Has(err, commonv1.Reason_REASON_RATE_LIMITED) {
 			return answer, err
 		}
-		if err := rest(ctx, min(max(fault.RetryAfterOf(err), 10*time.Millisecond), 2*logsEvery)); err != nil {
-			return nil, err
+		if !app.Sleep(ctx, min(max(fault.RetryAfterOf(err), 10*time.Millisecond), 2*logsEvery)) {
+			return nil, context.Cause(ctx)
 		}
-	}
-}
-
-// rest waits for d. It returns the cause if ctx ends first.
-func rest(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
@@ -177,8 +163,8 @@ func (f *outputFollower) run(ctx context.Context) error {
 			f.broken = true
 			human.Note(f.s.Err, "the output cannot be read now (%s); asking again until it can", names.Of(fault.ReasonOf(err)))
 		}
-		if err := rest(ctx, logsEvery); err != nil {
-			return err
+		if !app.Sleep(ctx, logsEvery) {
+			return context.Cause(ctx)
 		}
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/operations"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/internal/names"
 )
 
 // restingState is the state in which a workspace comes to rest after an operation that succeeded.
@@ -95,11 +94,8 @@ func operateCommand(p *kit.Program, kind commonv1.OperationKind, short string) *
 	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "",
 		"a repeated request with the same `key` gets the same operation")
 	if kind == commonv1.OperationKind_OPERATION_KIND_RECREATE {
-		proofs := names.Spellings[commonv1.FencedProof]()
-		flags.StringVar(&proof, "fenced-proof", "",
-			"an operator's statement that nothing runs on a machine that cannot confirm it: "+strings.Join(proofs, ", ")+
-				"; needs --reason")
-		_ = cmd.RegisterFlagCompletionFunc("fenced-proof", cobra.FixedCompletions(proofs, cobra.ShellCompDirectiveNoFileComp))
+		kit.EnumFlag[commonv1.FencedProof](cmd, &proof, "fenced-proof",
+			"an operator's statement that nothing runs on a machine that cannot confirm it: %s; needs --reason")
 	}
 	if _, ok := restingState[kind]; ok {
 		flags.BoolVar(&wait, "wait", false, "wait until the operation has ended, and print the workspace")

@@ -68,11 +68,10 @@ func timelineCommand(p *kit.Program) *cobra.Command {
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			req.Workspace = args[0]
 			if req.GetRunId() != "" {
-				id, err := s.ID(ctx, kit.KindRun, req.GetRunId())
-				if err != nil {
+				var err error
+				if req.RunId, err = s.ID(ctx, kit.KindRun, req.GetRunId()); err != nil {
 					return err
 				}
-				req.RunId = id
 			}
 			answer, err := s.Query.GetTimeline(ctx, req)
 			if err != nil {
@@ -88,7 +87,7 @@ func timelineCommand(p *kit.Program) *cobra.Command {
 			if err := lastOutputs(s, answer.GetItems()); err != nil || len(answer.GetHistory()) < 2 {
 				return err
 			}
-			return output.Under(s.Printer, RunView.Columns, answer.GetHistory())
+			return output.Under(s.Printer, nil, RunView.Columns, answer.GetHistory())
 		}),
 	}
 	cmd.Flags().StringVar(&req.RunId, "run", "",

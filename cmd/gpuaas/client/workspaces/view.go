@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/records"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
@@ -65,11 +66,9 @@ var View = output.View[*readmodelv1.Workspace]{
 	More: []output.Column[*readmodelv1.Workspace]{
 		{Title: "NEXT ACTION", Path: "next_action"},
 		{Title: "ENDPOINTS", Of: func(_ *output.Printer, w *readmodelv1.Workspace) string {
-			lines := make([]string, 0, len(w.GetEndpoints()))
-			for _, e := range w.GetEndpoints() {
-				lines = append(lines, strings.TrimSpace(e.GetUrl()+" "+strings.Trim(e.GetWorkload()+"/"+e.GetName(), "/")))
-			}
-			return strings.Join(lines, "\n")
+			return strings.Join(kit.TextsOf(w.GetEndpoints(), func(e *lifecyclev1.Endpoint) string {
+				return strings.TrimSpace(e.GetUrl() + " " + strings.Trim(e.GetWorkload()+"/"+e.GetName(), "/"))
+			}), "\n")
 		}},
 		{Title: "ENVIRONMENT", Of: func(_ *output.Printer, w *readmodelv1.Workspace) string {
 			return environment(w.GetSpec().GetWorkloads())

@@ -19,11 +19,10 @@ func watchCommand(p *kit.Program) *cobra.Command {
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			req := &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}}
 			if len(args) == 1 {
-				id, err := s.WorkspaceID(ctx, args[0])
-				if err != nil {
+				var err error
+				if req.Workspace, err = s.WorkspaceID(ctx, args[0]); err != nil {
 					return err
 				}
-				req.Workspace = id
 				req.Topics = append(req.Topics, readmodelv1.Topic_TOPIC_STEPS)
 			}
 			return s.PrintChanges(ctx, req, func(item *readmodelv1.WatchItem) (string, []string) {
