@@ -211,10 +211,7 @@ func (a *Agent) profile() *commonv1.ProfileFacts {
 	env := a.store.Env()
 	node, _ := a.store.Node()
 	host := func(name string) string {
-		address, err := identity.HostPort(env.Get(name))
-		if err != nil {
-			return ""
-		}
+		address, _ := identity.HostPort(env.Get(name)) // empty if it cannot be read
 		return address
 	}
 	return &commonv1.ProfileFacts{

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -67,10 +68,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		ProfileFingerprint: answer.GetProfile().GetFingerprint(), AutoRecovery: answer.GetPolicy().GetAutoRecovery(),
 		TokenHash: hashToken(token),
 	}
-	nodeJSON, err := json.MarshalIndent(node, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode node: %w", err)
-	}
+	nodeJSON, _ := json.MarshalIndent(node, "", "  ") // texts and numbers are always encoded
 	env, err := s.envAfter(answer)
 	if err != nil {
 		return err
@@ -90,12 +88,9 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		return err
 	}
 	changes = append(changes, trust...)
-	listed, record, err := s.givenLocked(given...)
-	if err != nil {
-		return err
-	}
-	changes = append(changes, record...)
-	changes = append(changes, change{File: fileEnv, Content: env.Render()}, change{File: filePendingKey, Remove: true})
+	listed, record := s.givenLocked(given...)
+	changes = slices.Concat(changes, record,
+		[]change{{File: fileEnv, Content: env.Render()}, {File: filePendingKey, Remove: true}})
 	if err := s.commit("enrol", changes); err != nil {
 		return err
 	}
@@ -216,12 +211,8 @@ func (s *Store) InstallBundle(dir string) error {
 		}
 		changes, brought = append(changes, change{File: f, Content: content}), append(brought, f)
 	}
-	listed, record, err := s.givenLocked(brought...)
-	if err != nil {
-		return err
-	}
-	changes = append(changes, record...)
-	changes = append(changes, change{File: fileEnv, Content: env.Render()})
+	listed, record := s.givenLocked(brought...)
+	changes = slices.Concat(changes, record, []change{{File: fileEnv, Content: env.Render()}})
 	fresh := s.env.Get(EnvToken) != token
 	if fresh {
 		// A request with the same token must have the same key: else the retry after a lost reply would look like a stolen

@@ -52,28 +52,24 @@ func digest(data []byte) string {
 }
 
 // change returns the change that makes the record durable.
-func (l listedBundles) change() (change, error) {
+func (l listedBundles) change() change {
 	if len(l) == 0 {
-		return change{File: fileServiceRoots, Remove: true}, nil
+		return change{File: fileServiceRoots, Remove: true}
 	}
-	data, err := json.Marshal(l)
-	if err != nil {
-		return change{}, fmt.Errorf("encode roots of services: %w", err)
-	}
-	return change{File: fileServiceRoots, Content: data}, nil
+	data, _ := json.Marshal(l) // texts and bytes are always encoded
+	return change{File: fileServiceRoots, Content: data}
 }
 
 // givenLocked returns the record without the bundles that are given now, and the changes that make it durable.
-func (s *Store) givenLocked(files ...file) (listedBundles, []change, error) {
+func (s *Store) givenLocked(files ...file) (listedBundles, []change) {
 	next := maps.Clone(s.listed)
 	for _, f := range files {
 		delete(next, f)
 	}
 	if len(next) == len(s.listed) {
-		return next, nil, nil
+		return next, nil
 	}
-	record, err := next.change()
-	return next, []change{record}, err
+	return next, []change{next.change()}
 }
 
 // TakeServiceRoots makes the roots of services durable that follow from those given by a list of the control plane, and
@@ -132,11 +128,7 @@ func (s *Store) TakeServiceRoots(links []pki.RootLink) (bool, error) {
 	if len(changes) == 0 {
 		return false, nil
 	}
-	last, err := record.change()
-	if err != nil {
-		return false, err
-	}
-	if err := s.commit("service_roots", append(changes, last)); err != nil {
+	if err := s.commit("service_roots", append(changes, record.change())); err != nil {
 		return false, fmt.Errorf("store trust bundle: %w", err)
 	}
 	s.listed = record

@@ -308,10 +308,7 @@ func (s *Store) StoreJoinState(generation int64, signed []byte) (bool, error) {
 		return false, nil
 	}
 	next := joinState{InstanceID: s.node.InstanceID, Generation: generation, Signed: bytes.Clone(signed)}
-	data, err := json.Marshal(next)
-	if err != nil {
-		return false, fmt.Errorf("encode join state: %w", err)
-	}
+	data, _ := json.Marshal(next) // texts and bytes are always encoded
 	if err := s.write("join_state", fileJoinState, data); err != nil {
 		return false, fmt.Errorf("store join state: %w", err)
 	}

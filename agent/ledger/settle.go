@@ -10,6 +10,8 @@ import (
 
 	"go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/agent/room"
 )
 
 // settle puts the held changes into the tables, with the format that the file has from then on, and begins the journal
@@ -21,7 +23,7 @@ func (s *store) settle(as string) error {
 			meta.Put(keyJournal, []byte(s.journal.id)), meta.Put(keyFormat, []byte(as)))
 	}
 	err := s.tables(func(tx *bbolt.Tx) error { return errors.Join(setAll(tx, s.held), over(tx)) })
-	if noRoom(err) {
+	if room.IsFull(err) {
 		err = s.settleInPieces(over)
 	}
 	if err != nil {
@@ -61,7 +63,7 @@ func (s *store) settleInPieces(over func(*bbolt.Tx) error) error {
 		switch {
 		case err == nil:
 			order = order[len(piece):]
-		case noRoom(err) && len(piece) > 1:
+		case room.IsFull(err) && len(piece) > 1:
 			size = halved(len(piece))
 		default:
 			return err

@@ -11,7 +11,8 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
-	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/agent/room"
 )
 
 // table is one of the store's tables, as records of the journal name it.
@@ -106,7 +107,7 @@ func (s *store) open() error {
 	// must not be replaced or written from the front before the tables are on disk.
 	s.unsure = true
 	if err := s.confirm(); err != nil {
-		if !noRoom(err) {
+		if !room.IsFull(err) {
 			return err
 		}
 		s.owed.Store(true)
@@ -129,7 +130,7 @@ func (s *store) open() error {
 		s.held[c.slot] = c.value
 	}
 	err = s.settle(formatJournal)
-	if noRoom(err) { // the journal keeps its records, and takes more as far as they fit
+	if room.IsFull(err) { // the journal keeps its records, and takes more as far as they fit
 		err = s.journal.file.Sync()
 	}
 	if err != nil {
@@ -146,7 +147,7 @@ func (s *store) beginJournal(f facts) error {
 		return nil
 	}
 	j, err := newJournal(s.path+journalEnding, f.ledger)
-	if noRoom(err) {
+	if room.IsFull(err) {
 		return nil
 	}
 	if err != nil {
@@ -156,19 +157,17 @@ func (s *store) beginJournal(f facts) error {
 	if err = s.settle(formatJournal); err == nil {
 		return nil
 	}
-	if f, readErr := readFacts(s.db); noRoom(err) && readErr == nil && f.format == formatJournal {
+	if f, readErr := readFacts(s.db); room.IsFull(err) && readErr == nil && f.format == formatJournal {
 		s.owed.Store(true) // the tables on disk may not name the journal: no record counts as stored before they do
 		return nil
 	}
 	s.journal = nil
 	err = errors.Join(err, j.file.Close())
-	if noRoom(err) {
+	if room.IsFull(err) {
 		return nil
 	}
 	return fmt.Errorf("begin journal of task ledger: %w", err)
 }
-
-func noRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // close puts everything into the tables, and closes the files. If that fails the next openStore finds the rest in the
 // journal.

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/mesh/agent/room"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -130,7 +131,7 @@ func TestALedgerOnAFullDisk(t *testing.T) {
 		t.Errorf("%d results were stored", stored)
 	}
 	for range 2 {
-		if err := l.Close(); err != nil && !noRoom(err) {
+		if err := l.Close(); err != nil && !room.IsFull(err) {
 			t.Fatal(err)
 		}
 		l = openAt(t, path)

@@ -98,8 +98,8 @@ type Executor struct {
 	parked  []*job              // are to be started again: their start could not be stored
 	unkept  []unkept            // have a result that could not be stored
 	logged  time.Time           // when such a failure was last logged
-	resend  *time.Timer // wakes Run while an attempt has no acknowledged result; nil before Run
-	armed   bool        // it runs
+	resend  *time.Timer         // wakes Run while an attempt has no acknowledged result; nil before Run
+	armed   bool                // it runs
 
 	handlers sync.WaitGroup // goroutines of handlers; Run waits for them
 }

@@ -35,10 +35,7 @@ func (t *Table) register() error {
 	if t.registered || len(t.cfg.Roots) == 0 {
 		return nil
 	}
-	data, err := json.Marshal(t.cfg.Roots)
-	if err != nil {
-		return fmt.Errorf("register with uid table: %w", err)
-	}
+	data, _ := json.Marshal(t.cfg.Roots) // texts are always encoded
 	h := fnv.New64a()
 	_, _ = h.Write(data)
 	path := filepath.Join(t.cfg.Dir, fmt.Sprintf("%s%016x", rootsFile, h.Sum64()))
