@@ -43,8 +43,8 @@ type Config struct {
 }
 
 var defaults = Config{
-	Queue: 256, DefaultConcurrency: 4, MaxRun: 30 * time.Minute, ObserveFor: 20 * time.Second, ResendAfter: 15 * time.Second,
-	Skew: 5 * time.Second,
+	Queue: 256, DefaultConcurrency: 4, MaxRun: 30 * time.Minute, ObserveFor: 20 * time.Second,
+	ResendAfter: 15 * time.Second, Skew: 5 * time.Second,
 }
 
 // Deps are what an Executor needs.

@@ -82,8 +82,8 @@ func of[In any, Message interface {
 	return func(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
 		in := Message(new(In))
 		if err := proto.Unmarshal(t.Payload, in); err != nil {
-			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("the payload is no message for %s", t.Type),
-				fault.Cause(err))
+			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT,
+				fmt.Sprintf("the payload is no message for %s", t.Type), fault.Cause(err))
 		}
 		out, err := run(ctx, t, in)
 		if !room.IsFull(err) {

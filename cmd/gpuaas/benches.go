@@ -87,7 +87,9 @@ func benchBesideRiver(ctx context.Context, o benchOptions, db *bench.Database) (
 }
 
 func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
-	return idle.Run(ctx, idle.Options{Length: time.Duration(o.minutes) * time.Minute, Version: o.version, Logger: o.logger})
+	return idle.Run(ctx, idle.Options{
+		Length: time.Duration(o.minutes) * time.Minute, Version: o.version, Logger: o.logger,
+	})
 }
 
 func benchFence(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {

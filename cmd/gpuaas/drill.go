@@ -123,7 +123,8 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 		Example: "  gpuaas drill run saga-step-wedged\n  gpuaas drill run --all --controls -o json",
 		RunE:    func(cmd *cobra.Command, args []string) error { return runDrills(cmd, program, o, args) },
 		ValidArgsFunction: func(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return kit.TextsOf(drill.Drills(), func(d drillkit.Drill) string { return d.Name }), cobra.ShellCompDirectiveNoFileComp
+			return kit.TextsOf(drill.Drills(), func(d drillkit.Drill) string { return d.Name }),
+				cobra.ShellCompDirectiveNoFileComp
 		},
 	}
 	f := cmd.Flags()

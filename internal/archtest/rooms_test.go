@@ -37,8 +37,9 @@ func runtimeRooms() []wall {
 			to: []string{r + "isolation", r + "process", r + "procfs"},
 		},
 		{
-			name: "identities of processes and files know no workload", from: []string{r + "jsonfile", r + "procfs"},
-			to: []string{r + "isolation", r + "output", r + "process", r + "uid"},
+			name: "identities of processes and files know no workload",
+			from: []string{r + "filelock", r + "jsonfile", r + "procfs"},
+			to:   []string{r + "isolation", r + "output", r + "process", r + "uid"},
 		},
 	}
 }

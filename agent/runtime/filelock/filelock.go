@@ -1,7 +1,7 @@
 // Package filelock locks files between processes of this host, for as long as a process has the file open.
 //
-// A lock excludes only those that take it by this package or by flock(2). The package knows no file: who locks what, and
-// how long it may be waited for, is its callers'.
+// A lock excludes only those that take it by this package or by flock(2). The package knows no file: its callers decide
+// who locks what, and how long it may be waited for.
 package filelock
 
 import (

@@ -119,7 +119,8 @@ func keysRotate(p *kit.Program) *cobra.Command {
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			kind, err := names.Parse[recoveryv1.KeyKind](args[0])
 			if err != nil {
-				return exit.Usage(fmt.Errorf("KIND is one of %s, not %q", strings.Join(names.Spellings[recoveryv1.KeyKind](), ", "), args[0]))
+				return exit.Usage(fmt.Errorf("KIND is one of %s, not %q",
+					strings.Join(names.Spellings[recoveryv1.KeyKind](), ", "), args[0]))
 			}
 			req.Kind, req.IdempotencyKey = kind, cmp.Or(req.GetIdempotencyKey(), ids.New())
 			answer, err := s.Client.Keys.RotateKey(ctx, req)
