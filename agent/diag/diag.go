@@ -214,7 +214,9 @@ func (l *Log) write(entries []Entry) error {
 	if err != nil {
 		return fmt.Errorf("encode diagnostic record: %w", err)
 	}
-	if err := l.room.Do(func() error { return jsonfile.Replace(l.path, building, data) }); err != nil {
+	if err := l.room.Do(func() error {
+		return jsonfile.Replace(filepath.Dir(l.path), filepath.Base(l.path), building, data)
+	}); err != nil {
 		return fmt.Errorf("write diagnostic record: %w", err)
 	}
 	return nil

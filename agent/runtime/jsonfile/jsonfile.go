@@ -19,7 +19,7 @@ func Write(dir, name string, v any) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", name, err)
 	}
-	if err := Replace(filepath.Join(dir, name), "."+name+"-*", data); err != nil {
+	if err := Replace(dir, name, "."+name+"-*", data); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
@@ -27,21 +27,21 @@ func Write(dir, name string, v any) error {
 
 // Replace gives a file new content, as Write does. Until the content is whole it is in a file beside it, of mode 0600,
 // whose name follows the pattern; see os.CreateTemp.
-func Replace(path, pattern string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), pattern)
+func Replace(dir, name, pattern string, data []byte) error {
+	f, err := os.CreateTemp(dir, pattern)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = os.Rename(f.Name(), filepath.Join(dir, name))
 	}
 	if err != nil {
 		_ = os.Remove(f.Name())
 		return err
 	}
-	return pki.SyncDir(filepath.Dir(path))
+	return pki.SyncDir(dir)
 }
 
 // Read decodes a file into v. It returns false if there is no such file.

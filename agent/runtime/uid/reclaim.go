@@ -44,7 +44,7 @@ func (t *Table) register() error {
 		t.registered = true
 		return nil
 	}
-	if err := jsonfile.Replace(path, registerLeftover+"*", data); err != nil {
+	if err := jsonfile.Replace(t.cfg.Dir, filepath.Base(path), registerLeftover+"*", data); err != nil {
 		return fmt.Errorf("register with uid table: %w", err)
 	}
 	t.registered = true

@@ -108,7 +108,7 @@ func (t *Table) settle(id int) error {
 		return nil
 	}
 	for owner := range owners { // the only one
-		if err := jsonfile.Replace(path, claimLeftover+"*", []byte(owner)); err != nil {
+		if err := jsonfile.Replace(t.cfg.Dir, strconv.Itoa(id), claimLeftover+"*", []byte(owner)); err != nil {
 			return fmt.Errorf("write uid claim: %w", err)
 		}
 	}
