@@ -8,6 +8,7 @@
 package beside
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/bench/sagas"
 	"github.com/gpuaas/mesh/bench/tasks"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -53,8 +55,8 @@ var defaults = Options{
 }
 
 func (o Options) validate() error {
-	if o.Database == nil || o.Command == nil || o.Peers == nil {
-		return errors.New("bench peers: no database or no command")
+	if o.Database == nil || o.Command == nil || o.Peers == nil || len(o.Clients) == 0 {
+		return errors.New("bench peers: no database, no command or no clients")
 	}
 	return nil
 }
@@ -201,9 +203,7 @@ func (s *session) caughtUp(ctx context.Context) error {
 		if lag.Events == 0 && lag.Unnumbered == 0 {
 			return nil
 		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-ctx.Done():
+		if !app.Sleep(ctx, 5*time.Millisecond) {
 			return fmt.Errorf("wait for the projection: %w", context.Cause(ctx))
 		}
 	}
@@ -279,12 +279,7 @@ func (s *session) measure(ctx context.Context, all []*contender) error {
 func (s *session) result(name, unit string, all []*contender, ours *contender, required float64,
 	others ...*contender,
 ) bench.Result {
-	best := others[0]
-	for _, o := range others[1:] {
-		if o.rate() > best.rate() {
-			best = o
-		}
-	}
+	best := slices.MaxFunc(others, func(a, b *contender) int { return cmp.Compare(a.rate(), b.rate()) })
 	details := s.meter.rig.Details
 	for _, c := range all {
 		c.describe(details)

@@ -2,7 +2,6 @@ package beside_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -43,23 +42,15 @@ func child(ctx context.Context, kind string) error {
 		return err
 	}
 	return process.Serve(ctx, os.Stdin, os.Stdout, process.Verbs{
-		"start": func(_ context.Context, raw json.RawMessage) (any, error) {
-			var setup peer.Setup
-			if err := json.Unmarshal(raw, &setup); err != nil {
-				return nil, fmt.Errorf("read setup: %w", err)
-			}
+		"start": process.With(func(_ context.Context, setup peer.Setup) (any, error) {
 			if setup.AdminURL == "" || setup.Database == "" {
 				return nil, fmt.Errorf("an incomplete setup: %+v", setup)
 			}
 			return peer.Described{Version: "v0", Settings: map[string]any{"workers": setup.Workers}}, nil
-		},
-		"stretch": func(_ context.Context, raw json.RawMessage) (any, error) {
-			var load peer.Load
-			if err := json.Unmarshal(raw, &load); err != nil {
-				return nil, fmt.Errorf("read load: %w", err)
-			}
+		}),
+		"stretch": process.With(func(context.Context, peer.Load) (any, error) {
 			return peer.Stretch{Units: imitated[kind], Took: 100 * time.Second, P50: 1, P99: 2}, nil
-		},
+		}),
 	})
 }
 
@@ -114,5 +105,13 @@ func TestBesideOthers(t *testing.T) {
 				t.Errorf("%s%s = %v", c.ours, figure, r.Details[c.ours+figure])
 			}
 		}
+	}
+}
+
+// TestNoClientsAreRefused checks that a comparison for no clients at once is refused before anything is started.
+func TestNoClientsAreRefused(t *testing.T) {
+	opts := beside.Options{Database: &bench.Database{}, Command: command, Peers: command, Clients: []int{}}
+	if _, err := beside.Sagas(t.Context(), opts); err == nil {
+		t.Error("sagas of no clients were measured")
 	}
 }

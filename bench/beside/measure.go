@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/gpuaas/mesh/bench/beside/peer"
@@ -49,11 +48,9 @@ func (m meter) read(ctx context.Context, c *contender) (spent, error) {
 		s.processor += rig.ProcessorTime(int32(pid)) //nolint:gosec // a process id
 	}
 	if c.own {
-		var used syscall.Rusage
-		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-			return s, fmt.Errorf("read processor time: %w", err)
-		}
-		s.processor += time.Duration(used.Utime.Nano() + used.Stime.Nano())
+		own, err := rig.OwnTime()
+		s.processor += own
+		return s, err
 	}
 	return s, nil
 }

@@ -12,9 +12,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpuaas/mesh/bench"
@@ -73,26 +75,16 @@ type run struct {
 	beginning      chan struct{} // closed when its step runs
 	hearing        chan time.Time
 
-	mu     sync.Mutex
-	driver int
-	begun  bool
+	driver atomic.Int64 // index of the replica
+	first  sync.Once
 }
 
 func (x *run) began(replica int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.driver = replica
-	if !x.begun {
-		x.begun = true
-		close(x.beginning)
-	}
+	x.driver.Store(int64(replica))
+	x.first.Do(func() { close(x.beginning) })
 }
 
-func (x *run) drivenBy() int {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.driver
-}
+func (x *run) drivenBy() int { return int(x.driver.Load()) }
 
 func (x *run) heard(at time.Time) {
 	select {
@@ -177,21 +169,24 @@ func (g *load) measure(ctx context.Context, base *rig.Rig) (bench.Result, error)
 	if err != nil {
 		return bench.Result{}, err
 	}
-	raw, details := slices.Concat(before, after), base.Details
+	raw := slices.Concat(before, after)
 	value := 0.0
 	for way, took := range heard {
-		details[way+"_ms"] = rig.Times(took)
+		base.Details[way+"_ms"] = rig.Times(took)
 		value = max(value, bench.Percentile(took, .95))
 	}
 	name := "cancel"
 	if g.opts.HeartbeatAlone {
 		name = "cancel by heartbeats alone"
 	}
-	details["baseline"] = "p95 of one single-row commit, one client"
-	details["raw_commit_ms_p50"] = bench.Percentile(raw, .5)
-	details["answer_ms"] = fmt.Sprintf("p50 %.1f, p95 %.1f", bench.Percentile(answers, .5), bench.Percentile(answers, .95))
-	details["cancels"], details["steps_driven_by_each"] = len(g.list), fmt.Sprint(drove[0], " and ", drove[1])
-	details["lease"], details["heartbeat"] = g.opts.Lease.String(), (g.opts.Lease / 3).String()
+	maps.Copy(base.Details, map[string]any{
+		"baseline":          "p95 of one single-row commit, one client",
+		"raw_commit_ms_p50": bench.Percentile(raw, .5),
+		"answer_ms": fmt.Sprintf("p50 %.1f, p95 %.1f", bench.Percentile(answers, .5),
+			bench.Percentile(answers, .95)),
+		"cancels": len(g.list), "steps_driven_by_each": fmt.Sprint(drove[0], " and ", drove[1]),
+		"lease": g.opts.Lease.String(), "heartbeat": (g.opts.Lease / 3).String(),
+	})
 	return base.AtMost(name, "ms p95 to the step's context", value, bench.Percentile(raw, .95), Most), nil
 }
 

@@ -12,12 +12,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/rig"
@@ -175,12 +177,10 @@ func (r *server) begin(ctx context.Context, owner *pgxpool.Pool) error {
 		}
 		r.open = append(r.open, asked{workspaceID: res.GetOperation().GetWorkspaceId()})
 	}
-	_, err := pg.Exec(ctx, owner, finishRuns)
-	if err == nil {
-		_, err = pg.Exec(ctx, owner, activateWorkspaces)
-	}
-	if err != nil {
-		return fmt.Errorf("finish what nobody drives: %w", err)
+	for _, s := range []*pg.Statement{finishRuns, activateWorkspaces} {
+		if _, err := pg.Exec(ctx, owner, s); err != nil {
+			return fmt.Errorf("finish what nobody drives: %w", err)
+		}
 	}
 	for i := range r.open {
 		op, err := r.ask(ctx, r.open[i].workspaceID)
@@ -247,18 +247,21 @@ func (r *server) measure(ctx context.Context, base *rig.Rig) (bench.Result, erro
 	if r.redis == nil {
 		name, most = "join without Redis", MostWithoutRedis
 	}
-	details, baseline := base.Details, bench.Percentile(reads, .95)
-	details["baseline"] = "p95 of one read by primary key"
+	baseline := bench.Percentile(reads, .95)
+	maps.Copy(base.Details, map[string]any{
+		"baseline":                 "p95 of one read by primary key",
+		"raw_postgres_read_ms_p50": bench.Percentile(reads, .5), "raw_postgres_read_ms_p95": baseline,
+		"answer_ms_p50": bench.Percentile(answers, .5), "answer_ms_p99": bench.Percentile(answers, .99),
+		"answers": len(answers), "clients": r.opts.Clients, "workspaces": r.opts.Workspaces,
+	})
 	if r.redis != nil {
 		raw := bench.Percentile(setNX, .95)
-		details["baseline"] = "p95 of one SET NX at Redis and p95 of one read by primary key, added"
-		details["raw_redis_set_nx_ms_p50"], details["raw_redis_set_nx_ms_p95"] = bench.Percentile(setNX, .5), raw
+		maps.Copy(base.Details, map[string]any{
+			"baseline":                "p95 of one SET NX at Redis and p95 of one read by primary key, added",
+			"raw_redis_set_nx_ms_p50": bench.Percentile(setNX, .5), "raw_redis_set_nx_ms_p95": raw,
+		})
 		baseline += raw
 	}
-	details["raw_postgres_read_ms_p50"], details["raw_postgres_read_ms_p95"] = bench.Percentile(reads, .5),
-		bench.Percentile(reads, .95)
-	details["answer_ms_p50"], details["answer_ms_p99"] = bench.Percentile(answers, .5), bench.Percentile(answers, .99)
-	details["answers"], details["clients"], details["workspaces"] = len(answers), r.opts.Clients, r.opts.Workspaces
 	return base.AtMost(name, "ms p95", bench.Percentile(answers, .95), baseline, most), nil
 }
 
@@ -266,27 +269,23 @@ func (r *server) measure(ctx context.Context, base *rig.Rig) (bench.Result, erro
 func (r *server) load(ctx context.Context, length time.Duration,
 	do func(context.Context, asked) error,
 ) ([]time.Duration, error) {
-	var wg sync.WaitGroup
+	var clients errgroup.Group
 	var turn atomic.Int64
 	took := make([][]time.Duration, r.opts.Clients)
-	errs := make([]error, r.opts.Clients)
 	stop := time.Now().Add(length)
 	for n := range r.opts.Clients {
-		wg.Go(func() {
+		clients.Go(func() error {
 			for time.Now().Before(stop) {
 				o := r.open[int(turn.Add(1))%len(r.open)]
 				begin := time.Now()
-				if errs[n] = do(ctx, o); errs[n] != nil {
-					return
+				if err := do(ctx, o); err != nil {
+					return err
 				}
 				took[n] = append(took[n], time.Since(begin))
 			}
+			return nil
 		})
 	}
-	wg.Wait()
-	var all []time.Duration
-	for _, t := range took {
-		all = append(all, t...)
-	}
-	return all, errors.Join(errs...)
+	err := clients.Wait()
+	return slices.Concat(took...), err
 }

@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"os"
@@ -47,24 +46,14 @@ func serve(e engine) error {
 	defer cancel()
 	defer e.stop()
 	return process.Serve(ctx, os.Stdin, os.Stdout, process.Verbs{
-		"start": func(ctx context.Context, raw json.RawMessage) (any, error) {
-			var setup peer.Setup
-			if err := json.Unmarshal(raw, &setup); err != nil {
-				return nil, fmt.Errorf("read setup: %w", err)
-			}
+		"start": process.With(func(ctx context.Context, setup peer.Setup) (any, error) {
 			at, err := makeDatabase(ctx, setup)
 			if err != nil {
 				return nil, err
 			}
 			return e.start(ctx, at, setup)
-		},
-		"stretch": func(ctx context.Context, raw json.RawMessage) (any, error) {
-			var load peer.Load
-			if err := json.Unmarshal(raw, &load); err != nil {
-				return nil, fmt.Errorf("read load: %w", err)
-			}
-			return e.stretch(ctx, load)
-		},
+		}),
+		"stretch": process.With(func(ctx context.Context, load peer.Load) (any, error) { return e.stretch(ctx, load) }),
 	})
 }
 

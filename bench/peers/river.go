@@ -16,6 +16,7 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 
 	"github.com/gpuaas/mesh/bench/beside/peer"
+	"github.com/gpuaas/mesh/bench/pending"
 )
 
 // patience is how long the last job of a stretch may take.
@@ -38,10 +39,7 @@ func (noopWorker) Work(context.Context, *river.Job[noopArgs]) error { return nil
 type riverEngine struct {
 	pool   *pgxpool.Pool
 	client *river.Client[pgx.Tx]
-
-	mu      sync.Mutex
-	waiting map[int64]chan time.Time
-	early   map[int64]time.Time // done before their insert was noted
+	ends   *pending.Units[int64] // jobs
 }
 
 func (e *riverEngine) start(ctx context.Context, databaseURL string, setup peer.Setup) (peer.Described, error) {
@@ -79,7 +77,7 @@ func (e *riverEngine) start(ctx context.Context, databaseURL string, setup peer.
 	if e.client, err = river.NewClient(driver, rc); err != nil {
 		return peer.Described{}, fmt.Errorf("make client: %w", err)
 	}
-	e.waiting, e.early = map[int64]chan time.Time{}, map[int64]time.Time{}
+	e.ends = pending.New[int64]()
 	// An event comes once the job's end is committed. Those that overflow the channel would be dropped.
 	done, _ := e.client.SubscribeConfig(&river.SubscribeConfig{
 		ChanSize: 1 << 20,
@@ -94,30 +92,8 @@ func (e *riverEngine) start(ctx context.Context, databaseURL string, setup peer.
 
 func (e *riverEngine) follow(done <-chan *river.Event) {
 	for event := range done {
-		now := time.Now()
-		e.mu.Lock()
-		if ch := e.waiting[event.Job.ID]; ch != nil {
-			delete(e.waiting, event.Job.ID)
-			ch <- now
-		} else {
-			e.early[event.Job.ID] = now
-		}
-		e.mu.Unlock()
+		e.ends.Ended(event.Job.ID, time.Now())
 	}
-}
-
-// expect returns a channel that gets the time at which a job was done.
-func (e *riverEngine) expect(id int64) <-chan time.Time {
-	ch := make(chan time.Time, 1)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if at, ok := e.early[id]; ok {
-		delete(e.early, id)
-		ch <- at
-		return ch
-	}
-	e.waiting[id] = ch
-	return ch
 }
 
 // stretch inserts one job in a statement and a commit of its own, by each client, while no more than the outstanding
@@ -148,7 +124,7 @@ func (e *riverEngine) stretch(ctx context.Context, load peer.Load) (peer.Stretch
 					errs <- fmt.Errorf("insert job: %w", err)
 					return
 				}
-				done := e.expect(inserted.Job.ID)
+				done := e.ends.Expect(inserted.Job.ID)
 				jobs.Go(func() {
 					select {
 					case end := <-done:

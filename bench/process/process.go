@@ -18,11 +18,13 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gpuaas/mesh/internal/app"
 )
 
-type request struct {
-	Verb string          `json:"verb"`
-	Args json.RawMessage `json:"args,omitempty"`
+type request[Args any] struct {
+	Verb string `json:"verb"`
+	Args Args   `json:"args"`
 }
 
 type answer struct {
@@ -64,11 +66,7 @@ func (c *Child) PID() int { return c.cmd.Process.Pid }
 
 // Ask sends the child a request and waits for its answer, for at most the given time. result may be nil.
 func (c *Child) Ask(ctx context.Context, within time.Duration, verb string, args, result any) error {
-	raw, err := json.Marshal(args)
-	if err != nil {
-		return fmt.Errorf("ask %s: %w", verb, err)
-	}
-	line, err := json.Marshal(request{Verb: verb, Args: raw})
+	line, err := json.Marshal(request[any]{Verb: verb, Args: args})
 	if err != nil {
 		return fmt.Errorf("ask %s: %w", verb, err)
 	}
@@ -100,6 +98,21 @@ func (c *Child) Ask(ctx context.Context, within time.Duration, verb string, args
 	return nil
 }
 
+// Await asks the child for a count until it is the given one, for at most the given time, and returns the last count.
+func (c *Child) Await(ctx context.Context, within time.Duration, verb string, want int) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for {
+		var count int
+		if err := c.Ask(ctx, time.Minute, verb, nil, &count); err != nil || count >= want {
+			return count, err
+		}
+		if !app.Sleep(ctx, 5*time.Millisecond) {
+			return count, fmt.Errorf("await %s: %d of %d: %w", verb, count, want, context.Cause(ctx))
+		}
+	}
+}
+
 // Stop ends the child: by the end of its stdin, or after a while by force.
 func (c *Child) Stop() {
 	_ = c.in.Close()
@@ -120,12 +133,23 @@ func (c *Child) Kill() error {
 // Verbs are the requests that a child can serve.
 type Verbs map[string]func(ctx context.Context, args json.RawMessage) (any, error)
 
+// With makes a verb of a function whose arguments are a T.
+func With[T any](do func(ctx context.Context, args T) (any, error)) func(context.Context, json.RawMessage) (any, error) {
+	return func(ctx context.Context, raw json.RawMessage) (any, error) {
+		var args T
+		if err := json.Unmarshal(raw, &args); err != nil {
+			return nil, fmt.Errorf("read arguments: %w", err)
+		}
+		return do(ctx, args)
+	}
+}
+
 // Serve answers on out the requests that come on in, until in ends.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, verbs Verbs) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(make([]byte, 1<<20), 64<<20)
 	for lines.Scan() {
-		var req request
+		var req request[json.RawMessage]
 		if err := json.Unmarshal(lines.Bytes(), &req); err != nil {
 			return fmt.Errorf("read request: %w", err)
 		}
@@ -143,7 +167,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, verbs Verbs) error 
 	return nil
 }
 
-func handle(ctx context.Context, verbs Verbs, req request) answer {
+func handle(ctx context.Context, verbs Verbs, req request[json.RawMessage]) answer {
 	verb := verbs[req.Verb]
 	if verb == nil {
 		return answer{Error: "no such verb: " + req.Verb}

@@ -3,7 +3,6 @@ package resume
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log/slog"
 	"sync"
@@ -33,11 +32,7 @@ func Child(ctx context.Context, kind string, in io.Reader, out io.Writer, logger
 	defer cancel()
 	begun := &tally{at: map[string]time.Time{}}
 	err := process.Serve(ctx, in, out, process.Verbs{
-		"drive": func(_ context.Context, raw json.RawMessage) (any, error) {
-			var cfg driverConfig
-			if err := json.Unmarshal(raw, &cfg); err != nil {
-				return nil, fmt.Errorf("read config: %w", err)
-			}
+		"drive": process.With(func(_ context.Context, cfg driverConfig) (any, error) {
 			r, err := newReplica(ctx, Options{
 				LifecycleURL: cfg.LifecycleURL, SequencerURL: cfg.SequencerURL, Lease: cfg.Lease, Runs: cfg.Runs, Logger: logger,
 			}, func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
@@ -53,7 +48,7 @@ func Child(ctx context.Context, kind string, in io.Reader, out io.Writer, logger
 				r.Run(ctx)
 			})
 			return nil, nil
-		},
+		}),
 		"begun": func(context.Context, json.RawMessage) (any, error) { return begun.count(), nil },
 	})
 	return true, err

@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -71,13 +72,14 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		}
 		stood, phases = append(stood, took...), append(phases, phase.Round(time.Millisecond).String())
 	}
-	details, value := base.Details, bench.Percentile(stood, .95)
-	details["baseline"] = "p95 of one single-row commit, one client"
-	details["stood_still_ms"] = fmt.Sprintf("p50 %.0f, p95 %.0f, max %.0f of %d", bench.Percentile(stood, .5), value,
-		bench.Percentile(stood, 1), len(stood))
-	details["kills"], details["runs_held_at_each"], details["killed_after_last_step_began"] = opts.Kills, opts.Runs,
-		strings.Join(phases, " ")
-	details["lease"], details["heartbeat"] = opts.Lease.String(), (opts.Lease / 3).String()
+	value := bench.Percentile(stood, .95)
+	maps.Copy(base.Details, map[string]any{
+		"baseline": "p95 of one single-row commit, one client",
+		"stood_still_ms": fmt.Sprintf("p50 %.0f, p95 %.0f, max %.0f of %d", bench.Percentile(stood, .5), value,
+			bench.Percentile(stood, 1), len(stood)),
+		"kills": opts.Kills, "runs_held_at_each": opts.Runs, "killed_after_last_step_began": strings.Join(phases, " "),
+		"lease": opts.Lease.String(), "heartbeat": (opts.Lease / 3).String(),
+	})
 	return base.AtMost("resume", "ms p95 from a crash until the run goes on", value, bench.Percentile(raw, .95), Most), nil
 }
 
@@ -116,19 +118,12 @@ func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Durat
 		return nil, err
 	}
 	defer driver.Stop()
-	cfg := driverConfig{
-		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Lease: opts.Lease,
-		Runs: opts.Runs,
-	}
-	if err := driver.Ask(ctx, patience, "drive", cfg, nil); err != nil {
+	if err := driver.Ask(ctx, patience, "drive", driverConfig{
+		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Lease: opts.Lease, Runs: opts.Runs,
+	}, nil); err != nil {
 		return nil, err
 	}
-	err = until(ctx, patience, "the driver to begin every step", func() (bool, error) {
-		begun := 0
-		err := driver.Ask(ctx, patience, "begun", nil, &begun)
-		return begun == len(workspaces), err
-	})
-	if err != nil {
+	if _, err := driver.Await(ctx, patience, "begun", len(workspaces)); err != nil {
 		return nil, err
 	}
 	// The other replica runs as in production: it polls for runs all the while.

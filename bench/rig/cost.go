@@ -45,11 +45,10 @@ type written struct {
 // not list here counts nothing.
 func (r *Rig) cost(ctx context.Context) (cost, error) {
 	c := cost{of: map[serverProcess]time.Duration{}}
-	log, err := pg.One[written](ctx, r.Owner, walWritten)
-	if err != nil {
-		return c, fmt.Errorf("read the write-ahead log's length: %w", err)
+	var err error
+	if c.wal, c.pages, err = r.Written(ctx); err != nil {
+		return c, err
 	}
-	c.wal, c.pages = log.Bytes, log.Pages
 	processes, err := pg.All[serverProcess](ctx, r.Owner, serverPIDs)
 	if err != nil {
 		return c, fmt.Errorf("read the database's processes: %w", err)
@@ -57,12 +56,34 @@ func (r *Rig) cost(ctx context.Context) (cost, error) {
 	for _, p := range processes {
 		c.of[p] = ProcessorTime(p.PID)
 	}
+	c.own, err = OwnTime()
+	return c, err
+}
+
+// OwnTime returns the processor time of this process.
+func OwnTime() (time.Duration, error) {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-		return c, fmt.Errorf("read processor time: %w", err)
+		return 0, fmt.Errorf("read processor time: %w", err)
 	}
-	c.own = time.Duration(used.Utime.Nano() + used.Stime.Nano())
-	return c, nil
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano()), nil
+}
+
+// spend adds the cost of a stretch.
+func (r *Rig) spend(ctx context.Context, c *cost, stretch func(context.Context) error) error {
+	from, err := r.cost(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stretch(ctx); err != nil {
+		return err
+	}
+	to, err := r.cost(ctx)
+	if err != nil {
+		return err
+	}
+	c.add(from, to)
+	return nil
 }
 
 // add adds the resources used between two moments.
@@ -153,28 +174,17 @@ type Spent struct {
 
 // Spend returns the cost of a stretch, with the processes beside this one and the database's that take part in it.
 func (r *Rig) Spend(ctx context.Context, processes []int, stretch func(context.Context) error) (Spent, error) {
-	read := func() (cost, time.Duration, error) {
-		c, err := r.cost(ctx)
-		var beside time.Duration
+	beside := func() time.Duration {
+		var total time.Duration
 		for _, pid := range processes {
-			beside += ProcessorTime(int32(pid)) //nolint:gosec // a process id
+			total += ProcessorTime(int32(pid)) //nolint:gosec // a process id
 		}
-		return c, beside, err
-	}
-	from, beside, err := read()
-	if err != nil {
-		return Spent{}, err
-	}
-	if err := stretch(ctx); err != nil {
-		return Spent{}, err
-	}
-	to, after, err := read()
-	if err != nil {
-		return Spent{}, err
+		return total
 	}
 	var c cost
-	c.add(from, to)
-	return Spent{Processor: c.cpu + after - beside, WAL: c.wal}, nil
+	before := beside()
+	err := r.spend(ctx, &c, stretch)
+	return Spent{Processor: c.cpu + beside() - before, WAL: c.wal}, err
 }
 
 // SpendSessions returns the cost of a stretch in this process and in the sessions of replicas: background work of the
@@ -184,20 +194,9 @@ func (r *Rig) Spend(ctx context.Context, processes []int, stretch func(context.C
 func (r *Rig) SpendSessions(
 	ctx context.Context, stretch func(context.Context) error,
 ) (own, sessions time.Duration, wal int64, err error) {
-	from, err := r.cost(ctx)
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	if err := stretch(ctx); err != nil {
-		return 0, 0, 0, err
-	}
-	to, err := r.cost(ctx)
-	if err != nil {
-		return 0, 0, 0, err
-	}
 	var c cost
-	c.add(from, to)
-	return c.own, c.by[LifecycleSessions] + c.by[SequencerSessions], c.wal, nil
+	err = r.spend(ctx, &c, stretch)
+	return c.own, c.by[LifecycleSessions] + c.by[SequencerSessions], c.wal, err
 }
 
 // Of returns milliseconds of processor time and bytes of the write-ahead log a unit.

@@ -5,12 +5,13 @@ package rig
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -98,13 +99,12 @@ func (r *Rig) CommitTimes(ctx context.Context, n int) ([]time.Duration, error) {
 // the statement prepared.
 func (r *Rig) CommitRate(ctx context.Context, length time.Duration) (float64, error) {
 	var done atomic.Int64
-	var clients sync.WaitGroup
-	errs := make(chan error, RateClients)
+	var clients errgroup.Group
 	began := time.Now()
 	until := began.Add(length)
 	for range RateClients {
-		clients.Go(func() {
-			errs <- r.Owner.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		clients.Go(func() error {
+			return r.Owner.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 				for n := int64(0); time.Now().Before(until); n++ {
 					if _, err := pg.Exec(ctx, conn, insertCommit, n); err != nil {
 						return err
@@ -115,14 +115,10 @@ func (r *Rig) CommitRate(ctx context.Context, length time.Duration) (float64, er
 			})
 		})
 	}
-	clients.Wait()
-	took := time.Since(began)
-	for range RateClients {
-		if err := <-errs; err != nil {
-			return 0, fmt.Errorf("measure commits: %w", err)
-		}
+	if err := clients.Wait(); err != nil {
+		return 0, fmt.Errorf("measure commits: %w", err)
 	}
-	return float64(done.Load()) / took.Seconds(), nil
+	return float64(done.Load()) / time.Since(began).Seconds(), nil
 }
 
 // Rates are units a second of ours, and commits a second of the baseline.
@@ -142,36 +138,35 @@ func (r *Rig) Alternate(ctx context.Context, rounds int, length time.Duration,
 		if err != nil {
 			return Rates{}, err
 		}
-		from, err := r.cost(ctx)
+		var n float64
+		err = r.spend(ctx, &spent, func(ctx context.Context) error {
+			began := time.Now()
+			n, err = ours(ctx, length)
+			units += n * time.Since(began).Seconds()
+			return err
+		})
 		if err != nil {
 			return Rates{}, err
 		}
-		began := time.Now()
-		n, err := ours(ctx, length)
-		if err != nil {
-			return Rates{}, err
-		}
-		units += n * time.Since(began).Seconds()
-		to, err := r.cost(ctx)
-		if err != nil {
-			return Rates{}, err
-		}
-		spent.add(from, to)
 		after, err := r.CommitRate(ctx, length/2)
 		if err != nil {
 			return Rates{}, err
 		}
 		base, rate = append(base, (before+after)/2), append(rate, n)
 	}
-	r.Details["baseline"] = fmt.Sprintf("single-row commits/s, %d clients, one round trip each", RateClients)
-	r.Details["baseline_rounds"], r.Details["value_rounds"] = rounded(base), rounded(rate)
+	maps.Copy(r.Details, map[string]any{
+		"baseline":        fmt.Sprintf("single-row commits/s, %d clients, one round trip each", RateClients),
+		"baseline_rounds": rounded(base), "value_rounds": rounded(rate),
+	})
 	if units > 0 {
-		r.Details["wal_bytes_per_unit"] = math.Round(float64(spent.wal) / units)
-		r.Details["wal_full_pages_per_unit"] = math.Round(1000*float64(spent.pages)/units) / 1000
 		per := func(took time.Duration) float64 { return math.Round(1000*took.Seconds()*1000/units) / 1000 }
-		r.Details["cpu_ms_per_unit"], r.Details["cpu_ms_per_unit_go"] = per(spent.cpu), per(spent.own)
-		r.Details["cpu_ms_per_unit_lifecycle"] = per(spent.by[LifecycleSessions])
-		r.Details["cpu_ms_per_unit_sequencer"] = per(spent.by[SequencerSessions])
+		maps.Copy(r.Details, map[string]any{
+			"wal_bytes_per_unit":      math.Round(float64(spent.wal) / units),
+			"wal_full_pages_per_unit": math.Round(1000*float64(spent.pages)/units) / 1000,
+			"cpu_ms_per_unit":         per(spent.cpu), "cpu_ms_per_unit_go": per(spent.own),
+			"cpu_ms_per_unit_lifecycle": per(spent.by[LifecycleSessions]),
+			"cpu_ms_per_unit_sequencer": per(spent.by[SequencerSessions]),
+		})
 	}
 	return Rates{Ours: mean(rate), Baseline: mean(base)}, nil
 }

@@ -6,10 +6,14 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/pending"
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -55,16 +59,7 @@ type Load struct {
 	workspaces []string
 	stop       func()
 
-	mu    sync.Mutex
-	runs  map[string]*watched
-	early map[string]time.Time // leases of runs that their client has not registered yet
-	ended map[string]time.Time
-}
-
-// watched is one run from its start to its end.
-type watched struct {
-	claimed time.Time
-	done    chan time.Time
+	leased, ended *pending.Units[string] // runs
 }
 
 // Run runs the bench. Nothing of it stays in the database but archived rows of a tenant named bench.
@@ -94,18 +89,18 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if err != nil {
 		return bench.Result{}, err
 	}
-	details := base.Details
-	details["aim"] = Aim
-	details["steps_per_run"], details["clients"], details["workers"] = stepCount, opts.Clients, opts.Workers
-	details["loaded_start_to_done_ms_p50"], details["loaded_start_to_done_ms_p95"] = bench.Percentile(loaded.done, .5),
-		bench.Percentile(loaded.done, .95)
-	details["idle_start_to_done_ms_p50"], details["idle_start_to_done_ms_p95"] = bench.Percentile(idle.done, .5),
-		bench.Percentile(idle.done, .95)
-	details["idle_start_to_claimed_ms_p50"], details["idle_start_to_claimed_ms_p95"] = bench.Percentile(idle.claimed, .5),
-		bench.Percentile(idle.claimed, .95)
-	details["wal_bytes_per_unit_most"] = MaxWAL
+	maps.Copy(base.Details, map[string]any{
+		"aim": Aim, "steps_per_run": stepCount, "clients": opts.Clients, "workers": opts.Workers,
+		"loaded_start_to_done_ms_p50":  bench.Percentile(loaded.done, .5),
+		"loaded_start_to_done_ms_p95":  bench.Percentile(loaded.done, .95),
+		"idle_start_to_done_ms_p50":    bench.Percentile(idle.done, .5),
+		"idle_start_to_done_ms_p95":    bench.Percentile(idle.done, .95),
+		"idle_start_to_claimed_ms_p50": bench.Percentile(idle.claimed, .5),
+		"idle_start_to_claimed_ms_p95": bench.Percentile(idle.claimed, .95),
+		"wal_bytes_per_unit_most":      MaxWAL,
+	})
 	result := base.AtLeast("sagas", "runs/s", rates, Required)
-	log, known := details["wal_bytes_per_unit"].(float64)
+	log, known := base.Details["wal_bytes_per_unit"].(float64)
 	result.Passed = result.Passed && known && log <= MaxWAL
 	return result, nil
 }
@@ -114,7 +109,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 // Close ends it.
 func Open(ctx context.Context, opts Options) (*Load, error) {
 	opts = config.Or(opts, defaults)
-	r := &Load{runs: map[string]*watched{}, early: map[string]time.Time{}, ended: map[string]time.Time{}}
+	r := &Load{leased: pending.New[string](), ended: pending.New[string]()}
 	steps := make([]saga.Step, stepCount)
 	for i := range steps {
 		steps[i] = saga.Step{
@@ -157,46 +152,13 @@ func (r *Load) Close() {
 
 // onPoint stamps the commits of a run's lease and of its end.
 func (r *Load) onPoint(_ context.Context, name string, at saga.Place) error {
-	if name != "lease.opened" && name != "finish.after_commit" {
-		return nil
-	}
-	now := time.Now()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	w := r.runs[at.RunID]
-	switch {
-	case name == "lease.opened" && w != nil:
-		w.claimed = now
-	case name == "lease.opened":
-		r.early[at.RunID] = now
-	case w != nil:
-		w.done <- now
-	default:
-		r.ended[at.RunID] = now
+	switch name {
+	case "lease.opened":
+		r.leased.Ended(at.RunID, time.Now())
+	case "finish.after_commit":
+		r.ended.Ended(at.RunID, time.Now())
 	}
 	return nil
-}
-
-// watch begins to wait for a run; stamps from before its registration count.
-func (r *Load) watch(runID string) *watched {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	w := &watched{done: make(chan time.Time, 1), claimed: r.early[runID]}
-	if at, ok := r.ended[runID]; ok {
-		w.done <- at
-	}
-	delete(r.early, runID)
-	delete(r.ended, runID)
-	r.runs[runID] = w
-	return w
-}
-
-func (r *Load) forget(runID string) time.Time {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	claimed := r.runs[runID].claimed
-	delete(r.runs, runID)
-	return claimed
 }
 
 // timings are measured from the commit of the start.
@@ -211,35 +173,28 @@ func (t *timings) add(o timings) {
 func (r *Load) run(ctx context.Context, workspaces []string, length time.Duration) (timings, time.Duration, error) {
 	var mu sync.Mutex
 	var all timings
-	var wg sync.WaitGroup
-	errs := make(chan error, len(workspaces))
+	var clients errgroup.Group
 	begin := time.Now()
 	stop := begin.Add(length)
 	for first := range len(workspaces) / perClient {
 		own := workspaces[first*perClient : (first+1)*perClient]
-		wg.Go(func() {
+		clients.Go(func() error {
 			var seen timings
 			for n := 0; time.Now().Before(stop); n++ {
 				t, err := r.one(ctx, own[n%perClient])
 				if err != nil {
-					errs <- err
-					break
+					return err
 				}
 				seen.add(t)
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			all.add(seen)
+			return nil
 		})
 	}
-	wg.Wait()
-	took := time.Since(begin)
-	select {
-	case err := <-errs:
-		return timings{}, took, err
-	default:
-		return all, took, nil
-	}
+	err := clients.Wait()
+	return all, time.Since(begin), err
 }
 
 // one starts a run and waits for its end.
@@ -249,11 +204,11 @@ func (r *Load) one(ctx context.Context, workspace string) (timings, error) {
 	if err != nil {
 		return timings{}, err
 	}
-	w := r.watch(started.RunID)
+	leased, ended := r.leased.Expect(started.RunID), r.ended.Expect(started.RunID)
 	r.replica.Core.Committed()
 	select {
-	case at := <-w.done:
-		claimed := r.forget(started.RunID)
+	case at := <-ended:
+		claimed := <-leased // before it ended
 		return timings{claimed: []time.Duration{claimed.Sub(committed)}, done: []time.Duration{at.Sub(committed)}}, nil
 	case <-time.After(30 * time.Second):
 		return timings{}, fmt.Errorf("run %s did not end within 30 s", started.RunID)

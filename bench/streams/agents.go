@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
@@ -61,24 +62,12 @@ func newFleet(t trust) (*fleet, error) {
 // connect brings n agents to addr, a few at a time. sessions determines whether they open one or only beat.
 func (f *fleet) connect(ctx context.Context, addr string, n int, sessions bool, every time.Duration) error {
 	const lanes = 48
-	errs := make(chan error, n)
-	slots := make(chan struct{}, lanes)
-	var wg sync.WaitGroup
+	var group errgroup.Group
+	group.SetLimit(lanes)
 	for range n {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			errs <- f.one(ctx, addr, sessions, every)
-		})
+		group.Go(func() error { return f.one(ctx, addr, sessions, every) })
 	}
-	wg.Wait()
-	close(errs)
-	for err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return group.Wait()
 }
 
 func (f *fleet) one(ctx context.Context, addr string, sessions bool, every time.Duration) error {

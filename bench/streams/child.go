@@ -48,13 +48,9 @@ func Child(ctx context.Context, kind string, in io.Reader, out io.Writer, logger
 		return true, serveNodeAPI(ctx, cancel, in, out, logger)
 	case childBare:
 		return true, process.Serve(ctx, in, out, process.Verbs{
-			"start": func(_ context.Context, raw json.RawMessage) (any, error) {
-				var cfg serverConfig
-				if err := json.Unmarshal(raw, &cfg); err != nil {
-					return nil, fmt.Errorf("read config: %w", err)
-				}
+			"start": process.With(func(_ context.Context, cfg serverConfig) (any, error) {
 				return startBare(ctx, cfg.Files)
-			},
+			}),
 			"measure": measure,
 		})
 	case childAgents:
@@ -76,11 +72,7 @@ func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, 
 	done := make(chan error, 1)
 	started := false
 	err := process.Serve(ctx, in, out, process.Verbs{
-		"start": func(_ context.Context, raw json.RawMessage) (any, error) {
-			var told serverConfig
-			if err := json.Unmarshal(raw, &told); err != nil {
-				return nil, fmt.Errorf("read config: %w", err)
-			}
+		"start": process.With(func(_ context.Context, told serverConfig) (any, error) {
 			cfg := nodeapi.Default()
 			cfg.TrustDomain = nodeapitest.TrustDomain
 			cfg.DatabaseURLFile, cfg.SequencerURLFile = config.SecretFile(told.Database), config.SecretFile(told.Sequencer)
@@ -99,7 +91,7 @@ func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, 
 			started = true
 			go func() { done <- s.Run(ctx) }() // awaited below
 			return s.AgentAddr(), nil
-		},
+		}),
 		"measure": measure,
 	})
 	cancel()
@@ -112,22 +104,14 @@ func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, 
 func serveAgents(ctx context.Context, in io.Reader, out io.Writer) error {
 	var f *fleet
 	err := process.Serve(ctx, in, out, process.Verbs{
-		"trust": func(_ context.Context, raw json.RawMessage) (any, error) {
-			var told trust
-			if err := json.Unmarshal(raw, &told); err != nil {
-				return nil, fmt.Errorf("read trust: %w", err)
-			}
+		"trust": process.With(func(_ context.Context, told trust) (any, error) {
 			var err error
 			f, err = newFleet(told)
 			return nil, err
-		},
-		"connect": func(ctx context.Context, raw json.RawMessage) (any, error) {
-			var cfg agentsConfig
-			if err := json.Unmarshal(raw, &cfg); err != nil {
-				return nil, fmt.Errorf("read config: %w", err)
-			}
+		}),
+		"connect": process.With(func(ctx context.Context, cfg agentsConfig) (any, error) {
 			return nil, f.connect(ctx, cfg.Addr, cfg.N, cfg.Sessions, cfg.Every)
-		},
+		}),
 		"status": func(context.Context, json.RawMessage) (any, error) { return f.status() },
 		"leave":  func(context.Context, json.RawMessage) (any, error) { return nil, f.leave() },
 	})

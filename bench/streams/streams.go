@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/devstack/scratch"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
@@ -88,10 +90,12 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	ratio := ours.perAgent / base.perAgent
 	ours.describe("nodeapi", details)
 	base.describe("baseline", details)
-	details["agents"], details["heartbeat_interval"], details["aim"] = opts.Agents, opts.Every.String(), Aim
-	details["required_bytes"], details["aim_bytes"] = RequiredBytes, AimBytes
-	details["baseline"] = "bare grpc-go bidi stream, mutual TLS 1.3, transport options as nodeapi's"
-	details["measure"] = "RSS after two collections, minus the same at zero agents, by agents"
+	maps.Copy(details, map[string]any{
+		"agents": opts.Agents, "heartbeat_interval": opts.Every.String(), "aim": Aim,
+		"required_bytes": RequiredBytes, "aim_bytes": AimBytes,
+		"baseline": "bare grpc-go bidi stream, mutual TLS 1.3, transport options as nodeapi's",
+		"measure":  "RSS after two collections, minus the same at zero agents, by agents",
+	})
 	return bench.Result{
 		Name: "streams", Value: round(ours.perAgent), Unit: "bytes/agent", Baseline: round(base.perAgent), Ratio: ratio,
 		Required: Required, Passed: ratio <= Required && ours.perAgent <= RequiredBytes, Details: details,
@@ -152,11 +156,13 @@ type footprint struct {
 
 func (f footprint) describe(name string, details map[string]any) {
 	per := func(full, zero int64) float64 { return round(float64(full-zero) / float64(f.agents)) }
-	details[name+"_rss_zero_mib"], details[name+"_rss_full_mib"] = mib(f.zero.RSS), mib(f.full.RSS)
-	details[name+"_heap_per_agent"] = per(f.full.Heap, f.zero.Heap)
-	details[name+"_stacks_per_agent"] = per(f.full.Stacks, f.zero.Stacks)
-	details[name+"_goroutines_per_agent"] = per(int64(f.full.Goroutines), int64(f.zero.Goroutines))
-	details[name+"_connected_in_s"] = round(f.connected.Seconds())
+	maps.Copy(details, map[string]any{
+		name + "_rss_zero_mib": mib(f.zero.RSS), name + "_rss_full_mib": mib(f.full.RSS),
+		name + "_heap_per_agent":       per(f.full.Heap, f.zero.Heap),
+		name + "_stacks_per_agent":     per(f.full.Stacks, f.zero.Stacks),
+		name + "_goroutines_per_agent": per(int64(f.full.Goroutines), int64(f.zero.Goroutines)),
+		name + "_connected_in_s":       round(f.connected.Seconds()),
+	})
 }
 
 // measure starts a server and its load, and reads the memory of the server.
@@ -223,33 +229,17 @@ func (r *mesh) bring(ctx context.Context, load *process.Child, cfg agentsConfig)
 	if err := load.Ask(ctx, 10*time.Minute, "connect", cfg, nil); err != nil {
 		return err
 	}
-	deadline := time.Now().Add(2*time.Minute + 3*cfg.Every)
-	for {
-		var beaten int64
-		if err := load.Ask(ctx, time.Minute, "status", nil, &beaten); err != nil {
-			return err
-		}
-		if beaten >= int64(cfg.N) {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("only %d of %d agents had a heartbeat acknowledged", beaten, cfg.N)
-		}
-		if err := pause(ctx, 100*time.Millisecond); err != nil {
-			return err
-		}
+	if _, err := load.Await(ctx, 2*time.Minute+3*cfg.Every, "status", cfg.N); err != nil {
+		return fmt.Errorf("await a heartbeat of each agent: %w", err)
 	}
+	return nil
 }
 
 func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
+	if !app.Sleep(ctx, d) {
 		return fmt.Errorf("measure: %w", context.Cause(ctx))
 	}
+	return nil
 }
 
 func mib(n int64) float64 { return round(float64(n) / (1 << 20)) }

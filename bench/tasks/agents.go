@@ -52,26 +52,12 @@ func Child(ctx context.Context, kind string, in io.Reader, out io.Writer, logger
 	defer cancel()
 	f := &fleet{logger: logger}
 	err := process.Serve(ctx, in, out, process.Verbs{
-		"start": func(_ context.Context, raw json.RawMessage) (any, error) {
-			var cfg agentsConfig
-			if err := json.Unmarshal(raw, &cfg); err != nil {
-				return nil, fmt.Errorf("read config: %w", err)
-			}
+		"start": process.With(func(_ context.Context, cfg agentsConfig) (any, error) {
 			return nil, f.start(ctx, cfg)
-		},
+		}),
 		"admitted": func(context.Context, json.RawMessage) (any, error) { return f.admitted(), nil },
 		"ledgers":  func(context.Context, json.RawMessage) (any, error) { return f.ledgers(), nil },
-		"bbolt": func(_ context.Context, raw json.RawMessage) (any, error) {
-			var args struct {
-				Dir    string
-				Files  int
-				Length time.Duration
-			}
-			if err := json.Unmarshal(raw, &args); err != nil {
-				return nil, fmt.Errorf("read arguments: %w", err)
-			}
-			return bboltRate(args.Dir, args.Files, args.Length)
-		},
+		"bbolt":    process.With(func(_ context.Context, args bboltConfig) (any, error) { return bboltRate(args) }),
 	})
 	cancel()
 	return true, errors.Join(err, f.wait())

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/gpuaas/mesh/bench/pending"
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/bench/rig"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -53,15 +54,7 @@ type cluster struct {
 	done   atomic.Int64
 	close  func()
 
-	mu      sync.Mutex
-	waiting map[string]*trip
-	early   map[string]time.Time // acknowledged before their enqueue was noted
-}
-
-// trip is one task from its enqueue to its acknowledgement.
-type trip struct {
-	began time.Time
-	ended chan time.Time
+	ends *pending.Units[string] // acknowledgements of tasks
 }
 
 type noInstance struct{}
@@ -291,24 +284,8 @@ func (r *cluster) bring(ctx context.Context, run func(string, func(context.Conte
 	if err := r.agents.Ask(ctx, 2*time.Minute, "start", cfg, nil); err != nil {
 		return err
 	}
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		var admitted int
-		if err := r.agents.Ask(ctx, time.Minute, "admitted", nil, &admitted); err != nil {
-			return err
-		}
-		if admitted == len(r.nodes) {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("only %d of %d agents were admitted", admitted, len(r.nodes))
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("wait for agents: %w", context.Cause(ctx))
-		}
-	}
+	_, err = r.agents.Await(ctx, 2*time.Minute, "admitted", len(r.nodes))
+	return err
 }
 
 // hear receives the acknowledged results from the agents' process, stamped there; both clocks are this host's.
@@ -325,6 +302,6 @@ func (r *cluster) hear(ctx context.Context, lis net.Listener) error {
 			return nil //nolint:nilerr // the agents have ended
 		}
 		//nolint:gosec // nanoseconds since 1970
-		r.acknowledged(string(record[8:]), time.Unix(0, int64(binary.BigEndian.Uint64(record[:8]))))
+		r.ends.Ended(string(record[8:]), time.Unix(0, int64(binary.BigEndian.Uint64(record[:8]))))
 	}
 }

@@ -3,8 +3,10 @@ package tasks
 import (
 	"context"
 	"fmt"
-	"sync"
+	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -14,37 +16,6 @@ import (
 
 // patience is how long a task may take before the bench gives up.
 const patience = time.Minute
-
-// acknowledged ends the trip of a task. The acknowledgement may come before the enqueue's own goroutine has recorded
-// its id.
-func (r *cluster) acknowledged(id string, at time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if t := r.waiting[id]; t != nil {
-		delete(r.waiting, id)
-		t.ended <- at
-		r.done.Add(1)
-		return
-	}
-	if r.early == nil {
-		r.early = map[string]time.Time{}
-	}
-	r.early[id] = at
-}
-
-func (r *cluster) expect(id string, began time.Time) *trip {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	t := &trip{began: began, ended: make(chan time.Time, 1)}
-	if at, ok := r.early[id]; ok {
-		delete(r.early, id)
-		t.ended <- at
-		r.done.Add(1)
-		return t
-	}
-	r.waiting[id] = t
-	return t
-}
 
 // one queues a task, whose commit is shared with those that come at the same moment, and waits for its acknowledgement
 // at the agent.
@@ -58,13 +29,11 @@ func (r *cluster) one(ctx context.Context, n node) (time.Duration, error) {
 	if err != nil {
 		return 0, fmt.Errorf("queue task: %w", err)
 	}
-	t := r.expect(row.TaskID, began)
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
 	select {
-	case at := <-t.ended:
+	case at := <-r.ends.Expect(row.TaskID):
+		r.done.Add(1)
 		return at.Sub(began), nil
-	case <-timer.C:
+	case <-time.After(patience):
 		return 0, fmt.Errorf("task %s was not acknowledged within %s", row.TaskID, patience)
 	case <-ctx.Done():
 		return 0, fmt.Errorf("wait for task: %w", context.Cause(ctx))
@@ -76,42 +45,34 @@ func (r *cluster) one(ctx context.Context, n node) (time.Duration, error) {
 func (r *cluster) load(ctx context.Context, length time.Duration) ([]time.Duration, time.Duration, error) {
 	lanes := len(r.nodes) * r.opts.Outstanding
 	took := make([][]time.Duration, lanes)
-	errs := make(chan error, lanes)
 	began := time.Now()
 	until := began.Add(length)
-	var wg sync.WaitGroup
+	var group errgroup.Group
 	for i := range lanes {
-		wg.Go(func() {
+		group.Go(func() error {
 			for time.Now().Before(until) {
 				d, err := r.one(ctx, r.nodes[i%len(r.nodes)])
 				if err != nil {
-					errs <- err
-					return
+					return err
 				}
 				took[i] = append(took[i], d)
 			}
+			return nil
 		})
 	}
-	wg.Wait()
+	err := group.Wait()
 	elapsed := time.Since(began)
-	select {
-	case err := <-errs:
+	if err != nil {
 		return nil, elapsed, err
-	default:
 	}
-	var all []time.Duration
-	for _, t := range took {
-		all = append(all, t...)
-	}
-	return all, elapsed, nil
+	return slices.Concat(took...), elapsed, nil
 }
 
 // steady queues at a fixed rate, whatever the results, and returns how long each round trip took.
 func (r *cluster) steady(ctx context.Context, length time.Duration) ([]time.Duration, error) {
 	n := int(length.Seconds() * float64(r.opts.Rate))
 	took := make([]time.Duration, n)
-	errs := make(chan error, n)
-	var wg sync.WaitGroup
+	var group errgroup.Group
 	tick := time.NewTicker(time.Second / time.Duration(r.opts.Rate))
 	defer tick.Stop()
 	for i := range n {
@@ -120,18 +81,11 @@ func (r *cluster) steady(ctx context.Context, length time.Duration) ([]time.Dura
 		case <-ctx.Done():
 			return nil, fmt.Errorf("keep the rate: %w", context.Cause(ctx))
 		}
-		wg.Go(func() {
+		group.Go(func() error {
 			var err error
-			if took[i], err = r.one(ctx, r.nodes[i%len(r.nodes)]); err != nil {
-				errs <- err
-			}
+			took[i], err = r.one(ctx, r.nodes[i%len(r.nodes)])
+			return err
 		})
 	}
-	wg.Wait()
-	select {
-	case err := <-errs:
-		return nil, err
-	default:
-		return took, nil
-	}
+	return took, group.Wait()
 }

@@ -11,11 +11,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math"
 	"path/filepath"
 	"time"
 
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/pending"
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/devstack/scratch"
@@ -62,8 +64,8 @@ var defaults = Options{
 // Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = config.Or(opts, defaults)
-	if opts.Database == nil || opts.Command == nil {
-		return bench.Result{}, errors.New("bench tasks: no database or no command")
+	if opts.Database == nil {
+		return bench.Result{}, errNotGiven
 	}
 	base, err := rig.Open(ctx, opts.Database.URL(pg.RoleOwner), rig.RateClients)
 	if err != nil {
@@ -105,19 +107,18 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	details := base.Details
 	steadyProcessor, steadyWAL := alone.Of(len(steady))
 	loadedProcessor, loadedWAL := full.Of(len(loaded))
-	details["steady_cpu_ms_per_task"], details["steady_cpu_ms_per_task_most"] = steadyProcessor, MaxSteadyProcessor
-	details["loaded_cpu_ms_per_task"], details["loaded_cpu_ms_per_task_most"] = loadedProcessor, MaxLoadedProcessor
-	details["steady_wal_bytes_per_task"], details["loaded_wal_bytes_per_task"],
-		details["wal_bytes_per_task_most"] = steadyWAL, loadedWAL, MaxWAL
+	p50 := bench.Percentile(steady, .5)
+	maps.Copy(details, map[string]any{
+		"steady_cpu_ms_per_task": steadyProcessor, "steady_cpu_ms_per_task_most": MaxSteadyProcessor,
+		"loaded_cpu_ms_per_task": loadedProcessor, "loaded_cpu_ms_per_task_most": MaxLoadedProcessor,
+		"steady_wal_bytes_per_task": steadyWAL, "loaded_wal_bytes_per_task": loadedWAL, "wal_bytes_per_task_most": MaxWAL,
+		"agents": opts.Agents, "outstanding_per_agent": opts.Outstanding, "aim": Aim, "steady_rate_per_s": opts.Rate,
+		"steady_ms_p50": p50, "steady_ms_p99": bench.Percentile(steady, .99), "steady_ms_p50_most": MaxP50,
+		"loaded_ms_p50": bench.Percentile(loaded, .5), "loaded_ms_p99": bench.Percentile(loaded, .99),
+	})
 	if err := r.describe(ctx, details); err != nil {
 		return bench.Result{}, err
 	}
-	p50 := bench.Percentile(steady, .5)
-	details["agents"], details["outstanding_per_agent"], details["aim"] = opts.Agents, opts.Outstanding, Aim
-	details["steady_rate_per_s"] = opts.Rate
-	details["steady_ms_p50"], details["steady_ms_p99"], details["steady_ms_p50_most"] = p50, bench.Percentile(steady, .99),
-		MaxP50
-	details["loaded_ms_p50"], details["loaded_ms_p99"] = bench.Percentile(loaded, .5), bench.Percentile(loaded, .99)
 	result := base.AtLeast("tasks", "round trips/s", rates, Required)
 	result.Passed = result.Passed && p50 <= MaxP50 && steadyProcessor <= MaxSteadyProcessor &&
 		loadedProcessor <= MaxLoadedProcessor &&
@@ -125,13 +126,18 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	return result, nil
 }
 
+var errNotGiven = errors.New("bench tasks: no database or no command")
+
 // open brings up the mesh and runs it until its statements are prepared and its pools are filled. close ends it.
 func open(ctx context.Context, opts Options) (*cluster, error) {
+	if opts.Database == nil || opts.Command == nil {
+		return nil, errNotGiven
+	}
 	dir, err := scratch.Make("bench")
 	if err != nil {
 		return nil, err
 	}
-	r := &cluster{opts: opts, dir: dir.Path(), waiting: map[string]*trip{}}
+	r := &cluster{opts: opts, dir: dir.Path(), ends: pending.New[string]()}
 	stop, err := r.start(ctx)
 	r.close = func() {
 		stop()
@@ -152,11 +158,7 @@ type Load struct{ cluster *cluster }
 
 // Open brings up the mesh and runs it until its statements are prepared and its pools are filled. Close ends it.
 func Open(ctx context.Context, opts Options) (*Load, error) {
-	opts = config.Or(opts, defaults)
-	if opts.Database == nil || opts.Command == nil {
-		return nil, errors.New("bench tasks: no database or no command")
-	}
-	r, err := open(ctx, opts)
+	r, err := open(ctx, config.Or(opts, defaults))
 	if err != nil {
 		return nil, err
 	}
@@ -181,20 +183,17 @@ func (r *cluster) describe(ctx context.Context, details map[string]any) error {
 	if err := r.agents.Ask(ctx, time.Minute, "ledgers", nil, &s); err != nil {
 		return err
 	}
-	done := r.done.Load()
-	details["ledger_commits_per_task"] = math.Round(100*float64(s.Commits)/float64(max(done, 1))) / 100
-	details["ledger_fsyncs_per_task"] = math.Round(100*float64(s.Fsyncs)/float64(max(done, 1))) / 100
 	var raw float64
-	args := map[string]any{"Dir": r.dir, "Files": r.opts.Agents, "Length": r.opts.Length}
+	args := bboltConfig{Dir: r.dir, Files: r.opts.Agents, Length: r.opts.Length}
 	if err := r.agents.Ask(ctx, 5*time.Minute, "bbolt", args, &raw); err != nil {
 		return err
 	}
-	details["raw_bbolt_commits_per_s"] = math.Round(raw)
-	details["raw_bbolt_files"] = r.opts.Agents
-	var fs string
-	if target, err := filepath.EvalSymlinks(r.dir); err == nil {
-		fs = target
-	}
-	details["ledger_dir"] = filepath.Dir(fs)
+	fs, _ := filepath.EvalSymlinks(r.dir) //nolint:errcheck // then its place is not known
+	done := float64(max(r.done.Load(), 1))
+	maps.Copy(details, map[string]any{
+		"ledger_commits_per_task": math.Round(100*float64(s.Commits)/done) / 100,
+		"ledger_fsyncs_per_task":  math.Round(100*float64(s.Fsyncs)/done) / 100,
+		"raw_bbolt_commits_per_s": math.Round(raw), "raw_bbolt_files": r.opts.Agents, "ledger_dir": filepath.Dir(fs),
+	})
 	return nil
 }
