@@ -9,13 +9,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -57,12 +56,7 @@ func (r Result) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %.4g %s, baseline %.4g, ratio %.4f (required %.4g): %s\n", r.Name, r.Value, r.Unit, r.Baseline,
 		r.Ratio, r.Required, verdict)
-	keys := make([]string, 0, len(r.Details))
-	for k := range r.Details {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	for _, k := range keys {
+	for _, k := range slices.Sorted(maps.Keys(r.Details)) {
 		fmt.Fprintf(&b, "  %-28s %v\n", k, r.Details[k])
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
@@ -73,17 +67,19 @@ func (r Result) WriteText(w io.Writer) error {
 
 var currentSetting = pg.Define(pg.RoleOwner, "bench.current_setting", `SELECT current_setting($1)`)
 
-// Environment returns a description of the machine, and the database's version and durability settings if db is not
-// nil. A database without fsync is refused: durability is not simulated.
-func Environment(ctx context.Context, db *pgxpool.Pool) (map[string]any, error) {
-	env := map[string]any{
+// Machine returns a description of the machine.
+func Machine() map[string]any {
+	return map[string]any{
 		"env_cpus": runtime.NumCPU(), "env_cpu": cpuModel(), "env_go": runtime.Version(),
 		"env_os":          runtime.GOOS + "/" + runtime.GOARCH,
 		"env_measured_at": time.Now().UTC().Format(time.RFC3339),
 	}
-	if db == nil {
-		return env, nil
-	}
+}
+
+// Environment returns a description of the machine with the database's version and durability settings. A database
+// without fsync is refused: durability is not simulated.
+func Environment(ctx context.Context, db pg.Querier) (map[string]any, error) {
+	env := Machine()
 	for key, setting := range map[string]string{
 		"env_postgres": "server_version", "env_fsync": "fsync", "env_synchronous_commit": "synchronous_commit",
 		"env_shared_buffers":   "shared_buffers",

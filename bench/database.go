@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/devstack/scratch"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -52,11 +50,7 @@ func toLoad() map[string]string {
 
 // OpenDatabaseToLoad does the same as StartDatabaseToLoad in a directory that stays when the database is closed.
 func OpenDatabaseToLoad(ctx context.Context, logger *slog.Logger, dir string) (*Database, error) {
-	d := &Database{passwords: map[string]string{}}
-	if err := d.start(ctx, logger, dir, toLoad()); err != nil {
-		return nil, errors.Join(err, d.Close()) //nolint:contextcheck // what was started is ended though the caller gave up
-	}
-	return d, nil
+	return (&Database{passwords: map[string]string{}}).start(ctx, logger, dir, toLoad())
 }
 
 func startDatabase(ctx context.Context, logger *slog.Logger, settings map[string]string) (*Database, error) {
@@ -64,14 +58,20 @@ func startDatabase(ctx context.Context, logger *slog.Logger, settings map[string
 	if err != nil {
 		return nil, err
 	}
-	d := &Database{dir: dir, passwords: map[string]string{}}
-	if err := d.start(ctx, logger, dir.Path(), settings); err != nil {
+	return (&Database{dir: dir, passwords: map[string]string{}}).start(ctx, logger, dir.Path(), settings)
+}
+
+// start brings the server up and prepares it; it ends a server that it cannot prepare.
+func (d *Database) start(
+	ctx context.Context, logger *slog.Logger, dir string, settings map[string]string,
+) (*Database, error) {
+	if err := d.prepare(ctx, logger, dir, settings); err != nil {
 		return nil, errors.Join(err, d.Close()) //nolint:contextcheck // what was started is ended though the caller gave up
 	}
 	return d, nil
 }
 
-func (d *Database) start(ctx context.Context, logger *slog.Logger, dir string, settings map[string]string) error {
+func (d *Database) prepare(ctx context.Context, logger *slog.Logger, dir string, settings map[string]string) error {
 	var err error
 	d.server, err = pgserver.Start(ctx, pgserver.Config{
 		Dir: filepath.Join(dir, "pg"), Logger: logger, Settings: settings,
@@ -112,13 +112,7 @@ func (d *Database) PID() int { return d.server.PID() }
 
 // MeshURL returns the connection string of the server's administrator to this database, for loading rows that no
 // service may write.
-func (d *Database) MeshURL() string {
-	cfg, err := pgx.ParseConfig(d.server.AdminURL())
-	if err != nil {
-		return d.server.AdminURL()
-	}
-	return d.server.URL(pg.DatabaseMesh, cfg.User, cfg.Password)
-}
+func (d *Database) MeshURL() string { return d.server.AdminURLOf(pg.DatabaseMesh) }
 
 // Close stops the server and removes its directory, if it was made for this database alone.
 func (d *Database) Close() error {

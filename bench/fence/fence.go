@@ -9,10 +9,10 @@ package fence
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -76,32 +76,11 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("build the mesh: %w", err)
 	}
-	running, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	ended := make(chan error, 1)
-	go func() {
-		err := mesh.Run(running)
-		stop(errors.Join(errors.New("the mesh ended"), err))
-		ended <- err
-	}()
 	var m measured
-	select {
-	case <-mesh.Ready():
-		err = m.measure(running, opts, mesh)
-	case <-running.Done():
-		err = fmt.Errorf("start the mesh: %w", context.Cause(running))
-	}
-	stop(nil)
-	if last := <-ended; last != nil && err == nil {
-		err = fmt.Errorf("end the mesh: %w", last)
-	}
-	if err != nil {
+	if err := mesh.While(ctx, func(ctx context.Context) error { return m.measure(ctx, opts, mesh) }); err != nil {
 		return bench.Result{}, err
 	}
-	details, err := bench.Environment(ctx, nil)
-	if err != nil {
-		return bench.Result{}, err
-	}
+	details := bench.Machine()
 	details["nodes"], details["rounds"] = opts.Nodes, opts.Rounds
 	return m.judge(details), nil
 }
@@ -206,11 +185,13 @@ func (m *measured) judge(details map[string]any) bench.Result {
 	}
 	closing, returning, serving := bench.Percentile(closed, .99), bench.Percentile(returned, .99),
 		bench.Percentile(m.served, .99)
-	details["baseline"] = "ms p99 that a decision may take until the session is closed"
-	details["closed_ms"], details["closed_ms_p99_most"] = times(closed), MostClosing
-	details["returned_ms"], details["returned_ms_p99_most"] = times(returned), MostReturning
-	details["served_ms"], details["served_ms_p99_most"] = times(m.served), MostServing
-	details["answer_ms"] = rig.Times(m.answers)
+	maps.Copy(details, map[string]any{
+		"baseline":  "ms p99 that a decision may take until the session is closed",
+		"closed_ms": times(closed), "closed_ms_p99_most": MostClosing,
+		"returned_ms": times(returned), "returned_ms_p99_most": MostReturning,
+		"served_ms": times(m.served), "served_ms_p99_most": MostServing,
+		"answer_ms": rig.Times(m.answers),
+	})
 	return bench.Result{
 		Name: "fence", Value: closing, Unit: "ms p99 from a decision to the closed session", Baseline: MostClosing,
 		Ratio: closing / MostClosing, Required: 1,

@@ -51,10 +51,10 @@ func (l *agentLog) await(ctx context.Context, since time.Time, message string) (
 			Time time.Time `json:"time"`
 			Msg  string    `json:"msg"`
 		}
-		if json.Unmarshal(l.part, &line) == nil && line.Msg == message && !line.Time.Before(since) {
-			l.part = l.part[:0]
+		bad := json.Unmarshal(l.part, &line)
+		l.part = l.part[:0]
+		if bad == nil && line.Msg == message && !line.Time.Before(since) {
 			return line.Time, nil
 		}
-		l.part = l.part[:0]
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -185,6 +186,10 @@ func (s *side) stretch(ctx context.Context, o Options) error {
 // judge compares the medians.
 func judge(o Options, few, many *side) bench.Result {
 	details := few.rig.Details
+	maps.Copy(details, map[string]any{
+		"finished": o.Finished, "clients": o.Clients, "pairs": o.Rounds,
+		"baseline": "what a saga costs on a database without a history",
+	})
 	rise := func(name string, of func(cost) float64) float64 {
 		before, after := median(few.costs, of), median(many.costs, of)
 		details[name+"_empty"], details[name+"_finished"] = before, after
@@ -194,8 +199,6 @@ func judge(o Options, few, many *side) bench.Result {
 	processor := rise("processor_ms", cost.processor)
 	rise("processor_ms_database", func(c cost) float64 { return c.server })
 	log := rise("wal_bytes", func(c cost) float64 { return c.log })
-	details["finished"], details["clients"], details["pairs"] = o.Finished, o.Clients, o.Rounds
-	details["baseline"] = "what a saga costs on a database without a history"
 	worst := max(processor, log)
 	return bench.Result{
 		Name: "finished", Value: worst, Unit: "of the processor time or log of a saga, the greater ratio of the two",
@@ -211,8 +214,6 @@ func median(costs []cost, of func(cost) float64) float64 {
 		list = append(list, of(c))
 	}
 	slices.Sort(list)
-	if n := len(list); n%2 == 0 {
-		return (list[n/2-1] + list[n/2]) / 2
-	}
-	return list[len(list)/2]
+	n := len(list)
+	return (list[(n-1)/2] + list[n/2]) / 2
 }

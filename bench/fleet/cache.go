@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/internal/pg/migrations"
+	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
@@ -239,11 +240,7 @@ func (c *cache) place(size plans.Size, now time.Time) (string, bool, func(), err
 
 // finish marks a fleet as loaded.
 func finish(dir string) error {
-	file, err := os.OpenFile(filepath.Join(dir, complete), os.O_CREATE|os.O_WRONLY, 0o600) //nolint:gosec // in the cache
-	if err != nil {
-		return fmt.Errorf("mark a fleet as loaded: %w", err)
-	}
-	if err := errors.Join(file.Sync(), file.Close()); err != nil {
+	if err := pki.WriteFile(filepath.Join(dir, complete), nil); err != nil {
 		return fmt.Errorf("mark a fleet as loaded: %w", err)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -137,11 +138,8 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	var details map[string]any
 	err := o.eachFleet(ctx, sizes, func(ctx context.Context, db *bench.Database, _ plans.Size, load string) error {
 		loads = append(loads, load)
-		if err := measureAll(ctx, o, db, all); err != nil {
-			return err
-		}
 		var err error
-		details, err = environment(ctx, db)
+		details, err = measureAll(ctx, o, db, all)
 		return err
 	})
 	if err != nil {
@@ -154,15 +152,6 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 			o.HistoryDays, 100*plans.EndedOf, sizes[len(sizes)-1].Ended)
 	}
 	return judge(o, all, sizes, details)
-}
-
-func environment(ctx context.Context, db *bench.Database) (map[string]any, error) {
-	owner, err := pg.Open(ctx, pg.Config{URL: db.URL(pg.RoleOwner), ApplicationName: "gpuaas-bench", MaxConns: 1})
-	if err != nil {
-		return nil, fmt.Errorf("open the database: %w", err)
-	}
-	defer owner.Close()
-	return bench.Environment(ctx, owner)
 }
 
 var sizeOfDatabase = pg.Define(pg.RoleOwner, "bench.size_of_database", `SELECT pg_database_size(current_database())`)
@@ -181,16 +170,18 @@ func databaseBytes(ctx context.Context, db *bench.Database) (int64, error) {
 	return bytes, nil
 }
 
-// measureAll runs each statement on the fleet that is loaded.
-func measureAll(ctx context.Context, o Options, db *bench.Database, all map[string]*measured) error {
+// measureAll runs each statement on the fleet that is loaded, and returns the environment.
+func measureAll(
+	ctx context.Context, o Options, db *bench.Database, all map[string]*measured,
+) (map[string]any, error) {
 	admin, err := pgx.Connect(ctx, db.MeshURL())
 	if err != nil {
-		return fmt.Errorf("connect to the database: %w", err)
+		return nil, fmt.Errorf("connect to the database: %w", err)
 	}
 	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
 	args, err := plans.NewArguments(ctx, admin)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	pools := map[string]*pgxpool.Pool{}
 	defer func() {
@@ -204,7 +195,7 @@ func measureAll(ctx context.Context, o Options, db *bench.Database, all map[stri
 		if pools[role] == nil {
 			if pools[role], err = pg.Open(ctx,
 				pg.Config{URL: db.URL(role), ApplicationName: "gpuaas-bench", MaxConns: 1}); err != nil {
-				return fmt.Errorf("open the database as %s: %w", role, err)
+				return nil, fmt.Errorf("open the database as %s: %w", role, err)
 			}
 		}
 		variants[s.Name()]++
@@ -215,7 +206,7 @@ func measureAll(ctx context.Context, o Options, db *bench.Database, all map[stri
 		f, err := measure(ctx, o, args, pools[role], s)
 		if err != nil {
 			if ctx.Err() != nil {
-				return err
+				return nil, err
 			}
 			o.Logger.InfoContext(ctx, "statement not measured", slog.String("statement", key), slog.Any("error", err))
 			continue
@@ -225,7 +216,7 @@ func measureAll(ctx context.Context, o Options, db *bench.Database, all map[stri
 		}
 		all[key].of = append(all[key].of, f)
 	}
-	return nil
+	return bench.Environment(ctx, admin)
 }
 
 // measure calls one statement as often as asked, or for two seconds.
@@ -285,10 +276,9 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 	times := float64(sizes[last].Workspaces) / float64(sizes[0].Workspaces)
 	var worst float64
 	var wrong []string
-	if _, err := fmt.Fprintf(o.Out, "%-44s %9s %9s %9s %9s %9s %6s %6s %s\n", "statement", "p50 ms", "p99 ms",
-		"rows", "returned", "buffers", "x time", "x buf", "rows by fleet, class"); err != nil {
-		return bench.Result{}, fmt.Errorf("print the table: %w", err)
-	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "%-44s %9s %9s %9s %9s %9s %6s %6s %s\n", "statement", "p50 ms", "p99 ms", "rows", "returned",
+		"buffers", "x time", "x buf", "rows by fleet, class")
 	for _, m := range all {
 		if len(m.of) < len(sizes) { // it was cut off, or failed, on a larger fleet
 			wrong = append(wrong, m.name+" (not measured at each size)")
@@ -309,11 +299,11 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 		if !plans.Whole(m.statement) {
 			worst = max(worst, many.p99)
 		}
-		_, err := fmt.Fprintf(o.Out, "%-44s %9.2f %9.2f %9d %9d %9d %6.2f %6.2f %d %d %d %s\n", m.name, many.p50, many.p99,
+		fmt.Fprintf(&table, "%-44s %9.2f %9.2f %9d %9d %9d %6.2f %6.2f %d %d %d %s\n", m.name, many.p50, many.p99,
 			many.rows, many.returned, many.buffers, inTime, inBuffers, m.of[0].rows, m.of[1].rows, m.of[2].rows, mark)
-		if err != nil {
-			return bench.Result{}, fmt.Errorf("print the table: %w", err)
-		}
+	}
+	if _, err := io.WriteString(o.Out, table.String()); err != nil {
+		return bench.Result{}, fmt.Errorf("print the table: %w", err)
 	}
 	details["statements"], details["over"] = len(list), wrong
 	details["baseline"] = "milliseconds that a statement may take at the 99th percentile on the largest fleet, if it does not look at the whole fleet"

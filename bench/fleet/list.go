@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/rig"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/mesh/dev"
 	"github.com/gpuaas/mesh/mesh/person"
@@ -41,12 +44,7 @@ type ListOptions struct {
 
 // RunList measures how many requests for a page of workspaces the API serves in a second.
 func RunList(ctx context.Context, o ListOptions) (bench.Result, error) {
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Length == 0 {
-		o.Length = 10 * time.Second
-	}
+	o = config.Or(o, ListOptions{Length: 10 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 	var result bench.Result
 	err := plans.Serve(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Logger: o.Logger},
 		plans.Size{Nodes: o.Nodes, Workspaces: o.Workspaces}, func(ctx context.Context, r plans.Running) error {
@@ -86,15 +84,14 @@ func lists(ctx context.Context, o ListOptions, r plans.Running) (bench.Result, e
 	passed := time.Since(began)
 	//nolint:gosec // a process id
 	own, server = rig.ProcessorTime(int32(os.Getpid()))-own, rig.ServerTime(r.ServerPID)-server
-	details, err := bench.Environment(ctx, nil)
-	if err != nil {
-		return bench.Result{}, err
-	}
 	each := func(spent time.Duration) float64 { return float64(spent.Microseconds()) / 1e3 / float64(len(took)) }
-	details["connections"], details["rows"] = listConnections, listPage
-	details["p50_ms"], details["p99_ms"] = bench.Percentile(took, 0.5), bench.Percentile(took, 0.99)
-	details["services_and_client_cpu_ms"], details["database_cpu_ms"] = each(own), each(server)
-	details["baseline"] = "requests a second that the API is to serve"
+	details := bench.Machine()
+	maps.Copy(details, map[string]any{
+		"connections": listConnections, "rows": listPage,
+		"p50_ms": bench.Percentile(took, 0.5), "p99_ms": bench.Percentile(took, 0.99),
+		"services_and_client_cpu_ms": each(own), "database_cpu_ms": each(server),
+		"baseline": "requests a second that the API is to serve",
+	})
 	rate := float64(len(took)) / passed.Seconds()
 	return bench.Result{
 		Name: "list", Value: rate, Unit: "lists of workspaces a second", Baseline: LeastLists, Ratio: rate / LeastLists,
@@ -149,12 +146,6 @@ func call(ctx context.Context, clients []*person.Client, length time.Duration) (
 			return nil
 		})
 	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	var all []time.Duration
-	for _, took := range each {
-		all = append(all, took...)
-	}
-	return all, nil
+	err := group.Wait()
+	return slices.Concat(each...), err
 }

@@ -1,10 +1,10 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/mesh/plans"
@@ -66,10 +67,9 @@ var foundBySweeps = pg.Define(pg.RoleOwner, "bench.found_by_sweeps", `
 // RunSweeps starts the services of a mesh on a fleet, and reports what their first rounds of sweeps find, two at least
 // and one after StandingFor: they find nothing on a fleet that is as a mesh has written it.
 func RunSweeps(ctx context.Context, o SweepOptions) (bench.Result, error) {
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	o.Limit, o.Standing = cmp.Or(o.Limit, 10*time.Minute), cmp.Or(o.Standing, StandingFor())
+	o = config.Or(o, SweepOptions{
+		Limit: 10 * time.Minute, Standing: StandingFor(), Logger: slog.New(slog.DiscardHandler),
+	})
 	size := plans.Size{Nodes: o.Nodes, Workspaces: o.Workspaces, Schemas: true, Instances: o.Instances}
 	if err := room(os.TempDir(), needed(size)); err != nil {
 		return bench.Result{}, err
@@ -113,20 +113,17 @@ func awaitSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Re
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("read what the sweeps have found: %w", err)
 	}
-	details, err := bench.Environment(ctx, nil)
-	if err != nil {
-		return bench.Result{}, err
-	}
 	var total int64
 	what := []string{}
 	for _, f := range list {
 		total += f.N
 		what = append(what, fmt.Sprintf("%s: %d", f.What, f.N))
 	}
-	details["nodes"], details["workspaces"], details["instances"], details["sweeps"], details["found"] = o.Nodes,
-		o.Workspaces, o.Instances, sweeps, what
-	details["standing"] = o.Standing.String()
-	details["baseline"] = "what rounds of sweeps may find and the brake may stop"
+	details := bench.Machine()
+	maps.Copy(details, map[string]any{
+		"nodes": o.Nodes, "workspaces": o.Workspaces, "instances": o.Instances, "sweeps": sweeps, "found": what,
+		"standing": o.Standing.String(), "baseline": "what rounds of sweeps may find and the brake may stop",
+	})
 	return bench.Result{
 		Name: "fleet sweeps", Value: float64(total), Unit: "findings, incidents, recoveries and brakes", Baseline: 0,
 		Ratio: float64(total), Required: 0, Passed: total == 0, Details: details,

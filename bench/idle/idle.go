@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -19,6 +21,7 @@ import (
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/rig"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/dev"
@@ -50,82 +53,63 @@ var defaults = Options{
 // Run runs the bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = config.Or(opts, defaults)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	mesh, err := dev.New(ctx, dev.Deps{
-		Logger: opts.Logger, Out: discard{}, Err: discard{}, Version: opts.Version,
-		Began: time.Now(),
-	},
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	mesh, err := dev.New(ctx,
+		dev.Deps{Logger: opts.Logger, Out: io.Discard, Err: io.Discard, Version: opts.Version, Began: time.Now()},
 		dev.Config{Ephemeral: true, Nodes: opts.Nodes, AgentBinary: opts.Agent, Statements: true})
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("build the mesh: %w", err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- mesh.Run(ctx) }()
-	result, err := whileRunning(ctx, opts, mesh, ended)
-	cancel()
-	if last, ok := <-ended; ok && err == nil && last != nil {
-		err = fmt.Errorf("end the mesh: %w", last)
-	}
+	const patience = 5 * time.Minute
+	late := time.AfterFunc(patience, func() { cancel(errors.New("the mesh was not ready in time")) })
+	defer late.Stop()
+	var result bench.Result
+	err = mesh.While(ctx, func(ctx context.Context) error {
+		late.Stop()
+		var err error
+		result, err = measure(ctx, opts, mesh)
+		return err
+	})
 	return result, err
 }
 
-// discard takes the output for people.
-type discard struct{}
-
-func (discard) Write(p []byte) (int, error) { return len(p), nil }
-
-// whileRunning measures the mesh. If that ends first, it closes ended.
-func whileRunning(ctx context.Context, opts Options, mesh *dev.Mesh, ended chan error) (bench.Result, error) {
-	rest := func(d time.Duration, ready <-chan struct{}) error {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		select {
-		case err := <-ended:
-			close(ended)
-			return errors.Join(errors.New("the mesh ended by itself"), err)
-		case <-ctx.Done():
-			return fmt.Errorf("measure the mesh: %w", context.Cause(ctx))
-		case <-ready:
-			return nil
-		case <-timer.C:
-			if ready != nil {
-				return errors.New("the mesh was not ready in time")
-			}
-			return nil
-		}
+// rest lets the mesh be for a while.
+func rest(ctx context.Context, d time.Duration) error {
+	if !app.Sleep(ctx, d) {
+		return fmt.Errorf("measure the mesh: %w", context.Cause(ctx))
 	}
-	const (
-		patience      = 5 * time.Minute
-		countedWithin = 20 * time.Second
-	)
-	if err := rest(patience, mesh.Ready()); err != nil {
+	return nil
+}
+
+// measure measures the mesh while it runs.
+func measure(ctx context.Context, opts Options, mesh *dev.Mesh) (bench.Result, error) {
+	const countedWithin = 20 * time.Second
+	if err := rest(ctx, opts.Settle); err != nil {
 		return bench.Result{}, err
 	}
-	if err := rest(opts.Settle, nil); err != nil {
-		return bench.Result{}, err
-	}
-	url, err := os.ReadFile(material.Layout{Dir: filepath.Join(mesh.Dir(), "material")}.URLFile(pg.RoleOwner))
+	raw, err := os.ReadFile(material.Layout{Dir: filepath.Join(mesh.Dir(), "material")}.URLFile(pg.RoleOwner))
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("read the address of the database: %w", err)
 	}
+	url := strings.TrimSpace(string(raw))
 	counters, err := openStatements(ctx, mesh)
 	if err != nil {
 		return bench.Result{}, err
 	}
 	defer counters.close(ctx)
-	if err := settleTables(ctx, mesh, strings.TrimSpace(string(url))); err != nil {
+	if err := settleTables(ctx, counters.url, url); err != nil {
 		return bench.Result{}, err
 	}
 	// Right after a vacuum the counters have more than a mesh at rest makes, probably the vacuum itself.
-	if err := rest(countedWithin, nil); err != nil {
+	if err := rest(ctx, countedWithin); err != nil {
 		return bench.Result{}, err
 	}
-	vacuums, err := countVacuums(ctx, counters.url, strings.TrimSpace(string(url)))
+	vacuums, err := countVacuums(ctx, counters.url, url)
 	if err != nil {
 		return bench.Result{}, err
 	}
-	before, err := readCounters(ctx, strings.TrimSpace(string(url)))
+	before, err := readCounters(ctx, url)
 	if err != nil {
 		return bench.Result{}, err
 	}
@@ -133,28 +117,28 @@ func whileRunning(ctx context.Context, opts Options, mesh *dev.Mesh, ended chan 
 	if err := counters.begin(ctx); err != nil {
 		return bench.Result{}, err
 	}
-	if err := rest(opts.Length, nil); err != nil {
+	if err := rest(ctx, opts.Length); err != nil {
 		return bench.Result{}, err
 	}
 	list, err := counters.end(ctx)
 	if err != nil {
 		return bench.Result{}, err
 	}
-	after, err := readCounters(ctx, strings.TrimSpace(string(url)))
+	after, err := readCounters(ctx, url)
 	if err != nil {
 		return bench.Result{}, err
 	}
-	if after.vacuums, err = countVacuums(ctx, counters.url, strings.TrimSpace(string(url))); err != nil {
+	if after.vacuums, err = countVacuums(ctx, counters.url, url); err != nil {
 		return bench.Result{}, err
 	}
 	log, err := counters.records(ctx, before.WAL, after.WAL)
 	if err != nil {
 		return bench.Result{}, err
 	}
-	result, err := judge(ctx, opts, before, after, log)
+	result := judge(opts, before, after, log)
 	log.describe(result.Details, after.at.Sub(before.at))
 	describeStatements(result.Details, list, after.at.Sub(before.at))
-	return result, err
+	return result, nil
 }
 
 // seen holds the counters at a moment.
@@ -206,18 +190,22 @@ func readCounters(ctx context.Context, url string) (seen, error) {
 // judge compares the counts with the limits. How many bytes of the write-ahead log are whole pages depends on when the
 // server makes its checkpoints, and not on the writes of a mesh. Where the server does not report how many, a log that
 // is small with them passes, and any other is not judged.
-func judge(ctx context.Context, opts Options, before, after seen, log records) (bench.Result, error) {
+func judge(opts Options, before, after seen, log records) bench.Result {
 	minutes := after.at.Sub(before.at).Minutes()
 	per := func(n int64) float64 { return math.Round(float64(n) / minutes) }
-	details, err := bench.Environment(ctx, nil)
-	if err != nil {
-		return bench.Result{}, err
-	}
 	pages := log.pages()
 	commits, wal := per(after.Commits-before.Commits), per(after.WAL-before.WAL-pages)
-	details["baseline"] = "transactions a minute that an idle mesh may make"
-	details["nodes"], details["length"] = opts.Nodes, opts.Length.String()
-	details["wal_bytes_per_minute_most"] = MostWAL
+	details := bench.Machine()
+	maps.Copy(details, map[string]any{
+		"baseline": "transactions a minute that an idle mesh may make", "nodes": opts.Nodes, "length": opts.Length.String(),
+		"wal_bytes_per_minute_most":  MostWAL,
+		"autovacuums":                after.vacuums.Vacuums - before.vacuums.Vacuums,
+		"autoanalyzes":               after.vacuums.Analyzes - before.vacuums.Analyzes,
+		"connections":                after.Connections,
+		"connections_most":           MostConnections,
+		"database_cpu_ms_per_minute": per((after.database - before.database).Milliseconds()),
+		"services_cpu_ms_per_minute": per(after.services.Milliseconds() - before.services.Milliseconds()),
+	})
 	var notJudged []string
 	if log.unknown == "" {
 		details["wal_bytes_per_minute"], details["wal_full_page_bytes_per_minute"] = wal, per(pages)
@@ -228,15 +216,10 @@ func judge(ctx context.Context, opts Options, before, after seen, log records) (
 			notJudged = append(notJudged, "bytes of the write-ahead log: whole pages are in them, and how many is not known, because "+log.unknown)
 		}
 	}
-	details["autovacuums"] = after.vacuums.Vacuums - before.vacuums.Vacuums
-	details["autoanalyzes"] = after.vacuums.Analyzes - before.vacuums.Analyzes
-	details["connections"], details["connections_most"] = after.Connections, MostConnections
-	details["database_cpu_ms_per_minute"] = per((after.database - before.database).Milliseconds())
-	details["services_cpu_ms_per_minute"] = per(after.services.Milliseconds() - before.services.Milliseconds())
 	return bench.Result{
 		Name: "idle", Value: commits, Unit: "transactions a minute", Baseline: MostCommits, Ratio: commits / MostCommits,
 		Required:  1,
 		Passed:    commits <= MostCommits && (wal <= MostWAL || len(notJudged) > 0) && after.Connections <= MostConnections,
 		NotJudged: notJudged, Details: details,
-	}, nil
+	}
 }

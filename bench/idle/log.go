@@ -83,9 +83,6 @@ func (r records) vacuumed() int64 {
 
 // describe adds records and bytes a minute by kind to the details of a result.
 func (r records) describe(details map[string]any, length time.Duration) {
-	if details == nil {
-		return
-	}
 	for i, k := range r.kinds {
 		per := func(n int64) float64 { return math.Round(float64(n) / length.Minutes()) }
 		details[fmt.Sprintf("log %02d %s", i+1,

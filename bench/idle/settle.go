@@ -1,6 +1,7 @@
 package idle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/mesh/dev"
 )
 
 var (
@@ -31,11 +31,7 @@ var (
 // server all of whose tables are new, is not counted. It also puts off the work that autovacuum does for as long as the
 // mesh updates its rows: a short stretch counts less of that than a mesh at rest has. Without an administrator's
 // connection it vacuums the mesh's own tables alone.
-func settleTables(ctx context.Context, mesh *dev.Mesh, owner string) error {
-	admin, err := mesh.StatementsURL()
-	if err != nil {
-		return err
-	}
+func settleTables(ctx context.Context, admin, owner string) error {
 	if admin == "" {
 		return vacuum(ctx, owner, "", vacuumAll.For(struct{}{}))
 	}
@@ -61,22 +57,29 @@ func settleTables(ctx context.Context, mesh *dev.Mesh, owner string) error {
 	return nil
 }
 
-// vacuum vacuums a database, that of the address if none is named, over a connection that has ended when it returns.
-func vacuum(ctx context.Context, url, database string, how *pg.Statement) error {
+// connect connects to a database, that of the address if none is named.
+func connect(ctx context.Context, url, database string) (*pgx.Conn, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
-		return fmt.Errorf("read the address of the database: %w", err)
+		return nil, fmt.Errorf("read the address of the database: %w", err)
 	}
-	if database != "" {
-		cfg.Database = database
-	}
+	cfg.Database = cmp.Or(database, cfg.Database)
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return fmt.Errorf("connect to database %s: %w", cfg.Database, err)
+		return nil, fmt.Errorf("connect to database %s: %w", cfg.Database, err)
+	}
+	return conn, nil
+}
+
+// vacuum vacuums a database, that of the address if none is named, over a connection that has ended when it returns.
+func vacuum(ctx context.Context, url, database string, how *pg.Statement) error {
+	conn, err := connect(ctx, url, database)
+	if err != nil {
+		return err
 	}
 	if _, err := pg.Exec(ctx, conn, how); err != nil {
 		_ = conn.Close(ctx)
-		return fmt.Errorf("vacuum database %s: %w", cfg.Database, err)
+		return fmt.Errorf("vacuum database %s: %w", conn.Config().Database, err)
 	}
 	return gone(ctx, url, conn)
 }
@@ -122,28 +125,18 @@ type vacuums struct {
 // countVacuums adds up all databases; without an administrator's connection it counts in the mesh's own. Its sessions
 // have ended when it returns.
 func countVacuums(ctx context.Context, admin, owner string) (vacuums, error) {
-	url := owner
-	if admin != "" {
-		url = admin
-	}
+	url := cmp.Or(admin, owner)
 	var total vacuums
 	var conns []*pgx.Conn
 	count := func(database string) error {
-		cfg, err := pgx.ParseConfig(url)
+		conn, err := connect(ctx, url, database)
 		if err != nil {
-			return fmt.Errorf("read the address of the database: %w", err)
-		}
-		if database != "" {
-			cfg.Database = database
-		}
-		conn, err := pgx.ConnectConfig(ctx, cfg)
-		if err != nil {
-			return fmt.Errorf("connect to database %s: %w", cfg.Database, err)
+			return err
 		}
 		conns = append(conns, conn)
 		one, err := pg.One[vacuums](ctx, conn, countAutovacuums)
 		if err != nil {
-			return fmt.Errorf("count the vacuums of database %s: %w", cfg.Database, err)
+			return fmt.Errorf("count the vacuums of database %s: %w", conn.Config().Database, err)
 		}
 		total.Vacuums, total.Analyzes = total.Vacuums+one.Vacuums, total.Analyzes+one.Analyzes
 		return nil

@@ -2,7 +2,6 @@
 package schemas
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/rig"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/schema"
@@ -66,8 +66,8 @@ var calls = []struct {
 		t.ids[name] = ids.New()
 		return schema.MakeSchema(ctx, t.db, name, t.verifier, t.ids[name])
 	}},
-	{"login", func(ctx context.Context, t *tester, name string) error { return t.login(ctx, name) }},
-	{"read all names", func(ctx context.Context, t *tester, _ string) error { return t.names(ctx) }},
+	{"login", login},
+	{"read all names", readNames},
 	{"drop", func(ctx context.Context, t *tester, name string) error {
 		return schema.DropSchema(ctx, t.db, name, t.ids[name])
 	}},
@@ -98,10 +98,7 @@ type size struct {
 
 // Run runs the bench.
 func Run(ctx context.Context, o Options) (bench.Result, error) {
-	o.Schemas, o.Calls = cmp.Or(o.Schemas, 10_000), cmp.Or(o.Calls, 20)
-	if o.Out == nil {
-		o.Out = io.Discard
-	}
+	o = config.Or(o, Options{Schemas: 10_000, Calls: 20, Out: io.Discard})
 	if o.Schemas < 100 {
 		return bench.Result{}, errors.New("fewer than 100 schemas show no growth")
 	}
@@ -117,10 +114,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 		return bench.Result{}, err
 	}
 	defer t.rig.Close(ctx)
-	var counts []int
-	for _, n := range []int{o.Schemas / 100, o.Schemas / 10, o.Schemas} {
-		counts = append(counts, max(n, 10))
-	}
+	counts := []int{max(o.Schemas/100, 10), max(o.Schemas/10, 10), o.Schemas}
 	figures := map[string][]figure{}
 	for _, n := range counts {
 		if err := t.size(ctx, n, figures); err != nil {
@@ -213,7 +207,7 @@ func (t *tester) measure(
 }
 
 // login opens a session of a workspace's role and reads from its schema.
-func (t *tester) login(ctx context.Context, name string) error {
+func login(ctx context.Context, t *tester, name string) error {
 	conn, err := pgx.Connect(ctx, t.o.Database.WorkloadsURLOf(name, password))
 	if err != nil {
 		return fmt.Errorf("log in: %w", err)
@@ -225,8 +219,8 @@ func (t *tester) login(ctx context.Context, name string) error {
 	return nil
 }
 
-// names reads the names of all schemas that have a role, as the sweep of findings does.
-func (t *tester) names(ctx context.Context) error {
+// readNames reads the names of all schemas that have a role, as the sweep of findings does.
+func readNames(ctx context.Context, t *tester, _ string) error {
 	if _, err := pg.Value[int64](ctx, t.db, allNames); err != nil {
 		return fmt.Errorf("read the names of schemas: %w", err)
 	}

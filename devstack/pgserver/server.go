@@ -313,7 +313,10 @@ func (s *Server) SocketURL(database, user, password string) string {
 }
 
 // AdminURL returns a connection string of the superuser to the maintenance database over loopback TCP.
-func (s *Server) AdminURL() string { return s.URL("postgres", Superuser, s.password) }
+func (s *Server) AdminURL() string { return s.AdminURLOf("postgres") }
+
+// AdminURLOf returns the connection string of the superuser to a database.
+func (s *Server) AdminURLOf(database string) string { return s.URL(database, Superuser, s.password) }
 
 // Port returns the TCP port on 127.0.0.1.
 func (s *Server) Port() int { return s.port }

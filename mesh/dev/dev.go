@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/mesh/devstack/scratch"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -170,15 +168,11 @@ func (m *Mesh) Dir() string { return m.dir }
 
 // StatementsURL returns the connection string of the administrator to the mesh's database where our Postgres counts
 // what each statement costs, or "".
-func (m *Mesh) StatementsURL() (string, error) {
+func (m *Mesh) StatementsURL() string {
 	if m.stores == nil || m.stores.Postgres == nil || !m.stores.Postgres.CountsStatements() {
-		return "", nil
+		return ""
 	}
-	cfg, err := pgx.ParseConfig(m.stores.Postgres.AdminURL())
-	if err != nil {
-		return "", fmt.Errorf("read the address of the server: %w", err)
-	}
-	return m.stores.Postgres.URL(pg.DatabaseMesh, cfg.User, cfg.Password), nil
+	return m.stores.Postgres.AdminURLOf(pg.DatabaseMesh)
 }
 
 func (m *Mesh) makeMaterial(context.Context) error {
@@ -292,6 +286,31 @@ func (m *Mesh) Run(ctx context.Context) error {
 	}
 	runErr := app.Group{Logger: m.deps.Logger, Grace: 9 * time.Second}.Run(ctx, tasks...)
 	return errors.Join(runErr, m.end(context.WithoutCancel(ctx)))
+}
+
+// While runs the mesh, calls work once the mesh is ready, and ends it. If the mesh ends by itself, so does the context of
+// work.
+func (m *Mesh) While(ctx context.Context, work func(ctx context.Context) error) error {
+	running, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	ended := make(chan error, 1)
+	go func() {
+		err := m.Run(running)
+		stop(errors.Join(errors.New("the mesh ended by itself"), err))
+		ended <- err
+	}()
+	var err error
+	select {
+	case <-m.Ready():
+		err = work(running)
+	case <-running.Done():
+		err = fmt.Errorf("start the mesh: %w", context.Cause(running))
+	}
+	stop(nil)
+	if last := <-ended; last != nil && err == nil {
+		err = fmt.Errorf("end the mesh: %w", last)
+	}
+	return err
 }
 
 // end leaves no process behind: one that was launched during the stop is stopped too.
