@@ -17,19 +17,19 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/devstack/pgserver"
-	"github.com/gpuaas/mesh/devstack/scratch"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/dev"
-	"github.com/gpuaas/mesh/mesh/halt"
+	"github.com/gpuaas/mesh/mesh/plans"
 )
 
 // Most is how many KB one life may leave in the database after its terms, indexes included.
@@ -100,66 +100,32 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 		result, err = o.judge(ctx, m, server)
 		return err
 	})
-	if err != nil {
-		return bench.Result{}, err
-	}
-	return result, nil
+	return result, err
 }
 
 // inMesh calls work in a mesh of the bench's own whose terms are a minute, and after once the mesh has ended and its
 // database is still there.
 func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mesh, *pgserver.Server) error,
 	after func(context.Context, *pgserver.Server) error,
-) (err error) { //nolint:nonamedreturns // what is cleaned up joins its error
-	dir, err := scratch.Make(halt.Bench)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dir.Remove()) }()
-	terms := filepath.Join(dir.Path(), "policy.yaml")
-	if err := os.WriteFile(terms, []byte(Terms), 0o600); err != nil {
-		return fmt.Errorf("write the terms: %w", err)
-	}
-	server, err := pgserver.Start(ctx, pgserver.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: o.Logger})
-	if err != nil {
-		return fmt.Errorf("start the database: %w", err)
-	}
-	defer func() {
-		stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
-		defer stop()
-		err = errors.Join(err, server.Stop(stopCtx))
-	}()
-	mesh, err := dev.New(ctx, dev.Deps{
-		Logger: o.Logger, Out: io.Discard, Err: io.Discard, Version: o.Version,
-		Began: time.Now(),
-	},
-		dev.Config{
+) error {
+	return plans.WithServer(ctx, o.Logger, func(ctx context.Context, server *pgserver.Server, dir string) error {
+		terms := filepath.Join(dir, "policy.yaml")
+		if err := os.WriteFile(terms, []byte(Terms), 0o600); err != nil {
+			return fmt.Errorf("write the terms: %w", err)
+		}
+		deps := dev.Deps{Logger: o.Logger, Out: io.Discard, Err: io.Discard, Version: o.Version, Began: time.Now()}
+		mesh, err := dev.New(ctx, deps, dev.Config{
 			Ephemeral: true, NoDemo: true, Nodes: 1, AgentBinary: o.Agent, DatabaseURL: server.AdminURL(), PolicyFile: terms,
 			RetentionSweep: sweep, KeepEnded: time.Minute, ForgetAfter: forgetAfter,
 		})
-	if err != nil {
-		return fmt.Errorf("build the mesh: %w", err)
-	}
-	running, stop := context.WithCancel(ctx)
-	defer stop()
-	ended := make(chan error, 1)
-	go func() { ended <- mesh.Run(running) }()
-	select {
-	case err = <-ended:
-		return errors.Join(errors.New("the mesh ended by itself"), err)
-	case <-ctx.Done():
-		err = fmt.Errorf("start the mesh: %w", context.Cause(ctx))
-	case <-mesh.Ready():
-		err = work(running, mesh, server)
-	}
-	stop()
-	if last := <-ended; last != nil && err == nil {
-		err = fmt.Errorf("end the mesh: %w", last)
-	}
-	if err != nil {
-		return err
-	}
-	return after(ctx, server)
+		if err != nil {
+			return fmt.Errorf("build the mesh: %w", err)
+		}
+		if err := mesh.While(ctx, func(ctx context.Context) error { return work(ctx, mesh, server) }); err != nil {
+			return err
+		}
+		return after(ctx, server)
+	})
 }
 
 // measured holds the times of the lives until the mesh was stopped.
@@ -209,11 +175,7 @@ func (o Options) live(ctx context.Context, mesh *dev.Mesh, server *pgserver.Serv
 }
 
 func connect(ctx context.Context, server *pgserver.Server) (*pgx.Conn, error) {
-	cfg, err := pgx.ParseConfig(server.AdminURL())
-	if err != nil {
-		return nil, fmt.Errorf("read the address of the database: %w", err)
-	}
-	conn, err := pgx.Connect(ctx, server.URL(pg.DatabaseMesh, cfg.User, cfg.Password))
+	conn, err := pgx.Connect(ctx, server.AdminURLOf(pg.DatabaseMesh))
 	if err != nil {
 		return nil, fmt.Errorf("connect to the database: %w", err)
 	}
@@ -240,30 +202,27 @@ func (o Options) judge(ctx context.Context, m measured, server *pgserver.Server)
 		return cmp.Or(cmp.Compare(after[b].Bytes-m.before[b].Bytes, after[a].Bytes-m.before[a].Bytes), cmp.Compare(a, b))
 	})
 	var left, peak, disk int64
-	if _, err := fmt.Fprintf(o.Out, "%-36s %12s %12s %12s %12s\n", "table", "KB a life", "rows a life", "KB at peak",
-		"KB on disk"); err != nil {
-		return bench.Result{}, fmt.Errorf("print the table: %w", err)
-	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "%-36s %12s %12s %12s %12s\n", "table", "KB a life", "rows a life", "KB at peak", "KB on disk")
 	for _, name := range names {
 		was, now := m.before[name], after[name]
 		left, peak, disk = left+now.Bytes-was.Bytes, peak+m.peak[name].Bytes-was.Bytes, disk+onDisk[name].Bytes-was.Bytes
 		if now.Bytes == was.Bytes && m.peak[name].Bytes == was.Bytes {
 			continue
 		}
-		if _, err := fmt.Fprintf(o.Out, "%-36s %12.2f %12.2f %12.2f %12.2f\n", name, per(now.Bytes-was.Bytes),
+		fmt.Fprintf(&table, "%-36s %12.2f %12.2f %12.2f %12.2f\n", name, per(now.Bytes-was.Bytes),
 			float64(now.Rows-was.Rows)/float64(o.Lives), per(m.peak[name].Bytes-was.Bytes),
-			per(onDisk[name].Bytes-was.Bytes)); err != nil {
-			return bench.Result{}, fmt.Errorf("print the table: %w", err)
-		}
+			per(onDisk[name].Bytes-was.Bytes))
 	}
-	details, err := bench.Environment(ctx, nil)
-	if err != nil {
-		return bench.Result{}, err
+	if _, err := io.WriteString(o.Out, table.String()); err != nil {
+		return bench.Result{}, fmt.Errorf("print the table: %w", err)
 	}
-	details["baseline"] = "KB that a life may leave after its terms, indexes included"
-	details["lives"], details["clients"] = o.Lives, o.Clients
-	details["took"], details["waited"] = m.took.Round(time.Second).String(), m.waited.Round(time.Second).String()
-	details["kb_a_life_at_peak"], details["kb_a_life_on_disk"] = per(peak), per(disk)
+	details := bench.Machine()
+	maps.Copy(details, map[string]any{
+		"baseline": "KB that a life may leave after its terms, indexes included", "lives": o.Lives, "clients": o.Clients,
+		"took": m.took.Round(time.Second).String(), "waited": m.waited.Round(time.Second).String(),
+		"kb_a_life_at_peak": per(peak), "kb_a_life_on_disk": per(disk),
+	})
 	value := per(left)
 	return bench.Result{
 		Name: "lives", Value: value, Unit: "KB a life after its terms", Baseline: Most, Ratio: value / Most, Required: 1,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -57,9 +58,9 @@ func Soak(ctx context.Context, o SoakOptions) (bench.Result, error) {
 	if o.Length < 0 || o.Clients < 0 {
 		return bench.Result{}, fmt.Errorf("bench soak: %s of %d clients", o.Length, o.Clients)
 	}
-	o.Options = config.Or(o.Options, defaults)
-	o.Length, o.Every = cmp.Or(o.Length, 45*time.Minute), cmp.Or(o.Every, 15*time.Second)
-	o.Pace = cmp.Or(o.Pace, 6*time.Second)
+	o = config.Or(o, SoakOptions{
+		Options: defaults, Length: 45 * time.Minute, Every: 15 * time.Second, Pace: 6 * time.Second,
+	})
 	var samples []sample
 	var late int64
 	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *pgserver.Server) error {
@@ -70,7 +71,7 @@ func Soak(ctx context.Context, o SoakOptions) (bench.Result, error) {
 	if err != nil {
 		return bench.Result{}, err
 	}
-	return o.verdict(ctx, samples, late)
+	return o.verdict(samples, late)
 }
 
 // soak makes lives until the time is over, and samples meanwhile. It returns the samples, and how many lives did not
@@ -233,17 +234,15 @@ func memory(root int) (own, others, postgres int64, err error) { //nolint:noname
 
 func (s sample) print(o SoakOptions) error {
 	mib := func(n int64) float64 { return float64(n) / (1 << 20) }
+	var table strings.Builder
 	if s.At < o.Every {
-		if _, err := fmt.Fprintf(o.Out, "%8s %8s %12s %14s %12s %15s %16s\n",
-			"minute", "lives", "database", "log files", "mesh memory", "memory an agent",
-			"postgres memory"); err != nil {
-			return fmt.Errorf("print the table: %w", err)
-		}
+		fmt.Fprintf(&table, "%8s %8s %12s %14s %12s %15s %16s\n", "minute", "lives", "database", "log files",
+			"mesh memory", "memory an agent", "postgres memory")
 	}
 	v := s.Values
-	if _, err := fmt.Fprintf(o.Out, "%8.2f %8d %8.1f MiB %10.1f MiB %8.1f MiB %11.2f MiB %12.1f MiB\n",
-		s.At.Minutes(), s.Lives, mib(v[0]), mib(v[1]), mib(v[2]),
-		mib(v[3]), mib(v[4])); err != nil {
+	fmt.Fprintf(&table, "%8.2f %8d %8.1f MiB %10.1f MiB %8.1f MiB %11.2f MiB %12.1f MiB\n", s.At.Minutes(), s.Lives,
+		mib(v[0]), mib(v[1]), mib(v[2]), mib(v[3]), mib(v[4]))
+	if _, err := io.WriteString(o.Out, table.String()); err != nil {
 		return fmt.Errorf("print the table: %w", err)
 	}
 	return nil
@@ -276,45 +275,43 @@ func (o SoakOptions) printGrown(from, until sizes) error {
 	names := slices.SortedFunc(maps.Keys(until), func(a, b string) int {
 		return cmp.Or(cmp.Compare(until[b].Bytes-from[b].Bytes, until[a].Bytes-from[a].Bytes), cmp.Compare(a, b))
 	})
-	if _, err := fmt.Fprintf(o.Out, "%-60s %14s %14s\n", "table or index", "grew by", "at the end"); err != nil {
-		return fmt.Errorf("print the table: %w", err)
-	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "%-60s %14s %14s\n", "table or index", "grew by", "at the end")
 	for _, name := range names[:min(len(names), 20)] {
 		grew := until[name].Bytes - from[name].Bytes
 		if grew <= 0 {
 			break
 		}
-		if _, err := fmt.Fprintf(o.Out, "%-60s %10d KiB %10d KiB\n", name, grew>>10, until[name].Bytes>>10); err != nil {
-			return fmt.Errorf("print the table: %w", err)
-		}
+		fmt.Fprintf(&table, "%-60s %10d KiB %10d KiB\n", name, grew>>10, until[name].Bytes>>10)
+	}
+	if _, err := io.WriteString(o.Out, table.String()); err != nil {
+		return fmt.Errorf("print the table: %w", err)
 	}
 	return nil
 }
 
 // settled returns the samples that are judged.
 func settled(samples []sample, length time.Duration) []sample {
-	for i, s := range samples {
-		if s.At >= min(Settled, length/3) {
-			return samples[i:]
-		}
+	i := slices.IndexFunc(samples, func(s sample) bool { return s.At >= min(Settled, length/3) })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return samples[i:]
 }
 
 // verdict judges the largest growth.
-func (o SoakOptions) verdict(ctx context.Context, samples []sample, late int64) (bench.Result, error) {
+func (o SoakOptions) verdict(samples []sample, late int64) (bench.Result, error) {
 	judged := settled(samples, o.Length)
 	if len(judged) < 3 {
 		return bench.Result{}, fmt.Errorf("bench soak: %d samples are too few to judge", len(judged))
 	}
-	details, err := bench.Environment(ctx, nil)
-	if err != nil {
-		return bench.Result{}, err
-	}
-	details["baseline"] = "growth from the time on that is judged, as a share of the mean"
-	details["minutes"], details["clients"], details["lives"] = o.Length.Minutes(), o.Clients, samples[len(samples)-1].Lives
-	details["lives_left_out"], details["pace_s"] = late, o.Pace.Seconds()
-	details["judged_from"], details["samples"] = judged[0].At.Round(time.Second).String(), len(judged)
+	details := bench.Machine()
+	maps.Copy(details, map[string]any{
+		"baseline": "growth from the time on that is judged, as a share of the mean",
+		"minutes":  o.Length.Minutes(), "clients": o.Clients, "lives": samples[len(samples)-1].Lives,
+		"lives_left_out": late, "pace_s": o.Pace.Seconds(),
+		"judged_from": judged[0].At.Round(time.Second).String(), "samples": len(judged),
+	})
 	most := -1.0
 	for i, name := range measures {
 		rise := growth(judged, i)

@@ -32,7 +32,7 @@ func TestASoakIsJudgedByWhatGrowsAfterItHasSettled(t *testing.T) {
 				s.Values[2] = int64(tc.size(at.Minutes()) * 1e6)
 				samples = append(samples, s)
 			}
-			result, err := SoakOptions{Length: length}.verdict(t.Context(), samples, 0)
+			result, err := SoakOptions{Length: length}.verdict(samples, 0)
 			if err != nil || result.Passed != tc.passed {
 				t.Errorf("growth %.3f %%, passed: %t, %v", result.Value, result.Passed, err)
 			}
@@ -41,7 +41,7 @@ func TestASoakIsJudgedByWhatGrowsAfterItHasSettled(t *testing.T) {
 			}
 		})
 	}
-	if _, err := (SoakOptions{Length: length}).verdict(t.Context(), make([]sample, 2), 0); err == nil {
+	if _, err := (SoakOptions{Length: length}).verdict(make([]sample, 2), 0); err == nil {
 		t.Error("two samples were judged")
 	}
 	if from := settled([]sample{{At: 0}, {At: time.Second}, {At: 2 * time.Second}},

@@ -1,16 +1,8 @@
 package plans
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"strings"
 	"time"
-
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/mesh/person"
 )
 
 // EndedOf is the share of a fleet's workspaces that have ended on each day of its history, each after a recreate.
@@ -58,49 +50,4 @@ func (t *Template) splitEnded(tab table, row string) []piece {
 		parts = append(parts, t.split(field)...)
 	}
 	return append(parts, piece{text: newline + "\n"})
-}
-
-// liveAndEnd makes a workspace, recreates it and decommissions it.
-func (src Source) liveAndEnd(ctx context.Context, client *person.Client) error {
-	if err := src.create(ctx, client, endedName); err != nil {
-		return err
-	}
-	for _, kind := range []commonv1.OperationKind{
-		commonv1.OperationKind_OPERATION_KIND_RECREATE, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION,
-	} {
-		ws, err := client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: tenantName + "/" + endedName})
-		if err != nil {
-			return fmt.Errorf("read the ending workspace of the template: %w", err)
-		}
-		id := ws.GetWorkspace().GetWorkspaceId()
-		_, err = client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
-			Workspace: id, Kind: kind, Reason: "template", IdempotencyKey: fmt.Sprintf("%s-%d", endedName, kind),
-		})
-		if err != nil {
-			return fmt.Errorf("ask for %s of the ending workspace of the template: %w", kind, err)
-		}
-		state := commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED
-		if kind == commonv1.OperationKind_OPERATION_KIND_RECREATE {
-			state = commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
-		}
-		if err := await(ctx, client, id, state, ws.GetWorkspace().GetEpoch()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// await waits until a workspace is in a state: active in an epoch after the given one.
-func await(ctx context.Context, client *person.Client, ref string, state commonv1.WorkspaceState, after int64) error {
-	for {
-		answer, err := client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref})
-		ws := answer.GetWorkspace()
-		if err == nil && ws.GetState() == state &&
-			(state != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || ws.GetEpoch() > after) {
-			return nil
-		}
-		if !app.Sleep(ctx, 50*time.Millisecond) {
-			return errors.Join(fmt.Errorf("workspace %s of the template did not become %s", ref, state), err)
-		}
-	}
 }

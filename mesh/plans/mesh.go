@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"path/filepath"
 	"time"
@@ -13,7 +14,6 @@ import (
 	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/devstack/scratch"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -41,16 +41,11 @@ type Source struct {
 	Logger    *slog.Logger
 }
 
-// discard takes the output for people.
-type discard struct{}
-
-func (discard) Write(p []byte) (int, error) { return len(p), nil }
-
 // Make starts a mesh, enrols one machine, provisions one workspace on it, and returns the rows once the mesh is at
 // rest.
 func Make(ctx context.Context, src Source) (*Template, error) {
 	var tmpl *Template
-	err := withServer(ctx, src, func(ctx context.Context, server *pgserver.Server, dir string) error {
+	err := WithServer(ctx, src.Logger, func(ctx context.Context, server *pgserver.Server, dir string) error {
 		var err error
 		tmpl, err = makeTemplate(ctx, src, server, dir)
 		return err
@@ -67,15 +62,12 @@ type Running struct {
 
 // Serve loads a fleet of the size, starts the services of a mesh on it, and calls fn while they run.
 func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Context, r Running) error) error {
-	return withServer(ctx, src, func(ctx context.Context, server *pgserver.Server, dir string) error {
+	return WithServer(ctx, src.Logger, func(ctx context.Context, server *pgserver.Server, dir string) error {
 		tmpl, err := makeTemplate(ctx, src, server, dir)
 		if err != nil {
 			return err
 		}
-		url, err := administrator(server.AdminURL(), pg.DatabaseMesh)
-		if err != nil {
-			return err
-		}
+		url := server.AdminURLOf(pg.DatabaseMesh)
 		if err := tmpl.Load(ctx, url, size); err != nil {
 			return err
 		}
@@ -83,11 +75,7 @@ func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Conte
 			return err
 		}
 		if size.Schemas {
-			workloads, err := administrator(server.AdminURL(), pg.DatabaseWorkloads)
-			if err != nil {
-				return err
-			}
-			if err := makeSchemas(ctx, url, workloads); err != nil {
+			if err := makeSchemas(ctx, url, server.AdminURLOf(pg.DatabaseWorkloads)); err != nil {
 				return err
 			}
 		}
@@ -97,25 +85,27 @@ func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Conte
 	})
 }
 
-// withServer calls fn with a database server and a directory for a mesh, and removes both.
+// WithServer calls fn with a database server and a temporary directory, and removes both.
 //
 //nolint:nonamedreturns // what is removed at the end may fail
-func withServer(ctx context.Context, src Source, fn func(context.Context, *pgserver.Server, string) error) (err error) {
+func WithServer(
+	ctx context.Context, logger *slog.Logger, fn func(ctx context.Context, server *pgserver.Server, dir string) error,
+) (err error) {
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dir.Remove()) }()
-	server, err := pgserver.Start(ctx, pgserver.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: src.Logger})
+	server, err := pgserver.Start(ctx, pgserver.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: logger})
 	if err != nil {
-		return fmt.Errorf("start the database of the template: %w", err)
+		return fmt.Errorf("start the database: %w", err)
 	}
 	defer func() {
 		stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 		defer stop()
 		err = errors.Join(err, server.Stop(stopCtx))
 	}()
-	return fn(ctx, server, filepath.Join(dir.Path(), "mesh"))
+	return fn(ctx, server, dir.Path())
 }
 
 // makeTemplate makes the template with a mesh that it ends.
@@ -131,36 +121,20 @@ func makeTemplate(ctx context.Context, src Source, server *pgserver.Server, dir 
 	return tmpl, err
 }
 
-// withMesh calls fn while a mesh runs.
+// withMesh calls fn while a mesh runs below a directory.
 func withMesh(
 	ctx context.Context, src Source, server *pgserver.Server, dir string, fn func(context.Context, *dev.Mesh) error,
 ) error {
 	const free = "127.0.0.1:0"
-	deps := dev.Deps{Logger: src.Logger, Out: discard{}, Err: discard{}, Version: src.Version, Began: time.Now()}
+	deps := dev.Deps{Logger: src.Logger, Out: io.Discard, Err: io.Discard, Version: src.Version, Began: time.Now()}
 	mesh, err := dev.New(ctx, deps, dev.Config{
-		DataDir: dir, NoDemo: true, AgentBinary: src.Agent, DatabaseURL: server.AdminURL(), SeededDatabase: true,
+		DataDir: filepath.Join(dir, "mesh"), NoDemo: true, AgentBinary: src.Agent, DatabaseURL: server.AdminURL(), SeededDatabase: true,
 		ConsoleAddr: free, NodeAddr: free, EnrollAddr: free, MetricsAddr: free,
 	})
 	if err != nil {
 		return fmt.Errorf("build the mesh of the template: %w", err)
 	}
-	running, stop := context.WithCancel(ctx)
-	defer stop()
-	ended := make(chan error, 1)
-	go func() { ended <- mesh.Run(running) }()
-	select {
-	case err = <-ended:
-		return errors.Join(errors.New("the mesh of the template ended by itself"), err)
-	case <-ctx.Done():
-		err = fmt.Errorf("start the mesh of the template: %w", context.Cause(ctx))
-	case <-mesh.Ready():
-		err = fn(running, mesh)
-	}
-	stop()
-	if last := <-ended; last != nil && err == nil {
-		err = fmt.Errorf("end the mesh of the template: %w", last)
-	}
-	return err
+	return mesh.While(ctx, func(ctx context.Context) error { return fn(ctx, mesh) })
 }
 
 // fromMesh furnishes the mesh and captures its rows.
@@ -175,12 +149,8 @@ func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *pgserver.
 	if err := src.provision(ctx, mesh.Client()); err != nil {
 		return nil, err
 	}
-	url, err := administrator(server.AdminURL(), pg.DatabaseMesh)
-	if err != nil {
-		return nil, err
-	}
 	// As the administrator: the event log shows the owner nothing.
-	conn, err := pgx.Connect(ctx, url)
+	conn, err := pgx.Connect(ctx, server.AdminURLOf(pg.DatabaseMesh))
 	if err != nil {
 		return nil, fmt.Errorf("connect to the database of the template: %w", err)
 	}
@@ -235,36 +205,21 @@ func (src Source) provision(ctx context.Context, client *person.Client) error {
 	if _, err := client.Command.CreateTenant(ctx, &readmodelv1.CreateTenantRequest{Name: tenantName}); err != nil {
 		return fmt.Errorf("create the tenant of the template: %w", err)
 	}
-	if src.Ended {
-		if err := src.liveAndEnd(ctx, client); err != nil {
-			return err
-		}
-	}
-	return src.create(ctx, client, workspaceName)
-}
-
-// create makes a workspace of the tenant, and waits until it is active.
-func (src Source) create(ctx context.Context, client *person.Client, name string) error {
 	driver := commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
 	if src.Instances {
 		driver = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
 	}
-	_, err := client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{
-		Tenant: tenantName, Name: name, IdempotencyKey: name, Spec: &lifecyclev1.WorkspaceSpec{Placement: driver},
-	})
-	if err != nil {
-		return fmt.Errorf("create workspace %s of the template: %w", name, err)
+	if src.Ended {
+		ws, err := client.Provision(ctx, tenantName, endedName, driver)
+		if err == nil {
+			err = client.RecreateAndEnd(ctx, ws, "template")
+		}
+		if err != nil {
+			return fmt.Errorf("make the ended workspace of the template: %w", err)
+		}
 	}
-	return await(ctx, client, tenantName+"/"+name, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, 0)
-}
-
-// administrator returns the address of a database for the administrator of its server.
-func administrator(adminURL, database string) (string, error) {
-	cfg, err := pgx.ParseConfig(adminURL)
-	if err != nil {
-		return "", fmt.Errorf("read the address of the database: %w", err)
-	}
-	return pg.WithUser(adminURL, cfg.User, cfg.Password, database)
+	_, err := client.Provision(ctx, tenantName, workspaceName, driver)
+	return err
 }
 
 var atRest = pg.Define(pg.RoleOwner, "plans.at_rest", `

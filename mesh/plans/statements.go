@@ -1,7 +1,6 @@
 package plans
 
 import (
-	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -165,47 +164,10 @@ func Bounds(s *pg.Statement) []int64 {
 	return out
 }
 
-// Named returns the names of the statements that read the whole fleet, a page of it, or none of it.
-func Named() []string {
-	return slices.Concat(slices.Sorted(maps.Keys(whole)), slices.Sorted(maps.Keys(machines)),
-		slices.Sorted(maps.Keys(paged)), slices.Sorted(maps.Keys(flat)))
-}
-
 // Measured returns the statements of services that can be planned on a migrated database.
 func Measured() []*pg.Statement {
 	return slices.DeleteFunc(pg.Statements(), func(s *pg.Statement) bool {
 		role := s.Roles()[0]
 		return s.Unprepared() != "" || role == pg.RoleOwner || role == pg.RoleWorkloadAdmin
 	})
-}
-
-// without are the tables with ids of machines or workspaces of which a fleet at rest has no rows, and those of failed
-// objects.
-var without = []string{
-	"lifecycle.finding", "lifecycle.gpu_hold", "lifecycle.late_evidence", "lifecycle.orphan_try", "lifecycle.suspicion",
-	"lifecycle.unaccounted_instance", "lifecycle.woken_instance", "readmodel.finding", "readmodel.observation",
-	"readmodel.recovery_record", "recovery.class_sighting", "recovery.instance", "recovery.recovery_record",
-	"recovery.suspect", "recovery.watch_run",
-	"recovery.workspace_epoch",
-}
-
-// Few returns the tables with columns for ids of machines or workspaces of which Load makes fewer rows than the
-// fleet has machines. A table that is added to the product must be filled by the template, or named as one that a
-// fleet at rest has no rows of.
-func (t *Template) Few(size Size) []string {
-	var out []string
-	for _, tab := range t.tables {
-		if !slices.ContainsFunc(tab.columns, func(c string) bool { return c == "node_id" || c == "workspace_id" }) ||
-			!copied(tab.name) || slices.Contains(without, tab.name) {
-			continue
-		}
-		rows := 0
-		for _, row := range tab.rows {
-			rows += size.copies(t.levelOf(row))
-		}
-		if rows < size.Nodes {
-			out = append(out, tab.name)
-		}
-	}
-	return out
 }
