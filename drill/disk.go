@@ -158,11 +158,11 @@ func keepsWorking(ctx context.Context, r *kit.Run, first mesh.Held, pid int, age
 	if now := host.Kernel(pid); now.Start != agent.Start || now.State == "" || now.State == "Z" {
 		return fmt.Errorf("the agent, process %d, has ended", pid)
 	}
-	node, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: first.Node})
+	node, err := r.Mesh.Node(ctx, first.Node)
 	if err != nil {
 		return err
 	}
-	if !node.GetNode().GetConnected() {
+	if !node.GetConnected() {
 		return errors.New("the agent has lost its stream")
 	}
 	return mesh.Answers(ctx, first.URL)
@@ -197,11 +197,10 @@ func notPlaced(ctx context.Context, r *kit.Run) error {
 // withoutRoom returns the complete verdict on a node whose disk is full: its reason, the diagnostic of its host, the
 // finding, and the finding's cordon.
 func withoutRoom(ctx context.Context, m *mesh.Mesh, id string) (kit.Verdict, string, error) {
-	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
+	node, err := m.Node(ctx, id)
 	if err != nil {
 		return kit.Verdict{}, "", err
 	}
-	node := resp.GetNode()
 	v := kit.Verdict{Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction()}
 	finding, err := diskFinding(ctx, m, id)
 	if err != nil {
@@ -218,11 +217,10 @@ func withoutRoom(ctx context.Context, m *mesh.Mesh, id string) (kit.Verdict, str
 
 // withRoom checks that all of that is over.
 func withRoom(ctx context.Context, m *mesh.Mesh, id, finding string) error {
-	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
+	node, err := m.Node(ctx, id)
 	if err != nil {
 		return err
 	}
-	node := resp.GetNode()
 	open, err := diskFinding(ctx, m, id)
 	if err != nil {
 		return err
@@ -237,12 +235,9 @@ func withRoom(ctx context.Context, m *mesh.Mesh, id, finding string) error {
 
 // diagnosed reports whether the node's session carries the diagnostic of a full disk, over or not.
 func diagnosed(node *readmodelv1.Node, over bool) bool {
-	for _, d := range node.GetSession().GetDiagnostics() {
-		if d.GetCode() == commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL && (d.GetEndedAt() != nil) == over {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(node.GetSession().GetDiagnostics(), func(d *commonv1.Diagnostic) bool {
+		return d.GetCode() == commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL && (d.GetEndedAt() != nil) == over
+	})
 }
 
 // diskFinding returns the open finding about a node's disk; empty if there is none.
@@ -277,25 +272,23 @@ func onSmallDisk(ctx context.Context, r *kit.Run, c *cluster.Cluster) (smallMach
 		}
 	}
 	for _, a := range c.Nodes {
-		node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: a.Name()})
+		node, err := m.Node(ctx, a.Name())
 		if err != nil {
 			return s, back, err
 		}
 		if a == machine {
-			s.node = node.GetNode().GetNodeId()
+			s.node = node.GetNodeId()
 			continue
 		}
-		if err := cordon(ctx, m, node.GetNode().GetNodeId(), true); err != nil {
+		if err := cordon(ctx, m, node.GetNodeId(), true); err != nil {
 			return s, back, err
 		}
-		undo = append(undo, func(ctx context.Context) error { return cordon(ctx, m, node.GetNode().GetNodeId(), false) })
+		undo = append(undo, func(ctx context.Context) error { return cordon(ctx, m, node.GetNodeId(), false) })
 	}
 	if err := machine.Stop(ctx); err != nil {
 		return s, back, err
 	}
-	undo = append(undo, func(ctx context.Context) error {
-		return errors.Join(machine.Start(), awaitConnected(ctx, m, machine))
-	})
+	undo = append(undo, func(ctx context.Context) error { return m.StartMachine(ctx, machine) })
 	if err := host.MoveOnto(ctx, s.state, true); err != nil {
 		return s, back, err
 	}
@@ -305,17 +298,7 @@ func onSmallDisk(ctx context.Context, r *kit.Run, c *cluster.Cluster) (smallMach
 	if r.Control == kit.Mutated {
 		machine.SetArgs("--room-every", "1h")
 	}
-	return s, back, errors.Join(machine.Start(), awaitConnected(ctx, m, machine))
-}
-
-func awaitConnected(ctx context.Context, m *mesh.Mesh, machine *agents.Agent) error {
-	return await.Until(ctx, machine.Name()+" to be connected again", await.Settle, func(ctx context.Context) error {
-		resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: machine.Name()})
-		if err == nil && (!resp.GetNode().GetConnected() || !resp.GetNode().GetGate().GetAdmitted()) {
-			err = errors.New("it is not")
-		}
-		return err
-	})
+	return s, back, m.StartMachine(ctx, machine)
 }
 
 // cordon sets or removes a person's cordon.

@@ -1,11 +1,13 @@
 package drill
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
 // Drills returns every drill, in the order of the matrix.
@@ -16,21 +18,35 @@ func Drills() []kit.Drill {
 	}
 }
 
+// restarted returns a mutation that starts replicas of a service anew with settings in their environment, and whose undo
+// starts them anew without.
+func restarted(of func(*cluster.Cluster) []*cluster.Process, env ...string) func(context.Context, *kit.Run) (
+	func(context.Context) error, error,
+) {
+	return func(ctx context.Context, r *kit.Run) (func(context.Context) error, error) {
+		c, err := r.Mesh.Cluster()
+		if err != nil {
+			return nil, err
+		}
+		back := func(ctx context.Context) error { return r.Mesh.Restart(ctx, of(c)) }
+		return back, r.Mesh.Restart(ctx, of(c), env...)
+	}
+}
+
+func recovery(c *cluster.Cluster) []*cluster.Process { return c.Recovery }
+
+func lifecycle(c *cluster.Cluster) []*cluster.Process { return c.Lifecycle }
+
 // Find returns the drills of these names in the order of the matrix; an unknown name is an error that lists the known
 // ones.
 func Find(names ...string) ([]kit.Drill, error) {
 	all := Drills()
-	var unknown []string
-	for _, n := range names {
-		if !slices.ContainsFunc(all, func(d kit.Drill) bool { return d.Name == n }) {
-			unknown = append(unknown, n)
-		}
+	known := make([]string, 0, len(all))
+	for _, d := range all {
+		known = append(known, d.Name)
 	}
+	unknown := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return slices.Contains(known, n) })
 	if len(unknown) > 0 {
-		known := make([]string, 0, len(all))
-		for _, d := range all {
-			known = append(known, d.Name)
-		}
 		return nil, fmt.Errorf("there is no drill %s; there are %s", strings.Join(unknown, ", "), strings.Join(known, ", "))
 	}
 	return slices.DeleteFunc(all, func(d kit.Drill) bool { return !slices.Contains(names, d.Name) }), nil

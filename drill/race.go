@@ -4,11 +4,9 @@ import (
 	"context"
 
 	"github.com/gpuaas/mesh/drill/kit"
-	"github.com/gpuaas/mesh/drill/kit/await"
 	"github.com/gpuaas/mesh/drill/kit/mesh"
 	"github.com/gpuaas/mesh/drill/kit/race"
 	"github.com/gpuaas/mesh/drill/kit/stage"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 )
 
 // doubleProvision is row 27: all who may replace an instance do so at once.
@@ -45,9 +43,7 @@ func runRace(ctx context.Context, r *kit.Run) error {
 	r.About(op.GetWorkspaceId())
 	r.Evidence(op.GetOperationId())
 	defer r.Leave(ctx, op.GetWorkspaceId())
-	if err := await.Until(ctx, "the workspace to serve", await.Settle, func(ctx context.Context) error {
-		return m.Serving(ctx, op.GetWorkspaceId(), op.GetEpoch())
-	}); err != nil {
+	if err := m.AwaitServing(ctx, op.GetWorkspaceId(), op.GetEpoch()); err != nil {
 		return stage.At(stage.Good, err)
 	}
 	x := race.New(r, op)
@@ -55,29 +51,14 @@ func runRace(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	defer x.Dismiss()
-	type round struct {
-		what  string
-		fault func(ctx context.Context, run func(ctx context.Context) (*lifecyclev1.Operation, error)) error
-	}
-	rounds := []round{{"plain", x.Plain}}
+	races := []func(context.Context) error{x.Plain}
 	if m.Own() && r.Control == kit.None { // the controls are about the race and its verifier, and need only one round
-		rounds = append(rounds, round{"lock store flushed", x.Flushed})
+		races = append(races, x.Flush, x.Beside, x.Hold)
 	}
-	for _, next := range rounds {
-		if err := x.Round(ctx, next.what, next.fault); err != nil {
+	for _, run := range append(races, x.Judge) {
+		if err := run(ctx); err != nil {
 			return err
 		}
-	}
-	if m.Own() && r.Control == kit.None {
-		if err := x.Beside(ctx); err != nil {
-			return err
-		}
-		if err := x.Hold(ctx); err != nil {
-			return err
-		}
-	}
-	if err := x.Judge(ctx); err != nil {
-		return err
 	}
 	return r.Retire(ctx, op.GetWorkspaceId())
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/gpuaas/mesh/drill/kit/mesh"
 	"github.com/gpuaas/mesh/drill/kit/stage"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
 )
@@ -32,15 +31,8 @@ func register() kit.Drill {
 		Mutation: "the replicas of recovery are started anew with a mint_wait of one millisecond: the gate that is to notice a second key lets it pass and counts " +
 			"nothing; the mint is consumed by a dead instance as before",
 		FailsAt: stage.Detected,
-		Mutate: func(ctx context.Context, r *kit.Run) (func(context.Context) error, error) {
-			c, err := r.Mesh.Cluster()
-			if err != nil {
-				return nil, err
-			}
-			back := func(ctx context.Context) error { return r.Mesh.Restart(ctx, c.Recovery) }
-			return back, r.Mesh.Restart(ctx, c.Recovery, "GPUAAS_RECOVERY_MINT_WAIT=1ms")
-		},
-		Run: runRegister,
+		Mutate:  restarted(recovery, "GPUAAS_RECOVERY_MINT_WAIT=1ms"),
+		Run:     runRegister,
 	}
 }
 
@@ -135,14 +127,14 @@ func runRegister(ctx context.Context, r *kit.Run) error {
 	if err != nil {
 		return stage.At(stage.Evidence, err)
 	}
-	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: ws.GetNodeId()})
+	node, err := m.Node(ctx, ws.GetNodeId())
 	if err != nil {
 		return stage.At(stage.Evidence, err)
 	}
-	if mints := node.GetNode().GetIdentity().GetMints(); mints < 2 {
+	if mints := node.GetIdentity().GetMints(); mints < 2 {
 		return stage.At(stage.Evidence, fmt.Errorf("the node has %d mints: no second key registered", mints))
 	}
-	r.Evidence(ws.GetNodeId(), node.GetNode().GetIdentity().GetNodeInstanceId())
+	r.Evidence(ws.GetNodeId(), node.GetIdentity().GetNodeInstanceId())
 	r.Note("%d registers were refused and then the second key was taken", refused)
 	return r.Retire(ctx, id)
 }

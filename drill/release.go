@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gpuaas/mesh/drill/kit"
@@ -40,15 +41,8 @@ func releaseFailed() kit.Drill {
 			"gets there; the machine is away as before",
 		FailsAt: stage.Detected,
 		Scale:   15, // the deadline of a release is two minutes in production and five seconds here
-		Mutate: func(ctx context.Context, r *kit.Run) (func(context.Context) error, error) {
-			c, err := r.Mesh.Cluster()
-			if err != nil {
-				return nil, err
-			}
-			back := func(ctx context.Context) error { return r.Mesh.Restart(ctx, c.Lifecycle) }
-			return back, r.Mesh.Restart(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_RELEASE_DEADLINE=1h")
-		},
-		Run: runRelease,
+		Mutate:  restarted(lifecycle, "GPUAAS_LIFECYCLE_RELEASE_DEADLINE=1h"),
+		Run:     runRelease,
 	}
 }
 
@@ -129,16 +123,12 @@ func newestAllocation(ctx context.Context, m *mesh.Mesh, id string) (*lifecyclev
 	if err != nil {
 		return nil, err
 	}
-	var newest *lifecyclev1.Allocation
-	for _, a := range resp.GetItems() {
-		if newest == nil || a.GetEpoch() > newest.GetEpoch() {
-			newest = a
-		}
-	}
-	if newest == nil {
+	if len(resp.GetItems()) == 0 {
 		return nil, errors.New("the workspace has no allocation")
 	}
-	return newest, nil
+	return slices.MaxFunc(resp.GetItems(), func(a, b *lifecyclev1.Allocation) int {
+		return cmp.Compare(a.GetEpoch(), b.GetEpoch())
+	}), nil
 }
 
 // failedRelease returns the complete verdict on an allocation whose release has failed: occupied for cleanup, with a
@@ -148,16 +138,16 @@ func failedRelease(ctx context.Context, m *mesh.Mesh, h mesh.Held, hold *lifecyc
 	if err != nil {
 		return kit.Verdict{}, err
 	}
-	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.Node})
+	node, err := m.Node(ctx, h.Node)
 	if err != nil {
 		return kit.Verdict{}, err
 	}
 	v := kit.Verdict{Reason: names.Of(hold.GetState()), UserState: names.Of(ws.GetUserState())}
 	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || hold.GetOccupancy() != "cleanup" ||
 		hold.GetLastError() == "" ||
-		!node.GetNode().GetGate().GetCordoned() {
+		!node.GetGate().GetCordoned() {
 		return v, fmt.Errorf("the hold is %s, its occupancy %s, its error %q; the machine is cordoned: %t; the workspace is %s at %q: %s", v.Reason,
-			hold.GetOccupancy(), hold.GetLastError(), node.GetNode().GetGate().GetCordoned(), names.Of(ws.GetState()),
+			hold.GetOccupancy(), hold.GetLastError(), node.GetGate().GetCordoned(), names.Of(ws.GetState()),
 			ws.GetCurrentStep(), ws.GetWhyWaiting())
 	}
 	return v, nil
@@ -259,17 +249,7 @@ func forced(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.Allo
 
 // startAgain starts the machine's agent again and waits for its session.
 func startAgain(ctx context.Context, r *kit.Run, h mesh.Held) error {
-	if err := h.Machine.Start(); err != nil {
-		return stage.At(stage.Recover, err)
-	}
-	return stage.At(stage.Recover,
-		await.Until(ctx, h.Machine.Name()+" to be connected again", await.Settle, func(ctx context.Context) error {
-			resp, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.Node})
-			if err == nil && !resp.GetNode().GetConnected() {
-				err = errors.New("it is not")
-			}
-			return err
-		}))
+	return stage.At(stage.Recover, r.Mesh.StartMachine(ctx, h.Machine))
 }
 
 // givenUp checks that an allocation is released on a person's attestation: the uncleaned remains are orphaned and the
@@ -283,21 +263,15 @@ func givenUp(ctx context.Context, m *mesh.Mesh, h mesh.Held) error {
 	if err != nil {
 		return err
 	}
-	orphans := 0
-	for _, c := range claims {
-		if c.GetOrphanedAt() != nil {
-			orphans++
-		}
-	}
-	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.Node})
+	orphaned := slices.ContainsFunc(claims, func(c *lifecyclev1.Claim) bool { return c.GetOrphanedAt() != nil })
+	node, err := m.Node(ctx, h.Node)
 	if err != nil {
 		return err
 	}
-	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || orphans == 0 ||
-		!node.GetNode().GetGate().GetCordoned() {
-		return fmt.Errorf("it is %s: %s, %d claims are orphaned, the machine is cordoned: %t", names.Of(hold.GetState()),
-			hold.GetLastError(), orphans,
-			node.GetNode().GetGate().GetCordoned())
+	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || !orphaned ||
+		!node.GetGate().GetCordoned() {
+		return fmt.Errorf("it is %s: %s, of %d claims one is orphaned: %t, the machine is cordoned: %t",
+			names.Of(hold.GetState()), hold.GetLastError(), len(claims), orphaned, node.GetGate().GetCordoned())
 	}
 	return nil
 }
@@ -328,12 +302,12 @@ func freed(ctx context.Context, m *mesh.Mesh, h mesh.Held, was *lifecyclev1.Allo
 		return fmt.Errorf("%d claims are not released, such as %s %s (orphaned: %t)", len(claims), claims[0].GetKind(),
 			claims[0].GetName(), claims[0].GetOrphanedAt() != nil)
 	}
-	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.Node})
+	node, err := m.Node(ctx, h.Node)
 	if err != nil {
 		return err
 	}
-	if gate := node.GetNode().GetGate(); gate.GetCordoned() || !node.GetNode().GetConnected() {
-		return fmt.Errorf("the machine is connected: %t, cordoned: %t %s", node.GetNode().GetConnected(), gate.GetCordoned(),
+	if gate := node.GetGate(); gate.GetCordoned() || !node.GetConnected() {
+		return fmt.Errorf("the machine is connected: %t, cordoned: %t %s", node.GetConnected(), gate.GetCordoned(),
 			gate.GetCordonReason())
 	}
 	return noWorkload(h)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -37,15 +38,8 @@ func oldInstance() kit.Drill {
 		Mutation: "the replicas of lifecycle are started anew with a woken_sweep of an hour: the refusal is reported and nobody makes a finding of it; the copy is " +
 			"started and refused as before",
 		FailsAt: stage.Detected,
-		Mutate: func(ctx context.Context, r *kit.Run) (func(context.Context) error, error) {
-			c, err := r.Mesh.Cluster()
-			if err != nil {
-				return nil, err
-			}
-			back := func(ctx context.Context) error { return r.Mesh.Restart(ctx, c.Lifecycle) }
-			return back, r.Mesh.Restart(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1h")
-		},
-		Run: runOldInstance,
+		Mutate:  restarted(lifecycle, "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1h"),
+		Run:     runOldInstance,
 	}
 }
 
@@ -216,10 +210,9 @@ func (w *woken) ran(id string, former, present int64) error {
 	if err != nil {
 		return err
 	}
-	ended := false
-	for _, l := range ledger {
-		ended = ended || l.WorkspaceID == id && l.Epoch == former && l.Op == "ended"
-	}
+	ended := slices.ContainsFunc(ledger, func(l host.Launch) bool {
+		return l.WorkspaceID == id && l.Epoch == former && l.Op == "ended"
+	})
 	_, live, err := host.CheckLaunches(ledger, id)
 	if err == nil && (!ended || live != present) {
 		err = fmt.Errorf("the launch log has epoch %d alive, and the end of epoch %d is in it: %t", live, former, ended)

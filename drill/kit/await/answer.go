@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -27,14 +28,9 @@ func Answer[T any](ctx context.Context, what string, ask func(ctx context.Contex
 
 // Passing reports whether a request may simply be made again.
 func Passing(err error) bool {
-	for _, r := range []commonv1.Reason{
+	_, typed := fault.As(err)
+	return !typed || slices.ContainsFunc([]commonv1.Reason{
 		commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL,
 		commonv1.Reason_REASON_CONFLICT,
-	} {
-		if fault.Has(err, r) {
-			return true
-		}
-	}
-	_, typed := fault.As(err)
-	return !typed
+	}, func(r commonv1.Reason) bool { return fault.Has(err, r) })
 }

@@ -2,12 +2,15 @@ package mesh
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/gpuaas/mesh/drill/kit/await"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
@@ -27,22 +30,41 @@ func PlaceOnMachine(ctx context.Context, m *Mesh, c *cluster.Cluster) (Held, err
 		return Held{}, err
 	}
 	id := op.GetWorkspaceId()
-	if err := await.Until(ctx, "the workspace to serve", await.Settle,
-		func(ctx context.Context) error { return m.Serving(ctx, id, op.GetEpoch()) }); err != nil {
+	if err := m.AwaitServing(ctx, id, op.GetEpoch()); err != nil {
 		return Held{}, err
 	}
 	ws, err := m.Workspace(ctx, id)
 	if err != nil {
 		return Held{}, err
 	}
-	for _, a := range c.Nodes {
-		if a.Name() == ws.GetNodeName() {
-			return Held{
-				ID: id, Node: ws.GetNodeId(), URL: ws.GetEndpoints()[0].GetUrl(), Machine: a, Dir: MachineDir(c, a),
-			}, nil
-		}
+	i := slices.IndexFunc(c.Nodes, func(a *agents.Agent) bool { return a.Name() == ws.GetNodeName() })
+	if i < 0 {
+		return Held{}, fmt.Errorf("the workspace stands on %s, which is no machine of this mesh", ws.GetNodeName())
 	}
-	return Held{}, fmt.Errorf("the workspace stands on %s, which is no machine of this mesh", ws.GetNodeName())
+	return Held{
+		ID: id, Node: ws.GetNodeId(), URL: ws.GetEndpoints()[0].GetUrl(), Machine: c.Nodes[i],
+		Dir: MachineDir(c, c.Nodes[i]),
+	}, nil
+}
+
+// Node returns a node by its id or its name.
+func (m *Mesh) Node(ctx context.Context, ref string) (*readmodelv1.Node, error) {
+	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: ref})
+	return resp.GetNode(), err
+}
+
+// StartMachine starts a machine's agent again, and waits until the node is connected and admitted.
+func (m *Mesh) StartMachine(ctx context.Context, machine *agents.Agent) error {
+	if err := machine.Start(); err != nil {
+		return err
+	}
+	return await.Until(ctx, machine.Name()+" to be connected again", await.Settle, func(ctx context.Context) error {
+		node, err := m.Node(ctx, machine.Name())
+		if err == nil && (!node.GetConnected() || !node.GetGate().GetAdmitted()) {
+			err = errors.New("it is not")
+		}
+		return err
+	})
 }
 
 // MachineDir returns the directory of a machine.

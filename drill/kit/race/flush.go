@@ -13,12 +13,14 @@ import (
 
 	"github.com/gpuaas/mesh/drill/kit/await"
 	"github.com/gpuaas/mesh/drill/kit/stage"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 )
 
-// Flushed flushes the lock store every few milliseconds while the race goes on. The store's own counter is the
+// Flush races while the lock store is flushed.
+func (x *Race) Flush(ctx context.Context) error { return x.Round(ctx, "lock store flushed", x.flushed) }
+
+// flushed flushes the lock store every few milliseconds while the race goes on. The store's own counter is the
 // evidence; an imitation has none, and there the confirmed commands are counted.
-func (x *Race) Flushed(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
+func (x *Race) flushed(ctx context.Context, run start) error {
 	c, err := x.r.Mesh.Cluster()
 	if err != nil {
 		return err

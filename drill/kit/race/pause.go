@@ -25,25 +25,14 @@ const holds = 20
 // Hold races until a replica that had leased the run was stopped for longer than the lease, and another continued the
 // run meanwhile.
 func (x *Race) Hold(ctx context.Context) error {
-	for range holds {
-		lost := false
-		err := x.Round(ctx, "holder paused past its lease",
-			func(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
-				var err error
-				lost, err = x.paused(ctx, run)
-				return err
-			})
-		if err != nil || lost {
-			return err
-		}
-	}
-	return stage.At(stage.Injected, fmt.Errorf("in %d rounds no run was held by the replica that was stopped", holds))
+	return x.repeat(ctx, holds, "holder paused past its lease", x.paused,
+		fmt.Errorf("in %d rounds no run was held by the replica that was stopped", holds))
 }
 
 // paused stops the replica that has leased the run for longer than the run's lease, and reports whether the run's
 // attempt was lost by that: another replica took the run over, as the timeline records. The kernel confirms that the
 // holder was stopped the whole time.
-func (x *Race) paused(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) (bool, error) {
+func (x *Race) paused(ctx context.Context, run start) (bool, error) {
 	c, err := x.r.Mesh.Cluster()
 	if err != nil {
 		return false, err

@@ -41,10 +41,11 @@ func New(r *kit.Run, created *lifecyclev1.Operation) *Race {
 	return &Race{r: r, id: created.GetWorkspaceId(), epoch: created.GetEpoch()}
 }
 
+// start makes the requests of a race, and returns the operation.
+type start func(ctx context.Context) (*lifecyclev1.Operation, error)
+
 // Round is one race with its disturbance, from the first request until the next epoch serves.
-func (x *Race) Round(ctx context.Context, what string,
-	disturb func(context.Context, func(context.Context) (*lifecyclev1.Operation, error)) error,
-) error {
+func (x *Race) Round(ctx context.Context, what string, disturb func(context.Context, start) error) error {
 	r := x.r
 	asked := racers
 	if r.Control == kit.Withheld {
@@ -182,7 +183,27 @@ func (x *Race) userState(ctx context.Context) string {
 }
 
 // Plain is a race without a disturbance.
-func (x *Race) Plain(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
-	_, err := run(ctx)
-	return err
+func (x *Race) Plain(ctx context.Context) error {
+	return x.Round(ctx, "plain", func(ctx context.Context, run start) error {
+		_, err := run(ctx)
+		return err
+	})
+}
+
+// repeat races at most so many times, until a disturbance meets the race, and returns never if none did.
+func (x *Race) repeat(ctx context.Context, times int, what string,
+	disturb func(context.Context, start) (bool, error), never error,
+) error {
+	for range times {
+		met := false
+		err := x.Round(ctx, what, func(ctx context.Context, run start) error {
+			var err error
+			met, err = disturb(ctx, run)
+			return err
+		})
+		if err != nil || met {
+			return err
+		}
+	}
+	return stage.At(stage.Injected, never)
 }

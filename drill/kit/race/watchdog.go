@@ -30,26 +30,14 @@ const (
 
 // Beside races until the watchdog's own request falls into the race.
 func (x *Race) Beside(ctx context.Context) error {
-	for range instants {
-		met := false
-		err := x.Round(ctx, "beside the watchdog",
-			func(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
-				var err error
-				met, err = x.together(ctx, run)
-				return err
-			})
-		if err != nil || met {
-			return err
-		}
-	}
-	return stage.At(stage.Injected,
+	return x.repeat(ctx, instants, "beside the watchdog", x.together,
 		fmt.Errorf("in %d rounds the watchdog did not once ask while the others did", instants))
 }
 
 // together kills the instance's agent, and when the watchdog is about to ask for a recreation, lets all others send
 // theirs too: lifecycle is stopped until all requests wait for it, and handles all of them at once. It reports whether
 // the watchdog's request was one of them, by the time in the recovery's own record.
-func (x *Race) together(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) (bool, error) {
+func (x *Race) together(ctx context.Context, run start) (bool, error) {
 	c, err := x.r.Mesh.Cluster()
 	if err != nil {
 		return false, err
