@@ -98,6 +98,25 @@ func New(logger *slog.Logger, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
+// Several makes the first n agents of a mesh, n1 to the last, each below dir, and writes the files that an installer
+// would. They have cfg in common.
+func Several(logger *slog.Logger, n int, dir string, cfg Config) ([]*Agent, error) {
+	var list []*Agent
+	for i := range n {
+		cfg.Name = fmt.Sprintf("n%d", i+1)
+		cfg.Dir = filepath.Join(dir, cfg.Name)
+		a, err := New(logger, cfg)
+		if err != nil {
+			return nil, err
+		}
+		if err := a.Furnish(""); err != nil {
+			return nil, err
+		}
+		list = append(list, a)
+	}
+	return list, nil
+}
+
 func (a *Agent) etc() string     { return filepath.Join(a.cfg.Dir, "etc") }
 func (a *Agent) state() string   { return filepath.Join(a.cfg.Dir, "state") }
 func (a *Agent) envFile() string { return filepath.Join(a.etc(), "node-agent.env") }
@@ -277,6 +296,12 @@ func (a *Agent) Stop(ctx context.Context) error {
 // errReplaced ends the supervision of an agent that must not run again.
 var errReplaced = errors.New("agent was replaced")
 
+// replaced reports whether an agent ended as one that must not run again.
+func replaced(p *child.Process) bool {
+	var exited *exec.ExitError
+	return errors.As(p.Exit(), &exited) && exited.ExitCode() == exitReplaced
+}
+
 // Run keeps the agent running until ctx ends, then ends it.
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -311,8 +336,7 @@ func (a *Agent) Keep(ctx context.Context) error {
 		default:
 			continue
 		}
-		var exited *exec.ExitError
-		if errors.As(p.Exit(), &exited) && exited.ExitCode() == exitReplaced {
+		if replaced(p) {
 			return errReplaced
 		}
 		if err := a.Start(); err != nil {
@@ -333,8 +357,7 @@ func (a *Agent) runOnce(ctx context.Context) error {
 		return a.Stop(context.WithoutCancel(ctx))
 	case <-p.Done():
 	}
-	var exited *exec.ExitError
-	if errors.As(p.Exit(), &exited) && exited.ExitCode() == exitReplaced {
+	if replaced(p) {
 		return errReplaced
 	}
 	if err := p.Exit(); err != nil {

@@ -24,7 +24,6 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/material"
@@ -159,24 +158,8 @@ func (c *Cluster) setPolicy(ctx context.Context) error {
 }
 
 func (c *Cluster) admit(ctx context.Context) error {
-	url, err := config.SecretFile(c.Material.URLFile(pg.RoleReadmodel)).Read()
-	if err != nil {
-		return err
-	}
-	c.token, err = person.Admit(ctx, url.Reveal(), filepath.Join(c.Material.Dir, "person.token"), person.Session{
-		Subject: Subject, Roles: []string{"operator", "security", "viewer"}, Life: 30 * 24 * time.Hour,
-	})
-	if err != nil {
-		return err
-	}
-	roots, err := pki.LoadBundle(c.Material.ServiceRoots())
-	if err != nil {
-		return err
-	}
-	c.Client, err = person.Dial(person.Config{
-		Server: c.Plan.Addresses.Console, TrustDomain: TrustDomain, Roots: roots,
-		Token: c.token,
-	})
+	var err error
+	c.token, c.Client, err = person.Operator(ctx, c.Material, TrustDomain, Subject, c.Plan.Addresses.Console)
 	return err
 }
 
@@ -187,20 +170,14 @@ func (c *Cluster) furnish(ctx context.Context) error {
 	if _, err := agents.EndLeftovers(ctx, c.agentsDir(), 2*time.Second); err != nil {
 		return err
 	}
-	for i := range c.cfg.Nodes {
-		name := fmt.Sprintf("n%d", i+1)
-		a, err := agents.New(c.logger, agents.Config{
-			Name: name, Dir: filepath.Join(c.agentsDir(), name), Binary: c.Plan.AgentBinary, GPUs: c.cfg.GPUs, Env: c.cfg.Env,
-			TrustDomain: TrustDomain, APIURL: c.Plan.Addresses.Agents, EnrollURL: "https://" + c.Plan.Addresses.Enroll,
-			CAFile: c.Material.ServiceRoots(),
-		})
-		if err != nil {
-			return err
-		}
-		if err := a.Furnish(""); err != nil {
-			return err
-		}
-		c.Nodes = append(c.Nodes, a)
+	var err error
+	c.Nodes, err = agents.Several(c.logger, c.cfg.Nodes, c.agentsDir(), agents.Config{
+		Binary: c.Plan.AgentBinary, GPUs: c.cfg.GPUs, Env: c.cfg.Env,
+		TrustDomain: TrustDomain, APIURL: c.Plan.Addresses.Agents, EnrollURL: "https://" + c.Plan.Addresses.Enroll,
+		CAFile: c.Material.ServiceRoots(),
+	})
+	if err != nil {
+		return err
 	}
 	return agents.PointInstances(ctx, c.Plan.InstanceDir, c.Plan.Addresses.Agents, "https://"+c.Plan.Addresses.Enroll)
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
@@ -20,12 +19,5 @@ func (c *Cluster) Person(ctx context.Context, tenantID string, s person.Session)
 	if err != nil {
 		return nil, err
 	}
-	roots, err := pki.LoadBundle(c.Material.ServiceRoots())
-	if err != nil {
-		return nil, err
-	}
-	return person.Dial(person.Config{
-		Server: c.Plan.Addresses.Console, TrustDomain: TrustDomain, Roots: roots,
-		Token: token,
-	})
+	return person.Reach(c.Material, TrustDomain, c.Plan.Addresses.Console, token)
 }

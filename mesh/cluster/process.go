@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/mesh/topology"
 )
 
 // Process is one process of a service. It is started by Start and, while Keep runs, again whenever it ends by itself.
@@ -253,7 +253,7 @@ func (p *Process) record(ended *child.Process) {
 func (p *Process) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if err := askReady(ctx, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, p.Ops); err != nil {
+	if err := topology.AskReady(ctx, topology.OneRequest(), p.Ops); err != nil {
 		return fmt.Errorf("%s: %w", p.Name, err)
 	}
 	return nil

@@ -2,12 +2,12 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"sync/atomic"
 	"time"
 
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/mesh/topology"
 )
 
 // readyEvery is how often a replica is asked whether it is ready, and how long it may take to answer.
@@ -34,26 +34,9 @@ func (r *readiness) run(ctx context.Context) error {
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, Timeout: r.every}
 	for {
-		r.ready.Store(askReady(ctx, client, r.ops) == nil)
+		r.ready.Store(topology.AskReady(ctx, client, r.ops) == nil)
 		if !app.Sleep(ctx, r.every) {
 			return nil
 		}
 	}
-}
-
-// askReady returns nil if the process whose health is served at ops is ready.
-func askReady(ctx context.Context, client *http.Client, ops string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+ops+"/readyz", nil)
-	if err != nil {
-		return fmt.Errorf("ask %s: %w", ops, err)
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return fmt.Errorf("ask %s: %w", ops, err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("not ready: %s", resp.Status)
-	}
-	return nil
 }

@@ -29,8 +29,6 @@ const (
 	TrustDomain = "mesh.local"
 	// Subject is the person of a mesh of one's own.
 	Subject = "dev"
-	// sessionLife is long, since the token never leaves the machine and each start prolongs it.
-	sessionLife = 30 * 24 * time.Hour
 	// LogFile is the name of the log in the data directory. The command that runs the mesh writes it.
 	LogFile = "dev.log"
 	// agentsGrace is how long agents and instances may take to end by themselves.
@@ -228,9 +226,6 @@ func (m *Mesh) release(ctx context.Context) error {
 
 // Ready returns a channel that is closed when all services are ready and all agents are connected.
 func (m *Mesh) Ready() <-chan struct{} { return m.ready }
-
-// Took returns how long it took from the program's beginning until Ready was closed; zero before.
-func (m *Mesh) Took() time.Duration { return m.took }
 
 // Client returns the connection of the mesh's person.
 func (m *Mesh) Client() *person.Client { return m.person }

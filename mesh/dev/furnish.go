@@ -2,16 +2,13 @@ package dev
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"path/filepath"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/person"
@@ -47,24 +44,8 @@ func (m *Mesh) applyPolicy(ctx context.Context) error {
 
 // admit makes the person's session and the client that this mesh uses itself.
 func (m *Mesh) admit(ctx context.Context) error {
-	url, err := config.SecretFile(m.material.URLFile(pg.RoleReadmodel)).Read()
-	if err != nil {
-		return err
-	}
-	m.token, err = person.Admit(ctx, url.Reveal(), filepath.Join(m.material.Dir, "person.token"), person.Session{
-		Subject: Subject, Roles: []string{"operator", "security", "viewer"}, Life: sessionLife,
-	})
-	if err != nil {
-		return err
-	}
-	roots, err := pki.LoadBundle(m.material.ServiceRoots())
-	if err != nil {
-		return err
-	}
-	m.person, err = person.Dial(person.Config{
-		Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, Roots: roots,
-		Token: m.token,
-	})
+	var err error
+	m.token, m.person, err = person.Operator(ctx, m.material, TrustDomain, Subject, m.cfg.ConsoleAddr)
 	return err
 }
 
@@ -76,20 +57,14 @@ func (m *Mesh) furnish(ctx context.Context) error {
 	} else if n > 0 {
 		m.deps.Logger.WarnContext(ctx, "ended agents that an earlier mesh left", slog.Int("agents", n))
 	}
-	for i := range m.cfg.Nodes {
-		name := fmt.Sprintf("n%d", i+1)
-		a, err := agents.New(m.deps.Logger, agents.Config{
-			Name: name, Dir: filepath.Join(m.agentsDir(), name), Binary: m.cfg.agent, GPUs: simulatedGPUs,
-			TrustDomain: TrustDomain, APIURL: m.cfg.NodeAddr, EnrollURL: "https://" + m.cfg.EnrollAddr,
-			CAFile: m.material.ServiceRoots(),
-		})
-		if err != nil {
-			return err
-		}
-		if err := a.Furnish(""); err != nil {
-			return err
-		}
-		m.agents = append(m.agents, a)
+	var err error
+	m.agents, err = agents.Several(m.deps.Logger, m.cfg.Nodes, m.agentsDir(), agents.Config{
+		Binary: m.cfg.agent, GPUs: simulatedGPUs,
+		TrustDomain: TrustDomain, APIURL: m.cfg.NodeAddr, EnrollURL: "https://" + m.cfg.EnrollAddr,
+		CAFile: m.material.ServiceRoots(),
+	})
+	if err != nil {
+		return err
 	}
 	return agents.PointInstances(ctx, m.instanceDir(), m.cfg.NodeAddr, "https://"+m.cfg.EnrollAddr)
 }

@@ -34,7 +34,7 @@ func (m *Mesh) admitPeople(ctx context.Context) error {
 		m.deps.Logger.WarnContext(ctx, "the demo tenant was not made, and no person of it", obs.Err(err))
 	}
 	for _, role := range []string{"viewer", roleTenant, "operator", "security"} {
-		s := person.Session{Subject: Subject + "-" + role, Roles: []string{role}, Life: sessionLife}
+		s := person.Session{Subject: Subject + "-" + role, Roles: []string{role}, Life: person.SessionLife}
 		if role == roleTenant {
 			if tenantID == "" {
 				continue

@@ -3,8 +3,13 @@ package person
 import (
 	"context"
 	"fmt"
+	"path/filepath"
+	"time"
 
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/mesh/material"
 	"github.com/gpuaas/mesh/services/readmodel"
 )
 
@@ -22,4 +27,33 @@ func Issue(ctx context.Context, databaseURL, tenantID string, s Session) (string
 		return "", fmt.Errorf("admit person: %w", err)
 	}
 	return token, nil
+}
+
+// SessionLife is the life of a session in a mesh of one machine. It is long, since the token never leaves the machine
+// and each start prolongs it.
+const SessionLife = 30 * 24 * time.Hour
+
+// Operator admits the person of a mesh who has all roles but tenant, and returns the token and a client.
+func Operator(ctx context.Context, m *material.Material, trustDomain, subject, server string) (string, *Client, error) {
+	url, err := config.SecretFile(m.URLFile(pg.RoleReadmodel)).Read()
+	if err != nil {
+		return "", nil, err
+	}
+	token, err := Admit(ctx, url.Reveal(), filepath.Join(m.Dir, "person.token"), Session{
+		Subject: subject, Roles: []string{"operator", "security", "viewer"}, Life: SessionLife,
+	})
+	if err != nil {
+		return "", nil, err
+	}
+	client, err := Reach(m, trustDomain, server, token)
+	return token, client, err
+}
+
+// Reach prepares a client of the person with a token that trusts the issuer of a mesh.
+func Reach(m *material.Material, trustDomain, server, token string) (*Client, error) {
+	roots, err := pki.LoadBundle(m.ServiceRoots())
+	if err != nil {
+		return nil, err
+	}
+	return Dial(Config{Server: server, TrustDomain: trustDomain, Roots: roots, Token: token})
 }

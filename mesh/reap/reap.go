@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/cgroup"
 )
 
@@ -148,10 +149,8 @@ func end(ctx context.Context, dir, program string, gentle time.Duration, which f
 		if time.Since(began) > gentle+limit {
 			return len(seen), fmt.Errorf("%d processes below %s do not end", len(procs), dir)
 		}
-		select {
-		case <-ctx.Done():
+		if !app.Sleep(ctx, 20*time.Millisecond) {
 			return len(seen), fmt.Errorf("end leftover processes: %w", context.Cause(ctx))
-		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }

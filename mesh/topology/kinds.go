@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -32,6 +33,28 @@ type Running interface {
 	Run(ctx context.Context) error
 	// OpsAddr returns the address of its metrics and health.
 	OpsAddr() string
+}
+
+// AskReady returns nil if the process whose health is served at ops is ready.
+func AskReady(ctx context.Context, client *http.Client, ops string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+ops+"/readyz", nil)
+	if err != nil {
+		return fmt.Errorf("ask %s: %w", ops, err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("ask %s: %w", ops, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("not ready: %s", resp.Status)
+	}
+	return nil
+}
+
+// OneRequest returns a client that keeps no connection.
+func OneRequest() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 }
 
 // Kind is one service that a process can be.
