@@ -131,10 +131,13 @@ func (c *Child) Kill() error {
 }
 
 // Verbs are the requests that a child can serve.
-type Verbs map[string]func(ctx context.Context, args json.RawMessage) (any, error)
+type Verbs map[string]Verb
+
+// Verb returns the answer to a request.
+type Verb func(ctx context.Context, args json.RawMessage) (any, error)
 
 // With makes a verb of a function whose arguments are a T.
-func With[T any](do func(ctx context.Context, args T) (any, error)) func(context.Context, json.RawMessage) (any, error) {
+func With[T any](do func(ctx context.Context, args T) (any, error)) Verb {
 	return func(ctx context.Context, raw json.RawMessage) (any, error) {
 		var args T
 		if err := json.Unmarshal(raw, &args); err != nil {

@@ -283,8 +283,8 @@ func (m *Mesh) Run(ctx context.Context) error {
 	return errors.Join(runErr, m.end(context.WithoutCancel(ctx)))
 }
 
-// While runs the mesh, calls work once the mesh is ready, and ends it. If the mesh ends by itself, so does the context of
-// work.
+// While runs the mesh, calls work once the mesh is ready, and ends it. If the mesh ends by itself, the context of work
+// ends too.
 func (m *Mesh) While(ctx context.Context, work func(ctx context.Context) error) error {
 	running, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

@@ -128,8 +128,9 @@ func withMesh(
 	const free = "127.0.0.1:0"
 	deps := dev.Deps{Logger: src.Logger, Out: io.Discard, Err: io.Discard, Version: src.Version, Began: time.Now()}
 	mesh, err := dev.New(ctx, deps, dev.Config{
-		DataDir: filepath.Join(dir, "mesh"), NoDemo: true, AgentBinary: src.Agent, DatabaseURL: server.AdminURL(), SeededDatabase: true,
-		ConsoleAddr: free, NodeAddr: free, EnrollAddr: free, MetricsAddr: free,
+		DataDir: filepath.Join(dir, "mesh"), NoDemo: true, AgentBinary: src.Agent, DatabaseURL: server.AdminURL(),
+		SeededDatabase: true,
+		ConsoleAddr:    free, NodeAddr: free, EnrollAddr: free, MetricsAddr: free,
 	})
 	if err != nil {
 		return fmt.Errorf("build the mesh of the template: %w", err)
