@@ -7,7 +7,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -15,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/gateway"
 )
 
-// mountEscalation serves bundles on the people's port.
-func (s *Service) mountEscalation(c clients, deps gateway.Deps) error {
+// escalation returns the service of bundles.
+func (s *Service) escalation(c clients, deps gateway.Deps) *gateway.Escalation {
 	parts := make([]escalation.Part, len(c.probes))
 	for i, p := range c.probes {
 		parts[i] = escalation.Part{Name: p.Name, Ask: p.Ask}
@@ -30,9 +29,7 @@ func (s *Service) mountEscalation(c clients, deps gateway.Deps) error {
 			return c.owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: workspaceID})
 		},
 	})
-	path, handler := readmodelv1connect.NewEscalationServiceHandler(gateway.NewEscalation(deps, collector, s.record),
-		s.options()...)
-	return s.people.Mount(path, handler)
+	return gateway.NewEscalation(deps, collector, s.record)
 }
 
 // record writes an audit entry for an action that readmodel itself carried out for a person.

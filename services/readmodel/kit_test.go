@@ -302,6 +302,17 @@ func (k *kit) startLogging(cfg readmodel.Config, logger *slog.Logger) *readmodel
 	return s
 }
 
+// revoke ends the session of an id.
+func (k *kit) revoke(id string) {
+	k.t.Helper()
+	tag, err := k.DB.Pool(pg.RoleReadmodel).Exec(testkit.Context(k.t), `
+		UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = 'admin'
+		WHERE session_id = $1::uuid AND revoked_at IS NULL`, id)
+	if k.check(err); tag.RowsAffected() != 1 {
+		k.t.Fatalf("revoked %d sessions", tag.RowsAffected())
+	}
+}
+
 func (k *kit) url() string { return "https://" + k.service.PeopleAddr() }
 
 // token issues a session.

@@ -238,68 +238,27 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 			return err
 		}
 	}
-	path, handler := readmodelv1connect.NewFindingServiceHandler(forward.NewFindings(deps.Reads, c.owners), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewIncidentServiceHandler(forward.NewIncidents(deps.Reads, c.owners),
-		s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewRollbackServiceHandler(forward.NewRollbacks(c.owners), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewKeyServiceHandler(forward.NewKeys(c.owners), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewRetentionServiceHandler(status.NewRetention(s.base.DB, s.base.Policy),
-		s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	projections := status.NewProjections(status.ProjectionsDeps{
-		Projector: s.projector, Announcers: c.announcers, DB: b.DB, Wake: b.Wake,
-	})
-	path, handler = readmodelv1connect.NewProjectionServiceHandler(projections, s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewEventServiceHandler(status.NewEvents(s.base.DB, s.base.DB, s.base.Wake),
-		s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewReleaseServiceHandler(forward.NewReleases(deps.Reads, c.owners), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewInstanceServiceHandler(forward.NewInstances(c.owners), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewQueryServiceHandler(gateway.NewQuery(deps), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewAuditServiceHandler(gateway.NewAudit(deps), s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	persons := people.NewServer(people.Deps{
-		DB: b.DB, Audit: b.Audit, Wake: b.Wake, Sessions: s.sessions, Reads: deps.Reads,
-	})
-	path, handler = readmodelv1connect.NewPeopleServiceHandler(persons, s.options()...)
-	if err := s.people.Mount(path, handler); err != nil {
-		return err
-	}
-	if err := s.mountEscalation(c, deps); err != nil {
-		return err
-	}
-	path, handler = readmodelv1connect.NewCommandServiceHandler(forward.NewCommand(deps.Reads, c.owners), s.options()...)
-	return s.people.Mount(path, handler)
+	reads, opts, mount := deps.Reads, s.options(), s.people.Mount
+	return errors.Join(
+		mount(readmodelv1connect.NewFindingServiceHandler(forward.NewFindings(reads, c.owners), opts...)),
+		mount(readmodelv1connect.NewIncidentServiceHandler(forward.NewIncidents(reads, c.owners), opts...)),
+		mount(readmodelv1connect.NewRollbackServiceHandler(forward.NewRollbacks(c.owners), opts...)),
+		mount(readmodelv1connect.NewKeyServiceHandler(forward.NewKeys(c.owners), opts...)),
+		mount(readmodelv1connect.NewRetentionServiceHandler(status.NewRetention(b.DB, b.Policy), opts...)),
+		mount(readmodelv1connect.NewProjectionServiceHandler(status.NewProjections(status.ProjectionsDeps{
+			Projector: s.projector, Announcers: c.announcers, DB: b.DB, Wake: b.Wake,
+		}), opts...)),
+		mount(readmodelv1connect.NewEventServiceHandler(status.NewEvents(b.DB, b.DB, b.Wake), opts...)),
+		mount(readmodelv1connect.NewReleaseServiceHandler(forward.NewReleases(reads, c.owners), opts...)),
+		mount(readmodelv1connect.NewInstanceServiceHandler(forward.NewInstances(c.owners), opts...)),
+		mount(readmodelv1connect.NewQueryServiceHandler(gateway.NewQuery(deps), opts...)),
+		mount(readmodelv1connect.NewAuditServiceHandler(gateway.NewAudit(deps), opts...)),
+		mount(readmodelv1connect.NewPeopleServiceHandler(people.NewServer(people.Deps{
+			DB: b.DB, Audit: b.Audit, Wake: b.Wake, Sessions: s.sessions, Reads: reads,
+		}), opts...)),
+		mount(readmodelv1connect.NewEscalationServiceHandler(s.escalation(c, deps), opts...)),
+		mount(readmodelv1connect.NewCommandServiceHandler(forward.NewCommand(reads, c.owners), opts...)),
+	)
 }
 
 func (s *Service) options() []connect.HandlerOption {

@@ -49,10 +49,7 @@ func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest
 		out.Items, out.NextPageToken, err = s.Audit(ctx, f, list.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+	return out, err
 }
 
 // VerifyAudit checks the hash chain of the audit log.

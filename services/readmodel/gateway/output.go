@@ -44,8 +44,5 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 		WorkspaceId: id, Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
 		MaxBytes: req.GetMaxBytes(),
 	})
-	if err != nil {
-		return nil, forward.Refused("lifecycle", err)
-	}
-	return &readmodelv1.ReadOutputResponse{Workload: answer.GetWorkload(), Output: answer.GetOutput()}, nil
+	return &readmodelv1.ReadOutputResponse{Workload: answer.GetWorkload(), Output: answer.GetOutput()}, forward.Refused("lifecycle", err)
 }

@@ -79,10 +79,7 @@ func (q *Query) ListNodes(ctx context.Context, req *readmodelv1.ListNodesRequest
 		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*readmodelv1.Node, string, error) {
 			return s.Nodes(ctx, f, page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListNodesResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListNodesResponse{Items: items, NextPageToken: next}, err
 }
 
 // GetNode returns one node by id or name.
@@ -115,10 +112,7 @@ func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsReq
 		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*lifecyclev1.Tenant, string, error) {
 			return s.Tenants(ctx, page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListTenantsResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListTenantsResponse{Items: items, NextPageToken: next}, err
 }
 
 // ListWorkspaces lists workspaces that the person may see.
@@ -138,10 +132,7 @@ func (q *Query) ListWorkspaces(ctx context.Context,
 			f.Tenant = t.GetTenantId()
 			return s.Workspaces(ctx, f, page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, err
 }
 
 // allWorkspaces lists workspaces without a filter by tenant, for which one statement is enough.
@@ -157,10 +148,7 @@ func (q *Query) allWorkspaces(
 	}
 	page := list.Page{Size: req.GetPageSize(), Token: req.GetPageToken()}
 	items, next, err := q.deps.Reads.Reader.Workspaces(ctx, scope, f, page)
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, err
 }
 
 // GetWorkspace returns one workspace.
@@ -205,10 +193,7 @@ func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsReque
 		return nil, err
 	}
 	answer, err := q.deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: id})
-	if err != nil {
-		return nil, forward.Refused("lifecycle", err)
-	}
-	return &readmodelv1.GetActionsResponse{Actions: answer.GetActions()}, nil
+	return &readmodelv1.GetActionsResponse{Actions: answer.GetActions()}, forward.Refused("lifecycle", err)
 }
 
 // ListTasks lists tasks.
@@ -227,10 +212,7 @@ func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest
 			}
 			return s.Tasks(ctx, f, page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListTasksResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListTasksResponse{Items: items, NextPageToken: next}, err
 }
 
 // GetTask returns one task with all its transitions.
@@ -253,10 +235,7 @@ func (q *Query) ListInstances(ctx context.Context,
 		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*lifecyclev1.Instance, string, error) {
 			return s.Instances(ctx, f, page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListInstancesResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListInstancesResponse{Items: items, NextPageToken: next}, err
 }
 
 // ListClaims lists resource claims.
@@ -271,10 +250,7 @@ func (q *Query) ListClaims(ctx context.Context, req *readmodelv1.ListClaimsReque
 		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*lifecyclev1.Claim, string, error) {
 			return s.Claims(ctx, f, page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListClaimsResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListClaimsResponse{Items: items, NextPageToken: next}, err
 }
 
 // ListAllocations lists allocations.
@@ -286,10 +262,7 @@ func (q *Query) ListAllocations(ctx context.Context,
 		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*lifecyclev1.Allocation, string, error) {
 			return s.Allocations(ctx, f, page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListAllocationsResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListAllocationsResponse{Items: items, NextPageToken: next}, err
 }
 
 // GetPolicy lists the policy keys with the values that recovery, their owner, has now.
@@ -297,10 +270,7 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 	error,
 ) {
 	answer, err := q.deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{Key: req.GetKey()})
-	if err != nil {
-		return nil, forward.Refused("recovery", err)
-	}
-	return &readmodelv1.GetPolicyResponse{Items: answer.GetKeys()}, nil
+	return &readmodelv1.GetPolicyResponse{Items: answer.GetKeys()}, forward.Refused("recovery", err)
 }
 
 // ExplainReason returns what a reason means and what to do about it.

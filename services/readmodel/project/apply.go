@@ -1,6 +1,7 @@
 package project
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -33,6 +35,10 @@ const (
 	KindClaim       = "claim.changed"
 	KindTask        = "task.changed"
 	KindObservation = "workload.observed"
+	KindFinding     = "finding.changed"         // of lifecycle's sweeps
+	KindRecovery    = "recovery_record.changed" // this and the next two are of recovery's watchdog
+	KindIncident    = "incident.changed"
+	KindBrake       = "brake.changed"
 )
 
 // Kinds returns all kinds of events that are projected.
@@ -57,132 +63,108 @@ func (a applier) apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return a.applyAll(ctx, tx, []events.Record{r})
 }
 
-// rowsOf returns the rows that an event writes. It is the whole mapping from events to rows.
-func rowsOf(r events.Record) ([]row, error) {
-	switch r.Kind {
-	case KindNode:
-		return nodeRow(r)
-	case KindSession:
-		return sessionRow(r)
-	case KindGate:
-		m, body, err := decode(r, &lifecyclev1.NodeGate{})
-		if err != nil {
-			return nil, err
+// rowsOf has the rows that the events of each kind write. It is the whole mapping from events to rows; events of other
+// kinds write none.
+var rowsOf = map[string]func(r events.Record) ([]row, error){
+	KindNode: into("node", func(r events.Record, m *recoveryv1.NodeIdentity, body *content) []any {
+		return []any{
+			key(m.GetNodeId()), r.AggregateVersion, m.GetName(), names.Of(m.GetState()), ref(m.GetTenantId()), body,
 		}
-		return one(r, "gate", []any{key(m.GetNodeId()), r.AggregateVersion, body})
-	case KindTenant:
-		m, body, err := decode(r, &lifecyclev1.Tenant{})
-		if err != nil {
-			return nil, err
+	}),
+	KindSession: into("session", func(r events.Record, m *nodev1.SessionChanged, body *content) []any {
+		return []any{
+			key(m.GetSessionId()), r.AggregateVersion, key(m.GetNodeId()), ref(m.GetReplicaId()), m.GetGeneration(),
+			names.Of(m.GetState()), Serving(m), r.CreatedAt, body,
 		}
-		return one(r, "tenant", []any{key(m.GetTenantId()), r.AggregateVersion, m.GetName(), body})
-	case KindWorkspace:
-		m, body, err := decode(r, &lifecyclev1.Workspace{})
-		if err != nil {
-			return nil, err
-		}
+	}),
+	KindGate: into("gate", func(r events.Record, m *lifecyclev1.NodeGate, body *content) []any {
+		return []any{key(m.GetNodeId()), r.AggregateVersion, body}
+	}),
+	KindTenant: into("tenant", func(r events.Record, m *lifecyclev1.Tenant, body *content) []any {
+		return []any{key(m.GetTenantId()), r.AggregateVersion, m.GetName(), body}
+	}),
+	KindWorkspace: into("workspace", func(r events.Record, m *lifecyclev1.Workspace, body *content) []any {
 		body.showNames = true
-		return one(r, "workspace", []any{
+		return []any{
 			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(),
-			names.Of(m.GetState()), ref(m.GetNodeId()),
-			body,
-		})
-	case KindRun:
-		m, _, err := decode(r, &lifecyclev1.Run{})
-		if err != nil {
-			return nil, err
+			names.Of(m.GetState()), ref(m.GetNodeId()), body,
 		}
-		return runRows(r, m)
-	case KindStep:
-		return stepRow(r)
-	case KindAllocation:
-		m, body, err := decode(r, &lifecyclev1.Allocation{})
-		if err != nil {
-			return nil, err
+	}),
+	KindRun: runRows,
+	KindStep: into("step", func(r events.Record, m *lifecyclev1.StepAttempt, body *content) []any {
+		return attempt(m, r.AggregateVersion, body)
+	}),
+	KindAllocation: into("allocation", func(r events.Record, m *lifecyclev1.Allocation, body *content) []any {
+		return []any{
+			key(m.GetAllocationId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), body,
 		}
-		return one(r, "allocation", []any{
-			key(m.GetAllocationId()), r.AggregateVersion, key(m.GetWorkspaceId()),
-			ref(m.GetTenantId()), body,
-		})
-	case KindInstance:
-		m, body, err := decode(r, &lifecyclev1.Instance{})
-		if err != nil {
-			return nil, err
+	}),
+	KindInstance: into("instance", func(r events.Record, m *lifecyclev1.Instance, body *content) []any {
+		return []any{
+			key(m.GetInstanceId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()),
+			m.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED, body,
 		}
-		live := m.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED
-		return one(r, "instance", []any{
-			key(m.GetInstanceId()), r.AggregateVersion, key(m.GetWorkspaceId()),
-			ref(m.GetTenantId()), live, body,
-		})
-	case KindClaim:
-		m, body, err := decode(r, &lifecyclev1.Claim{})
-		if err != nil {
-			return nil, err
-		}
-		return one(r, "claim", []any{
+	}),
+	KindClaim: into("claim", func(r events.Record, m *lifecyclev1.Claim, body *content) []any {
+		return []any{
 			key(m.GetClaimId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), m.GetReleasedAt() != nil,
 			m.GetOrphanedAt() != nil, body,
-		})
-	case KindTask:
-		return taskRows(r)
-	case KindFinding:
-		return findingRow(r)
-	case KindRecovery, KindIncident, KindBrake:
-		return watchdogRows(r)
-	case KindObservation:
-		m, body, err := decode(r, &nodev1.Observation{})
+		}
+	}),
+	KindTask: taskRows,
+	// The version is a time in microseconds. A replica of an earlier build took it from its own clock, which may be
+	// ahead: what it wrote must not hide what another replica writes later. An observation cannot be later than the event
+	// that carries it.
+	KindObservation: into("observed", func(r events.Record, m *nodev1.Observation, body *content) []any {
+		return []any{key(m.GetWorkspaceId()), key(r.NodeID), min(r.AggregateVersion, r.CreatedAt.UnixMicro()), body}
+	}),
+	KindFinding: into("finding", func(r events.Record, m *lifecyclev1.Finding, body *content) []any {
+		return []any{
+			key(m.GetFindingId()), r.AggregateVersion, ref(m.GetWorkspaceId()), ref(m.GetTenantId()),
+			names.Of(m.GetSeverity()), m.GetResolvedAt() == nil, body,
+		}
+	}),
+	KindRecovery: into("recovery_record", func(r events.Record, m *recoveryv1.RecoveryRecord, body *content) []any {
+		return []any{
+			key(m.GetRecordId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()),
+			cmp.Or(moment(m.GetDetectedAt()), any(r.CreatedAt)), body,
+		}
+	}),
+	KindIncident: into("incident", func(r events.Record, m *recoveryv1.Incident, body *content) []any {
+		return []any{key(m.GetIncidentId()), r.AggregateVersion, m.GetClosedAt() == nil, body}
+	}),
+	KindBrake: into("brake", func(r events.Record, m *recoveryv1.Brake, body *content) []any {
+		return []any{r.AggregateID, r.AggregateVersion, m.GetEngaged(), body}
+	}),
+}
+
+// into returns what makes the row of a table of an event whose message is that row: values returns its columns.
+func into[T any, M interface {
+	*T
+	proto.Message
+}](table string, values func(r events.Record, m M, body *content) []any) func(events.Record) ([]row, error) {
+	return func(r events.Record) ([]row, error) {
+		m, body, err := decode(r, M(new(T)))
 		if err != nil {
 			return nil, err
 		}
-		// The version is a time in microseconds. A replica of an earlier build took it from its own clock, which may be
-		// ahead: what it wrote must not hide what another replica writes later. An observation cannot be later than the event
-		// that carries it.
-		version := min(r.AggregateVersion, r.CreatedAt.UnixMicro())
-		return one(r, "observed", []any{key(m.GetWorkspaceId()), key(r.NodeID), version, body})
-	default:
-		return nil, nil // a kind that is not projected
+		return one(r, table, values(r, m, body))
 	}
 }
 
-func nodeRow(r events.Record) ([]row, error) {
-	m, body, err := decode(r, &recoveryv1.NodeIdentity{})
-	if err != nil {
-		return nil, err
-	}
-	return one(r, "node", []any{
-		key(m.GetNodeId()), r.AggregateVersion, m.GetName(), names.Of(m.GetState()),
-		ref(m.GetTenantId()), body,
-	})
-}
-
-func sessionRow(r events.Record) ([]row, error) {
-	m, body, err := decode(r, &nodev1.SessionChanged{})
-	if err != nil {
-		return nil, err
-	}
-	return one(r, "session", []any{
-		key(m.GetSessionId()), r.AggregateVersion, key(m.GetNodeId()), ref(m.GetReplicaId()), m.GetGeneration(),
-		names.Of(m.GetState()), Serving(m), r.CreatedAt, body,
-	})
-}
-
-func stepRow(r events.Record) ([]row, error) {
-	m, body, err := decode(r, &lifecyclev1.StepAttempt{})
-	if err != nil {
-		return nil, err
-	}
-	return attempt(r, m, r.AggregateVersion, body)
-}
-
-func attempt(r events.Record, m *lifecyclev1.StepAttempt, version int64, body *content) ([]row, error) {
-	return one(r, "step", []any{
+func attempt(m *lifecyclev1.StepAttempt, version int64, body *content) []any {
+	return []any{
 		key(m.GetRunId()), m.GetStep(), names.Of(m.GetDirection()), m.GetAttempt(), version, key(m.GetWorkspaceId()),
 		m.GetStalled() && OpenAttempt(m.GetState()), body,
-	})
+	}
 }
 
 // runRows returns the rows of a run's event: the run, and the attempts that changed with it.
-func runRows(r events.Record, m *lifecyclev1.Run) ([]row, error) {
+func runRows(r events.Record) ([]row, error) {
+	m, _, err := decode(r, &lifecyclev1.Run{})
+	if err != nil {
+		return nil, err
+	}
 	steps := m.GetChangedSteps()
 	m.ChangedSteps = nil
 	out, err := one(r, "run", []any{
@@ -193,7 +175,7 @@ func runRows(r events.Record, m *lifecyclev1.Run) ([]row, error) {
 		return nil, err
 	}
 	for _, s := range steps {
-		rows, err := attempt(r, s, s.GetVersion(), &content{message: s})
+		rows, err := one(r, "step", attempt(s, s.GetVersion(), &content{message: s}))
 		if err != nil {
 			return nil, err
 		}

@@ -26,7 +26,11 @@ const (
 func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	b := batch{applier: a, rows: map[string]map[string]row{}}
 	for _, r := range records {
-		rows, err := rowsOf(r)
+		read := rowsOf[r.Kind]
+		if read == nil {
+			continue // a kind that is not projected
+		}
+		rows, err := read(r)
 		if err != nil {
 			return fmt.Errorf("project %s: %w", r.Kind, err)
 		}

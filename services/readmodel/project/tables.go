@@ -2,6 +2,7 @@ package project
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -53,12 +54,7 @@ var tables = map[string]table{
 
 // tableNames returns the names of the tables in order, so that locks are taken in one order.
 func tableNames() []string {
-	names := make([]string, 0, len(tables))
-	for name := range tables {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(tables))
 }
 
 // scratchPrefix is the prefix of the names of the tables in which a rebuild is made for comparison.

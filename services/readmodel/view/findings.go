@@ -56,13 +56,7 @@ func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page list.Page
 // Finding returns one finding by id, open or resolved.
 func (s *Snapshot) Finding(ctx context.Context, id string) (*lifecyclev1.Finding, error) {
 	found, _, err := s.Findings(ctx, FindingFilter{ID: id, Resolved: true}, list.Page{Size: 1})
-	if err != nil {
-		return nil, err
-	}
-	if len(found) == 0 {
-		return nil, list.NotFound("finding")
-	}
-	return found[0], nil
+	return only(found, err, "finding")
 }
 
 // FindingCounts are the open findings by severity.

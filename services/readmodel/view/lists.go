@@ -168,13 +168,7 @@ func (s *Snapshot) Allocations(ctx context.Context, f PerWorkspaceFilter, page l
 // Allocation returns one allocation by id.
 func (s *Snapshot) Allocation(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
 	found, _, err := s.Allocations(ctx, PerWorkspaceFilter{IDs: list.OneID(id)}, list.Page{Size: 1})
-	if err != nil {
-		return nil, err
-	}
-	if len(found) == 0 {
-		return nil, list.NotFound("allocation")
-	}
-	return found[0], nil
+	return only(found, err, "allocation")
 }
 
 // run returns one page of a list and the token of the next page.
@@ -196,6 +190,14 @@ func run[R list.Placed, T any](ctx context.Context, s *Snapshot, l list.Request,
 		items = append(items, item)
 	}
 	return items, next, nil
+}
+
+// only returns the object of a list that was asked for one, or that there is none such.
+func only[T any](found []*T, err error, what string) (*T, error) {
+	if err == nil && len(found) == 0 {
+		err = list.NotFound(what)
+	}
+	return first(found), err
 }
 
 func first[T any](found []*T) *T {

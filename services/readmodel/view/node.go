@@ -185,35 +185,24 @@ func rowsOf[R any](ctx context.Context, s *Snapshot, statement *pg.Statement, ar
 
 // Replica is one replica of nodeapi, as its last beat reported it.
 type Replica struct {
-	ID     string
-	BeatAt time.Time
-	Fresh  bool // beats, and is not leaving
-	// Sessions is the number of its sessions, and Late how many of them are late.
-	Sessions, Late int32
-}
-
-type replicaRow struct {
-	ID       string    `db:"replica_id" expr:"@.replica_id::text"`
-	BeatAt   time.Time `db:"beat_at"`
-	Fresh    bool      `db:"fresh" expr:"NOT @.leaving AND @.beat_at > $1::timestamptz - $2::interval"`
-	Sessions int32     `db:"sessions"`
-	Late     int32     `db:"late"`
+	ID     string    `db:"replica_id" expr:"@.replica_id::text"`
+	BeatAt time.Time `db:"beat_at"`
+	// Fresh: it beats, and is not leaving.
+	Fresh    bool  `db:"fresh" expr:"NOT @.leaving AND @.beat_at > $1::timestamptz - $2::interval"`
+	Sessions int32 `db:"sessions"`
+	Late     int32 `db:"late"` // of its sessions
 }
 
 var listReplicas = pg.Define(pg.RoleReadmodel, "view.list_replicas", `
-	SELECT `+pg.Columns[replicaRow]("r")+` FROM mesh.replica r WHERE r.service = 'nodeapi' AND r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`)
+	SELECT `+pg.Columns[Replica]("r")+` FROM mesh.replica r WHERE r.service = 'nodeapi' AND r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`)
 
 // Replicas returns the replicas of nodeapi that beat within the last ten minutes.
 func (s *Snapshot) Replicas(ctx context.Context) ([]Replica, error) {
-	rows, err := pg.All[replicaRow](ctx, s.tx, listReplicas, s.Now, BeatFresh)
+	rows, err := pg.All[Replica](ctx, s.tx, listReplicas, s.Now, BeatFresh)
 	if err != nil {
 		return nil, fmt.Errorf("read replicas: %w", err)
 	}
-	replicas := make([]Replica, 0, len(rows))
-	for _, row := range rows {
-		replicas = append(replicas, Replica(row))
-	}
-	return replicas, nil
+	return rows, nil
 }
 
 func stamp(t time.Time) *timestamppb.Timestamp {
@@ -268,8 +257,5 @@ func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, err
 		return nil, err
 	}
 	found, _, err := s.Nodes(ctx, NodeFilter{ID: id, IncludeRetired: true}, list.Page{Size: 1})
-	if err == nil && len(found) == 0 {
-		err = list.NotFound("node")
-	}
-	return first(found), err
+	return only(found, err, "node")
 }

@@ -118,13 +118,7 @@ func (s *Snapshot) transitions(ctx context.Context, tasks []*readmodelv1.Task) e
 // Task returns one task by id.
 func (s *Snapshot) Task(ctx context.Context, id string) (*readmodelv1.Task, error) {
 	found, _, err := s.Tasks(ctx, TaskFilter{IDs: list.OneID(id)}, list.Page{Size: 1})
-	if err != nil {
-		return nil, err
-	}
-	if len(found) == 0 {
-		return nil, list.NotFound("task")
-	}
-	return found[0], nil
+	return only(found, err, "task")
 }
 
 var tenantsOfTasks = pg.Define(pg.RoleReadmodel, "view.tenants_of_tasks", `

@@ -272,8 +272,5 @@ func (s *Snapshot) Workspace(ctx context.Context, ref string) (*readmodelv1.Work
 		return nil, err
 	}
 	found, _, err := s.Workspaces(ctx, WorkspaceFilter{ID: id}, list.Page{Size: 1})
-	if err == nil && len(found) == 0 {
-		err = list.NotFound("workspace")
-	}
-	return first(found), err
+	return only(found, err, "workspace")
 }

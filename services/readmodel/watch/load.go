@@ -34,7 +34,7 @@ func load(ctx context.Context, s *view.Snapshot, marks map[key]mark) ([]item, er
 	for topic, ids := range byTopic {
 		slices.Sort(ids)
 		for part := range slices.Chunk(slices.Compact(ids), chunk) {
-			found, err := loadTopic(ctx, s, topic, part)
+			found, _, err := loadTopic(ctx, s, topic, part)
 			if err != nil {
 				return nil, err
 			}
@@ -77,40 +77,39 @@ func workspacesOf(ctx context.Context, s *view.Snapshot, marks map[key]mark) (ma
 	return shown, nil
 }
 
-func loadTopic(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, ids []string) ([]item, error) {
+func loadTopic(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, ids []string) ([]item, string, error) {
 	page := list.Page{Size: chunk}
 	switch topic {
 	case readmodelv1.Topic_TOPIC_NODES:
-		found, _, err := s.Nodes(ctx, view.NodeFilter{IDs: ids, IncludeRetired: true}, page)
-		return each(found, err, nodeItem)
+		found, next, err := s.Nodes(ctx, view.NodeFilter{IDs: ids, IncludeRetired: true}, page)
+		return each(found, next, err, nodeItem)
 	case readmodelv1.Topic_TOPIC_WORKSPACES:
-		found, _, err := s.Workspaces(ctx, view.WorkspaceFilter{IDs: ids}, page)
-		return each(found, err, workspaceItem)
+		found, next, err := s.Workspaces(ctx, view.WorkspaceFilter{IDs: ids}, page)
+		return each(found, next, err, workspaceItem)
 	case readmodelv1.Topic_TOPIC_TASKS:
-		items, _, err := tasks(ctx, s, view.TaskFilter{IDs: ids}, page)
-		return items, err
+		return tasks(ctx, s, view.TaskFilter{IDs: ids}, page)
 	case readmodelv1.Topic_TOPIC_INSTANCES:
-		found, _, err := s.Instances(ctx, view.PerWorkspaceFilter{IDs: ids}, page)
-		return each(found, err, instanceItem)
+		found, next, err := s.Instances(ctx, view.PerWorkspaceFilter{IDs: ids}, page)
+		return each(found, next, err, instanceItem)
 	case readmodelv1.Topic_TOPIC_RUNS:
-		found, _, err := s.Runs(ctx, view.RunFilter{IDs: ids}, page)
-		return each(found, err, runItem)
+		found, next, err := s.Runs(ctx, view.RunFilter{IDs: ids}, page)
+		return each(found, next, err, runItem)
 	case readmodelv1.Topic_TOPIC_STEPS:
-		return steps(ctx, s, ids)
+		return steps(ctx, s, ids, "")
 	case readmodelv1.Topic_TOPIC_UNSPECIFIED:
 	}
-	return nil, nil
+	return nil, "", nil
 }
 
-func each[T any](found []T, err error, to func(T) item) ([]item, error) {
+func each[T any](found []T, next string, err error, to func(T) item) ([]item, string, error) {
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	items := make([]item, len(found))
 	for i, x := range found {
 		items[i] = to(x)
 	}
-	return items, nil
+	return items, next, nil
 }
 
 func nodeItem(n *readmodelv1.Node) item {
@@ -172,7 +171,7 @@ func tasks(ctx context.Context, s *view.Snapshot, f view.TaskFilter, page list.P
 		return nil, "", err
 	}
 	owners, err := s.TenantsOfTasks(ctx, found)
-	items, err := each(found, err, func(t *readmodelv1.Task) item {
+	return each(found, next, err, func(t *readmodelv1.Task) item {
 		return item{
 			key:      key{readmodelv1.Topic_TOPIC_TASKS, t.GetTaskId()},
 			tenantID: owners[t.GetTaskId()], workspaceID: t.GetWorkspaceId(), nodeID: t.GetNodeId(),
@@ -182,20 +181,19 @@ func tasks(ctx context.Context, s *view.Snapshot, f view.TaskFilter, page list.P
 			},
 		}
 	})
-	return items, next, err
 }
 
-func steps(ctx context.Context, s *view.Snapshot, runIDs []string) ([]item, error) {
+func steps(ctx context.Context, s *view.Snapshot, runIDs []string, next string) ([]item, string, error) {
 	runs, _, err := s.Runs(ctx, view.RunFilter{IDs: runIDs}, list.Page{Size: chunk})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	tenants := map[string]string{}
 	for _, r := range runs {
 		tenants[r.GetRunId()] = r.GetTenantId()
 	}
 	found, err := s.Steps(ctx, runIDs)
-	return each(found, err, func(a *lifecyclev1.StepAttempt) item {
+	return each(found, next, err, func(a *lifecyclev1.StepAttempt) item {
 		return item{
 			key: key{readmodelv1.Topic_TOPIC_STEPS, project.StepID(a)}, tenantID: tenants[a.GetRunId()],
 			workspaceID: a.GetWorkspaceId(),

@@ -115,14 +115,10 @@ func (h *Hub) alive(ctx context.Context, req Request, failed int) (int, error) {
 		return 0, nil
 	}
 	ended, err := aliveNow(ctx, req.Alive, h.cfg.Check)
-	switch {
-	case ended || (err != nil && failed > 0):
-		return 0, err
-	case err != nil:
-		return failed + 1, nil //nolint:nilerr // the next look decides
-	default:
-		return 0, nil
+	if err != nil && !ended && failed == 0 {
+		return 1, nil //nolint:nilerr // the next look decides
 	}
+	return 0, err
 }
 
 // aliveNow calls alive with a time limit. It reports true for a refusal, which ends the stream; if the session could
@@ -208,13 +204,11 @@ func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Fi
 	case readmodelv1.Topic_TOPIC_NODES:
 		filter := view.NodeFilter{ID: f.NodeID, WorkspaceID: f.WorkspaceID, IncludeRetired: f.NodeID != ""}
 		found, next, err := s.Nodes(ctx, filter, page)
-		items, err := each(found, err, nodeItem)
-		return items, next, err
+		return each(found, next, err, nodeItem)
 	case readmodelv1.Topic_TOPIC_WORKSPACES:
 		filter := view.WorkspaceFilter{ID: f.WorkspaceID, NodeID: f.NodeID, NotOver: f.WorkspaceID == ""}
 		found, next, err := s.Workspaces(ctx, filter, page)
-		items, err := each(found, err, workspaceItem)
-		return items, next, err
+		return each(found, next, err, workspaceItem)
 	case readmodelv1.Topic_TOPIC_TASKS:
 		filter := view.TaskFilter{WorkspaceID: f.WorkspaceID, NodeID: f.NodeID, CurrentOnly: !narrow}
 		items, next, err := tasks(ctx, s, filter, page)
@@ -225,15 +219,13 @@ func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Fi
 	case readmodelv1.Topic_TOPIC_INSTANCES:
 		filter := view.PerWorkspaceFilter{WorkspaceID: f.WorkspaceID, NodeID: f.NodeID, LiveOnly: !narrow}
 		found, next, err := s.Instances(ctx, filter, page)
-		items, err := each(found, err, instanceItem)
-		return items, next, err
+		return each(found, next, err, instanceItem)
 	case readmodelv1.Topic_TOPIC_RUNS:
 		if f.NodeID != "" {
 			return nil, "", nil
 		}
 		found, next, err := s.Runs(ctx, view.RunFilter{WorkspaceID: f.WorkspaceID, LiveOnly: f.WorkspaceID == ""}, page)
-		items, err := each(found, err, runItem)
-		return items, next, err
+		return each(found, next, err, runItem)
 	case readmodelv1.Topic_TOPIC_STEPS:
 		if f.NodeID != "" {
 			return nil, "", nil
@@ -246,8 +238,7 @@ func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Fi
 		for i, r := range runs {
 			ids[i] = r.GetRunId()
 		}
-		items, err := steps(ctx, s, ids)
-		return items, next, err
+		return steps(ctx, s, ids, next)
 	case readmodelv1.Topic_TOPIC_UNSPECIFIED:
 	}
 	return nil, "", nil

@@ -64,13 +64,10 @@ func (c *Command) CreateTenant(ctx context.Context,
 	}
 	answer, err := c.owners.Workspaces.CreateTenant(ctx,
 		&lifecyclev1.CreateTenantRequest{Name: req.GetName(), Quota: req.GetQuota()})
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
 	return &readmodelv1.CreateTenantResponse{
 		Tenant: answer.GetTenant(), Existed: answer.GetExisted(),
 		Pos: answer.GetPos(),
-	}, nil
+	}, Refused("lifecycle", err)
 }
 
 // CreateWorkspace starts the provisioning of a workspace, or joins the one under way.
@@ -120,10 +117,7 @@ func (c *Command) CreateWorkspace(ctx context.Context,
 			return nil, lookErr
 		}
 	}
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
-	return &readmodelv1.CreateWorkspaceResponse{Operation: answer.GetOperation()}, nil
+	return &readmodelv1.CreateWorkspaceResponse{Operation: answer.GetOperation()}, Refused("lifecycle", err)
 }
 
 // OperateWorkspace asks for any other operation on a workspace.
@@ -141,10 +135,7 @@ func (c *Command) OperateWorkspace(ctx context.Context,
 		DryRun:      req.GetDryRun(),
 		FencedProof: req.GetFencedProof(),
 	})
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
-	return &readmodelv1.OperateWorkspaceResponse{Operation: answer.GetOperation()}, nil
+	return &readmodelv1.OperateWorkspaceResponse{Operation: answer.GetOperation()}, Refused("lifecycle", err)
 }
 
 // EnrollNode issues a bootstrap bundle for a new machine.
@@ -157,13 +148,10 @@ func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeReq
 	answer, err := c.owners.Identities.IssueBootstrap(ctx, &recoveryv1.IssueBootstrapRequest{
 		Name: req.GetName(), ValidFor: req.GetValidFor(), IdempotencyKey: req.GetIdempotencyKey(),
 	})
-	if err != nil {
-		return nil, Refused("recovery", err)
-	}
 	return &readmodelv1.EnrollNodeResponse{
 		NodeId: answer.GetNodeId(), Token: answer.GetToken(), ExpiresAt: answer.GetExpiresAt(), Profile: answer.GetProfile(),
 		Pos: answer.GetPos(),
-	}, nil
+	}, Refused("recovery", err)
 }
 
 // ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node.
@@ -176,10 +164,7 @@ func (c *Command) ChangeNodeIdentity(ctx context.Context,
 	}
 	answer, err := c.owners.Identities.ChangeIdentity(ctx,
 		&recoveryv1.ChangeIdentityRequest{NodeId: id, Verb: req.GetVerb(), Reason: req.GetReason()})
-	if err != nil {
-		return nil, Refused("recovery", err)
-	}
-	return &readmodelv1.ChangeNodeIdentityResponse{Node: answer.GetNode(), Pos: answer.GetPos()}, nil
+	return &readmodelv1.ChangeNodeIdentityResponse{Node: answer.GetNode(), Pos: answer.GetPos()}, Refused("recovery", err)
 }
 
 // SetCordon cordons or uncordons a node.
@@ -192,10 +177,7 @@ func (c *Command) SetCordon(ctx context.Context, req *readmodelv1.SetCordonReque
 	}
 	answer, err := c.owners.Gates.SetCordon(ctx,
 		&lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: req.GetCordoned(), Reason: req.GetReason()})
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
-	return &readmodelv1.SetCordonResponse{Gate: answer.GetGate(), Pos: answer.GetPos()}, nil
+	return &readmodelv1.SetCordonResponse{Gate: answer.GetGate(), Pos: answer.GetPos()}, Refused("lifecycle", err)
 }
 
 // ProbeNode queues a typed no-op for a node.
@@ -208,10 +190,7 @@ func (c *Command) ProbeNode(ctx context.Context, req *readmodelv1.ProbeNodeReque
 	}
 	answer, err := c.owners.Tasks.EnqueueProbe(ctx,
 		&lifecyclev1.EnqueueProbeRequest{NodeId: id, IdempotencyKey: req.GetIdempotencyKey()})
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
-	return &readmodelv1.ProbeNodeResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, nil
+	return &readmodelv1.ProbeNodeResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, Refused("lifecycle", err)
 }
 
 // ChangeTask cancels, requeues or closes a task.
@@ -232,10 +211,7 @@ func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskReq
 	}
 	answer, err := c.owners.Tasks.ChangeTask(ctx,
 		&lifecyclev1.ChangeTaskRequest{TaskId: req.GetTaskId(), Verb: verb, Reason: req.GetReason()})
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
-	return &readmodelv1.ChangeTaskResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, nil
+	return &readmodelv1.ChangeTaskResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, Refused("lifecycle", err)
 }
 
 // SetPolicy changes one policy key.
@@ -249,8 +225,5 @@ func (c *Command) SetPolicy(ctx context.Context, req *readmodelv1.SetPolicyReque
 		Key: req.GetKey(), Value: req.GetValue(), Reason: req.GetReason(),
 		AcknowledgeWeakening: req.GetAcknowledgeWeakening(),
 	})
-	if err != nil {
-		return nil, Refused("recovery", err)
-	}
-	return &readmodelv1.SetPolicyResponse{Key: answer.GetKey(), Pos: answer.GetPos()}, nil
+	return &readmodelv1.SetPolicyResponse{Key: answer.GetKey(), Pos: answer.GetPos()}, Refused("recovery", err)
 }

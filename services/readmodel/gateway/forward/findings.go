@@ -37,10 +37,7 @@ func (f *Findings) ListFindings(ctx context.Context,
 			}
 			return s.Findings(ctx, filter, page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListFindingsResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListFindingsResponse{Items: items, NextPageToken: next}, err
 }
 
 // GetFinding returns one finding, open or resolved.
@@ -53,10 +50,7 @@ func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRe
 		res.Finding, err = s.Finding(ctx, req.GetFindingId())
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return res, nil
+	return res, err
 }
 
 // AcknowledgeFinding resolves the finding about a row that was changed by hand.
@@ -67,8 +61,5 @@ func (f *Findings) AcknowledgeFinding(ctx context.Context,
 		return nil, err
 	}
 	answer, err := f.owners.Findings.AcknowledgeFinding(ctx, req.GetRequest())
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
-	return &readmodelv1.AcknowledgeFindingResponse{Response: answer}, nil
+	return &readmodelv1.AcknowledgeFindingResponse{Response: answer}, Refused("lifecycle", err)
 }

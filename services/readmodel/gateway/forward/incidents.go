@@ -29,10 +29,7 @@ func (i *Incidents) ListIncidents(ctx context.Context,
 		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*recoveryv1.Incident, string, error) {
 			return s.Incidents(ctx, req.GetIncludeClosed(), page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListIncidentsResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListIncidentsResponse{Items: items, NextPageToken: next}, err
 }
 
 // GetIncident returns one incident with the recoveries that it refers to.
@@ -45,10 +42,7 @@ func (i *Incidents) GetIncident(ctx context.Context,
 		out.Incident, out.Recoveries, err = s.Incident(ctx, req.GetIncidentId())
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+	return out, err
 }
 
 // ListRecoveries lists recovery records, newest first. A person of a tenant gets only the records of that tenant.
@@ -67,10 +61,7 @@ func (i *Incidents) ListRecoveries(ctx context.Context,
 			}
 			return s.Recoveries(ctx, f, page)
 		})
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ListRecoveriesResponse{Items: items, NextPageToken: next}, nil
+	return &readmodelv1.ListRecoveriesResponse{Items: items, NextPageToken: next}, err
 }
 
 // GetBrake returns the fleet brake.
@@ -86,10 +77,7 @@ func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeReque
 		out.Brake, err = s.Brake(ctx)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+	return out, err
 }
 
 // ReleaseBrake asks recovery to resume automatic remedies.
@@ -100,8 +88,5 @@ func (i *Incidents) ReleaseBrake(ctx context.Context,
 		return nil, err
 	}
 	answer, err := i.owners.Watchdog.ReleaseBrake(ctx, &recoveryv1.ReleaseBrakeRequest{Reason: req.GetReason()})
-	if err != nil {
-		return nil, Refused("recovery", err)
-	}
-	return &readmodelv1.ReleaseBrakeResponse{Brake: answer.GetBrake(), Pos: answer.GetPos()}, nil
+	return &readmodelv1.ReleaseBrakeResponse{Brake: answer.GetBrake(), Pos: answer.GetPos()}, Refused("recovery", err)
 }

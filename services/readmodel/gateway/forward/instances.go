@@ -22,8 +22,5 @@ func (i *Instances) EndInstance(ctx context.Context,
 		return nil, err
 	}
 	answer, err := i.owners.Instances.EndInstance(ctx, req.GetRequest())
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
-	return &readmodelv1.EndInstanceResponse{Response: answer}, nil
+	return &readmodelv1.EndInstanceResponse{Response: answer}, Refused("lifecycle", err)
 }

@@ -20,10 +20,7 @@ func (k *Keys) ListKeys(ctx context.Context, _ *readmodelv1.ListKeysRequest) (*r
 		return nil, err
 	}
 	answer, err := k.owners.Keys.ListKeys(ctx, &recoveryv1.ListKeysRequest{})
-	if err != nil {
-		return nil, Refused("recovery", err)
-	}
-	return &readmodelv1.ListKeysResponse{Keys: answer.GetKeys(), Problems: answer.GetProblems()}, nil
+	return &readmodelv1.ListKeysResponse{Keys: answer.GetKeys(), Problems: answer.GetProblems()}, Refused("recovery", err)
 }
 
 // RotateKey asks for the next key of a kind.
@@ -36,8 +33,5 @@ func (k *Keys) RotateKey(ctx context.Context, req *readmodelv1.RotateKeyRequest)
 	answer, err := k.owners.Keys.RotateKey(ctx, &recoveryv1.RotateKeyRequest{
 		Kind: req.GetKind(), Reason: req.GetReason(), IdempotencyKey: req.GetIdempotencyKey(), DryRun: req.GetDryRun(),
 	})
-	if err != nil {
-		return nil, Refused("recovery", err)
-	}
-	return &readmodelv1.RotateKeyResponse{Rotation: answer}, nil
+	return &readmodelv1.RotateKeyResponse{Rotation: answer}, Refused("recovery", err)
 }

@@ -32,11 +32,13 @@ type OwnerError struct{ error }
 // Unwrap returns the owner's fault.
 func (e *OwnerError) Unwrap() error { return e.error }
 
-// Refused returns the error to pass to the person for an owner's error. If the owner refused readmodel itself and
-// not the person, the person gets an internal error.
+// Refused returns the error to pass to the person for an owner's error; nil for none. If the owner refused readmodel
+// itself and not the person, the person gets an internal error.
 func Refused(owner string, err error) error {
-	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is for the person
-	case commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_ASSERTION_INVALID:
+	switch reason := fault.ReasonOf(err); {
+	case err == nil:
+		return nil
+	case reason == commonv1.Reason_REASON_UNAUTHENTICATED, reason == commonv1.Reason_REASON_ASSERTION_INVALID:
 		return fmt.Errorf("%s refused us: %w", owner, errors.New(err.Error()))
 	default:
 		return &OwnerError{err}

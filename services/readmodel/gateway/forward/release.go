@@ -34,10 +34,7 @@ func (r *Releases) GetAllocation(ctx context.Context,
 			list.Page{Size: mostClaims})
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return res, nil
+	return res, err
 }
 
 // mostClaims is how many claims are returned with an allocation at most: a workspace has a few.
@@ -51,10 +48,7 @@ func (r *Releases) RetryRelease(ctx context.Context,
 		return nil, err
 	}
 	answer, err := r.owners.Allocations.RetryRelease(ctx, req.GetRequest())
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
-	return &readmodelv1.RetryReleaseResponse{Response: answer}, nil
+	return &readmodelv1.RetryReleaseResponse{Response: answer}, Refused("lifecycle", err)
 }
 
 // ForceRelease releases an allocation on a person's attestation.
@@ -65,8 +59,5 @@ func (r *Releases) ForceRelease(ctx context.Context,
 		return nil, err
 	}
 	answer, err := r.owners.Allocations.ForceRelease(ctx, req.GetRequest())
-	if err != nil {
-		return nil, Refused("lifecycle", err)
-	}
-	return &readmodelv1.ForceReleaseResponse{Response: answer}, nil
+	return &readmodelv1.ForceReleaseResponse{Response: answer}, Refused("lifecycle", err)
 }

@@ -22,10 +22,7 @@ func (r *Rollbacks) GetRollback(
 		return nil, err
 	}
 	answer, err := r.owners.Rollback.GetRollback(ctx, &recoveryv1.GetRollbackRequest{})
-	if err != nil {
-		return nil, Refused("recovery", err)
-	}
-	return &readmodelv1.GetRollbackResponse{Rollback: answer.GetRollback()}, nil
+	return &readmodelv1.GetRollbackResponse{Rollback: answer.GetRollback()}, Refused("recovery", err)
 }
 
 // AcceptRollback ends rollback mode on a person's attestation.
@@ -36,8 +33,5 @@ func (r *Rollbacks) AcceptRollback(
 		return nil, err
 	}
 	answer, err := r.owners.Rollback.AcceptRollback(ctx, &recoveryv1.AcceptRollbackRequest{Reason: req.GetReason()})
-	if err != nil {
-		return nil, Refused("recovery", err)
-	}
-	return &readmodelv1.AcceptRollbackResponse{Rollback: answer.GetRollback(), Pos: answer.GetPos()}, nil
+	return &readmodelv1.AcceptRollbackResponse{Rollback: answer.GetRollback(), Pos: answer.GetPos()}, Refused("recovery", err)
 }

@@ -154,34 +154,6 @@ func (s *Sessions) Check(ctx context.Context, was Session) error {
 }
 
 var (
-	revokeSession = pg.Define(pg.RoleReadmodel, "people.revoke_session", `
-	UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2 WHERE session_id = $1::uuid AND revoked_at IS NULL`)
-	revokeSubject = pg.Define(pg.RoleReadmodel, "people.revoke_sessions_of_subject", `
-	UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2 WHERE subject = $1 AND revoked_at IS NULL`)
-)
-
-// Revoke ends one session. It returns the fault not_found if there is no live session of that id.
-func (s *Sessions) Revoke(ctx context.Context, id, by string) error {
-	tag, err := pg.Exec(ctx, s.db, revokeSession, id, by)
-	if err != nil {
-		return fmt.Errorf("revoke session: %w", err)
-	}
-	if tag.RowsAffected() == 0 {
-		return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such session")
-	}
-	return nil
-}
-
-// RevokeSubject ends all sessions of a person and returns how many it ended.
-func (s *Sessions) RevokeSubject(ctx context.Context, subject, by string) (int64, error) {
-	tag, err := pg.Exec(ctx, s.db, revokeSubject, subject, by)
-	if err != nil {
-		return 0, fmt.Errorf("revoke sessions: %w", err)
-	}
-	return tag.RowsAffected(), nil
-}
-
-var (
 	sweepSessions = pg.Define(pg.RoleReadmodel, "people.sweep_sessions", `
 	DELETE FROM readmodel.person_session WHERE session_id IN (
 		SELECT session_id FROM readmodel.person_session WHERE LEAST(revoked_at, expires_at) < mesh.clock() - interval '7 days' LIMIT 5000)`)

@@ -3,6 +3,8 @@ package people
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -108,10 +110,6 @@ func (g *together[T]) lead(ctx context.Context, own *batch[T]) {
 	defer close(own.done)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), togetherTimeout)
 	defer cancel()
-	ids := make([]string, 0, len(own.ids))
-	for id := range own.ids {
-		ids = append(ids, id)
-	}
 	own.err = errPanicked // stays if read panics
-	own.found, own.err = g.read(ctx, ids)
+	own.found, own.err = g.read(ctx, slices.Collect(maps.Keys(own.ids)))
 }
