@@ -12,13 +12,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/services/nodeapi/reconnect"
 )
 
 // Stream is the client's end of WatchAuthority.
@@ -60,21 +63,14 @@ type View struct {
 	lapsed   bool
 }
 
+var defaults = Config{PingEvery: 500 * time.Millisecond, Lease: 1500 * time.Millisecond, RetiredFor: 49 * time.Hour}
+
 // New makes a view. onChange must not block.
 func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream, error),
 	onChange func(*recoveryv1.NodeAuthority),
 ) *View {
-	if cfg.PingEvery <= 0 {
-		cfg.PingEvery = 500 * time.Millisecond
-	}
-	if cfg.Lease <= 0 {
-		cfg.Lease = 1500 * time.Millisecond
-	}
-	if cfg.RetiredFor <= 0 {
-		cfg.RetiredFor = 49 * time.Hour
-	}
 	return &View{
-		cfg: cfg, logger: logger, open: open, onChange: onChange,
+		cfg: config.Or(cfg, defaults), logger: logger, open: open, onChange: onChange,
 		start: time.Now(), nodes: map[string]*recoveryv1.NodeAuthority{}, retired: map[string]time.Time{},
 		fresh: make(chan struct{}), lapsed: true,
 	}
@@ -126,25 +122,7 @@ func (v *View) MayDispatch(nodeID, sessionID string, generation int64) bool {
 
 // Run keeps the view until ctx ends, reconnecting with jitter.
 func (v *View) Run(ctx context.Context) error {
-	failures := 0
-	for {
-		began := time.Now()
-		err := v.runOnce(ctx)
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // asked to stop
-		}
-		if time.Since(began) > 5*time.Second {
-			failures = 0
-		}
-		failures++
-		v.logger.WarnContext(ctx, "authority view lost", slog.Int("failures", failures), slog.Any("error", err))
-		pause := min(time.Duration(failures)*100*time.Millisecond, 2*time.Second)
-		select {
-		case <-time.After(pause/2 + rand.N(pause)): //nolint:gosec // jitter
-		case <-ctx.Done():
-			return nil
-		}
-	}
+	return reconnect.Keep(ctx, v.logger, "authority view lost", v.runOnce)
 }
 
 func (v *View) runOnce(ctx context.Context) error {
@@ -219,11 +197,7 @@ func (p *pings) take(id int64) (time.Time, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at, ok := p.sent[id]
-	for old := range p.sent {
-		if old <= id {
-			delete(p.sent, old)
-		}
-	}
+	maps.DeleteFunc(p.sent, func(old int64, _ time.Time) bool { return old <= id })
 	return at, ok
 }
 
@@ -272,19 +246,12 @@ func (v *View) replace(nodes map[string]*recoveryv1.NodeAuthority, sequence int6
 	v.nodes = nodes
 	v.sequence = max(v.sequence, sequence)
 	now := time.Now()
-	for id := range v.retired {
-		if nodes[id] == nil {
-			delete(v.retired, id)
-		}
-	}
+	maps.DeleteFunc(v.retired, func(id string, _ time.Time) bool { return nodes[id] == nil })
 	for _, n := range nodes {
 		v.retireLocked(n, now)
 	}
 	v.forgetLocked(now)
-	all := make([]*recoveryv1.NodeAuthority, 0, len(nodes))
-	for _, n := range nodes {
-		all = append(all, n)
-	}
+	all := slices.Collect(maps.Values(nodes))
 	v.mu.Unlock()
 	for _, n := range all {
 		v.onChange(n)

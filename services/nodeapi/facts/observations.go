@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -194,11 +195,7 @@ func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed,
 	if len(told) == 0 {
 		return out, nil
 	}
-	nodes := make([]string, 0, len(told))
-	for node := range told {
-		nodes = append(nodes, node)
-	}
-	slices.Sort(nodes) // one order of locks
+	nodes := slices.Sorted(maps.Keys(told)) // one order of locks
 	generations := make([]int64, len(nodes))
 	for i, node := range nodes {
 		generations[i] = told[node]
@@ -238,12 +235,10 @@ func (w *Writer) readStored(ctx context.Context, tx pgx.Tx, unread map[string]in
 	if len(unread) == 0 {
 		return nil
 	}
-	nodes := make([]string, 0, len(unread))
 	for node := range unread {
-		nodes = append(nodes, node)
 		out.stored[node] = map[string]observation.Digest{}
 	}
-	rows, err := pg.All[digestRow](ctx, tx, readDigests, nodes)
+	rows, err := pg.All[digestRow](ctx, tx, readDigests, slices.Collect(maps.Keys(unread)))
 	if err != nil {
 		return fmt.Errorf("read what is written of observations: %w", err)
 	}

@@ -1,6 +1,7 @@
 package roster
 
 import (
+	"slices"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -11,7 +12,7 @@ import (
 // OnAuthority applies recovery's decision about a node to its sessions here. It does not block.
 func (r *Roster) OnAuthority(n *recoveryv1.NodeAuthority) {
 	r.mu.Lock()
-	sessions := append([]*Session(nil), r.byNode[n.GetNodeId()]...)
+	sessions := slices.Clone(r.byNode[n.GetNodeId()])
 	r.mu.Unlock()
 	for _, s := range sessions {
 		r.judge(s, n)

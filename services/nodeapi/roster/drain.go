@@ -2,7 +2,9 @@ package roster
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -29,10 +31,7 @@ func (r *Roster) Drain(ctx context.Context, spread time.Duration) {
 	} else {
 		r.empty = empty
 	}
-	sessions := make([]*Session, 0, len(r.all))
-	for s := range r.all {
-		sessions = append(sessions, s)
-	}
+	sessions := slices.Collect(maps.Keys(r.all))
 	r.mu.Unlock()
 	for _, s := range sessions {
 		s.AskReconnect(commonv1.Reason_REASON_SERVER_DRAINING, spread)
@@ -42,10 +41,7 @@ func (r *Roster) Drain(ctx context.Context, spread time.Duration) {
 	case <-ctx.Done():
 	}
 	r.mu.Lock()
-	left := make([]*Session, 0, len(r.all))
-	for s := range r.all {
-		left = append(left, s)
-	}
+	left := slices.Collect(maps.Keys(r.all))
 	r.mu.Unlock()
 	for _, s := range left {
 		_ = s.Identity.Conn.Close()

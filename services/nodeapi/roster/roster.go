@@ -9,12 +9,15 @@ package roster
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
@@ -61,29 +64,15 @@ type Roster struct {
 	lateNow int
 }
 
+var defaults = Config{
+	OpenWithin: 30 * time.Second, LateAfter: 45 * time.Second, DrainFor: 30 * time.Second, ReplaceLead: time.Minute,
+	WriteWithin: 10 * time.Second,
+	Offset:      func() time.Duration { return 0 }, StaleAfter: func() time.Duration { return math.MaxInt64 },
+}
+
 // New makes a roster.
 func New(logger *slog.Logger, cfg Config, events Events) *Roster {
-	if cfg.OpenWithin <= 0 {
-		cfg.OpenWithin = 30 * time.Second
-	}
-	if cfg.LateAfter <= 0 {
-		cfg.LateAfter = 45 * time.Second
-	}
-	if cfg.DrainFor <= 0 {
-		cfg.DrainFor = 30 * time.Second
-	}
-	if cfg.ReplaceLead <= 0 {
-		cfg.ReplaceLead = time.Minute
-	}
-	if cfg.WriteWithin <= 0 {
-		cfg.WriteWithin = 10 * time.Second
-	}
-	if cfg.Offset == nil {
-		cfg.Offset = func() time.Duration { return 0 }
-	}
-	if cfg.StaleAfter == nil {
-		cfg.StaleAfter = func() time.Duration { return math.MaxInt64 }
-	}
+	cfg = config.Or(cfg, defaults)
 	return &Roster{
 		cfg: cfg, replicaID: cfg.ReplicaID, logger: logger, events: events, nudged: make(chan struct{}, 1),
 		all: map[*Session]struct{}{}, byNode: map[string][]*Session{}, current: map[string]*Session{},
@@ -123,16 +112,9 @@ func (r *Roster) Remove(s *Session) {
 	r.mu.Lock()
 	delete(r.all, s)
 	node := s.Identity.NodeID
-	rest := r.byNode[node][:0]
-	for _, other := range r.byNode[node] {
-		if other != s {
-			rest = append(rest, other)
-		}
-	}
-	if len(rest) == 0 {
+	r.byNode[node] = slices.DeleteFunc(r.byNode[node], func(other *Session) bool { return other == s })
+	if len(r.byNode[node]) == 0 {
 		delete(r.byNode, node)
-	} else {
-		r.byNode[node] = rest
 	}
 	if r.current[node] == s {
 		delete(r.current, node)
@@ -209,11 +191,7 @@ func (r *Roster) Current(nodeID string) *Session {
 func (r *Roster) CurrentAll() []*Session {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := make([]*Session, 0, len(r.current))
-	for _, s := range r.current {
-		out = append(out, s)
-	}
-	return out
+	return slices.Collect(maps.Values(r.current))
 }
 
 // Counts returns how many sessions stand here, and how many of them are late.
@@ -255,10 +233,7 @@ func (r *Roster) Run(ctx context.Context) error {
 // Tick applies the deadlines that are due at now.
 func (r *Roster) Tick(now time.Time) {
 	r.mu.Lock()
-	sessions := make([]*Session, 0, len(r.all))
-	for s := range r.all {
-		sessions = append(sessions, s)
-	}
+	sessions := slices.Collect(maps.Keys(r.all))
 	r.mu.Unlock()
 	late := 0
 	for _, s := range sessions {

@@ -115,40 +115,27 @@ func (s *Session) SetInterval(d time.Duration) {
 	s.interval = d
 }
 
-// Generation of the session; zero before Welcome.
-func (s *Session) Generation() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.generation
+// guarded returns a field that mu guards.
+func guarded[T any](mu *sync.Mutex, field *T) T {
+	mu.Lock()
+	defer mu.Unlock()
+	return *field
 }
+
+// Generation of the session; zero before Welcome.
+func (s *Session) Generation() int64 { return guarded(&s.mu, &s.generation) }
 
 // Nonce of the session's Welcome.
-func (s *Session) Nonce() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.nonce
-}
+func (s *Session) Nonce() string { return guarded(&s.mu, &s.nonce) }
 
 // InstanceID of the node.
-func (s *Session) InstanceID() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.instanceID
-}
+func (s *Session) InstanceID() string { return guarded(&s.mu, &s.instanceID) }
 
 // LedgerID of the agent.
-func (s *Session) LedgerID() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.agent.LedgerID
-}
+func (s *Session) LedgerID() string { return guarded(&s.mu, &s.agent.LedgerID) }
 
 // Protocol is the version of the protocol that the agent speaks.
-func (s *Session) Protocol() int32 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.agent.Protocol
-}
+func (s *Session) Protocol() int32 { return guarded(&s.mu, &s.agent.Protocol) }
 
 // SetWorkReady records that lifecycle has raised the gate to this session: leases may be requested for it from now on.
 func (s *Session) SetWorkReady() {
@@ -168,11 +155,7 @@ func (s *Session) MayLease() bool {
 }
 
 // Gone reports whether the stream has ended.
-func (s *Session) Gone() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.gone
-}
+func (s *Session) Gone() bool { return guarded(&s.mu, &s.gone) }
 
 // Send queues a frame. It returns false if the session takes no more frames.
 func (s *Session) Send(f *nodev1.ConnectResponse) bool {

@@ -116,7 +116,7 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 			fault.WithAction(commonv1.Action_ACTION_WAIT),
 			fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
-	scrub(frame)
+	scrub(frame.ProtoReflect())
 	return frame, nil
 }
 
@@ -140,7 +140,6 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 	switch f := frame.GetFrame().(type) {
 	case *nodev1.ConnectRequest_Heartbeat:
 		h.heartbeat(f.Heartbeat)
-		return nil
 	case *nodev1.ConnectRequest_TaskDelivered:
 		return work.Delivered(ctx, h.sess, f.TaskDelivered)
 	case *nodev1.ConnectRequest_TaskStarted:
@@ -151,31 +150,27 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 		return work.Result(ctx, h.sess, f.TaskResult)
 	case *nodev1.ConnectRequest_Observation:
 		h.server.deps.Observe(h.sess, f.Observation)
-		return nil
 	case *nodev1.ConnectRequest_OutputChunk:
 		h.server.deps.Output(h.sess, f.OutputChunk)
-		return nil
 	case *nodev1.ConnectRequest_Diagnostic:
 		h.server.deps.Diagnose(h.sess, f.Diagnostic.GetDiagnostics())
-		return nil
 	case *nodev1.ConnectRequest_RenewRequest:
 		h.renewal(ctx, f.RenewRequest)
-		return nil
 	case *nodev1.ConnectRequest_TaskKeysHeld:
 		if h.keys.hold(f.TaskKeysHeld.GetKeyIds()) {
 			h.server.reportKeys(ctx, h.sess, h.keys)
 		}
-		return nil
 	case *nodev1.ConnectRequest_CertificateStored:
-		return nil // the next certificate counts when a session is ready on it; an acknowledgement changes nothing
+		// The next certificate counts when a session is ready on it; an acknowledgement changes nothing.
 	case *nodev1.ConnectRequest_Goodbye:
 		h.sess.Depart(f.Goodbye.GetReason())
 		return errHungUp
 	case *nodev1.ConnectRequest_Ready:
-		return nil // the Ready of an admitted agent was counted when the session opened
+		// The Ready of an admitted agent was counted when the session opened.
 	default:
 		return fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "an admitted session does not send this frame")
 	}
+	return nil
 }
 
 func (h *handler) heartbeat(f *nodev1.Heartbeat) {
@@ -184,10 +179,9 @@ func (h *handler) heartbeat(f *nodev1.Heartbeat) {
 	if changed := f.GetChangedFacts(); changed != nil && h.sess.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
 		h.server.deps.Host(h.sess, changed)
 	}
-	if !h.pace.heartbeat(time.Now(), h.server.lim.HeartbeatsPerSec) {
-		return
+	if h.pace.heartbeat(time.Now(), h.server.lim.HeartbeatsPerSec) {
+		h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))
 	}
-	h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))
 }
 
 // renewal requests the next certificate from recovery. A session has at most one renewal under way.

@@ -82,13 +82,11 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	})
 	h.policy = h.server.deps.Policy()
 	h.sess.SetInterval(h.policy.GetHeartbeatInterval().AsDuration())
-	var keys []*nodev1.TaskKey
-	keys, h.listed = h.server.cfg.TaskKeys.get()
-	h.rooted = h.server.cfg.ServiceRoots.get()
+	h.listed, h.rooted = h.server.cfg.TaskKeys.get(), h.server.cfg.ServiceRoots.get()
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
-		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID, TaskKeys: keys,
-		ServiceRoots: h.rooted.GetServiceRoots(),
-		Policy:       h.policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
+		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID,
+		TaskKeys: h.listed.GetTaskKeys().GetKeys(), ServiceRoots: h.rooted.GetServiceRoots(),
+		Policy: h.policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
 		ProfileFingerprint: h.server.profile.get(),
 	}}})
 	return h.ready(ctx, res.GetGeneration())

@@ -67,7 +67,7 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 	}}})
 	// The lists and the policy may have changed after Welcome was sent and before the session was among those that changes
 	// are sent to.
-	if _, frame := h.server.cfg.TaskKeys.get(); frame != h.listed && h.sess.Protocol() >= protocolTaskKeys {
+	if frame := h.server.cfg.TaskKeys.get(); frame != h.listed && h.sess.Protocol() >= protocolTaskKeys {
 		h.sess.SendInline(frame)
 	}
 	if frame := h.server.cfg.ServiceRoots.get(); frame != h.rooted {

@@ -4,17 +4,11 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
-
-	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
 // scrub removes NUL from every string of a frame. NUL is valid in a protobuf string, but not in a text or jsonb value
 // of Postgres: in a batch that many nodes share, one agent's NUL would otherwise fail the reports of all of them.
-func scrub(frame *nodev1.ConnectRequest) {
-	scrubMessage(frame.ProtoReflect())
-}
-
-func scrubMessage(m protoreflect.Message) {
+func scrub(m protoreflect.Message) {
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		switch {
 		case fd.IsMap():
@@ -22,7 +16,7 @@ func scrubMessage(m protoreflect.Message) {
 		case fd.IsList():
 			scrubList(fd, v.List())
 		case fd.Message() != nil:
-			scrubMessage(v.Message())
+			scrub(v.Message())
 		case fd.Kind() == protoreflect.StringKind && strings.IndexByte(v.String(), 0) >= 0:
 			m.Set(fd, protoreflect.ValueOfString(withoutNUL(v.String())))
 		}
@@ -34,7 +28,7 @@ func scrubList(fd protoreflect.FieldDescriptor, list protoreflect.List) {
 	for i := range list.Len() {
 		switch {
 		case fd.Message() != nil:
-			scrubMessage(list.Get(i).Message())
+			scrub(list.Get(i).Message())
 		case fd.Kind() == protoreflect.StringKind && strings.IndexByte(list.Get(i).String(), 0) >= 0:
 			list.Set(i, protoreflect.ValueOfString(withoutNUL(list.Get(i).String())))
 		}
@@ -48,7 +42,7 @@ func scrubMap(fd protoreflect.FieldDescriptor, entries protoreflect.Map) {
 		case fd.MapKey().Kind() == protoreflect.StringKind && strings.IndexByte(k.String(), 0) >= 0:
 			entries.Clear(k)
 		case fd.MapValue().Message() != nil:
-			scrubMessage(v.Message())
+			scrub(v.Message())
 		case fd.MapValue().Kind() == protoreflect.StringKind && strings.IndexByte(v.String(), 0) >= 0:
 			entries.Set(k, protoreflect.ValueOfString(withoutNUL(v.String())))
 		}

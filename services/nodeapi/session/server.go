@@ -7,6 +7,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -134,9 +135,8 @@ func New(deps Deps, cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("build validator: %w", err)
 	}
 	lim := config.Or(cfg.Limits, defaultLimits)
-	if cfg.Clock == nil {
-		cfg.Clock = &Clock{}
-	}
+	cfg.Clock = cmp.Or(cfg.Clock, &Clock{})
+	cfg.TaskKeys, cfg.ServiceRoots = cmp.Or(cfg.TaskKeys, &KeyList{}), cmp.Or(cfg.ServiceRoots, &RootList{})
 	s := &Server{deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), draining: make(chan struct{})}
 	s.openings = batch.New(256, 2, s.openBatch)
 	s.confirms = batch.New(256, 2, s.confirmBatch)

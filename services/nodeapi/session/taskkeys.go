@@ -17,54 +17,20 @@ import (
 // protocolTaskKeys is the version of the protocol from which agents follow the keys of tasks.
 const protocolTaskKeys = 4
 
-// KeyList is the chain of the keys of tasks that agents are sent. The zero value is empty, and nothing is sent. It is
-// safe for concurrent use.
-type KeyList struct {
-	mu     sync.Mutex
-	keys   []*nodev1.TaskKey
-	frame  *nodev1.ConnectResponse
-	change func(frame *nodev1.ConnectResponse)
-}
+// KeyList is the chain of the keys of tasks that agents are sent.
+type KeyList struct{ sentList }
 
 // Replace sets the chain to links, of which the last pki.MaxChain are sent. Every Welcome after Replace returns has
 // them, and they are sent to the sessions that stand.
 func (l *KeyList) Replace(links []pki.Link) {
-	links = links[max(0, len(links)-pki.MaxChain):]
-	keys := make([]*nodev1.TaskKey, len(links))
-	for i, link := range links {
-		keys[i] = &nodev1.TaskKey{
+	list := &nodev1.TaskKeys{}
+	for _, link := range links[max(0, len(links)-pki.MaxChain):] {
+		list.Keys = append(list.Keys, &nodev1.TaskKey{
 			KeyId: link.KeyID, PublicKey: link.Public, EndorsedBy: link.EndorsedBy, Endorsement: link.Endorsement,
 			Retired: link.Retired,
-		}
+		})
 	}
-	l.mu.Lock()
-	l.keys = keys
-	l.frame = &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskKeys{TaskKeys: &nodev1.TaskKeys{Keys: keys}}}
-	frame, change := l.frame, l.change
-	l.mu.Unlock()
-	if change != nil {
-		change(frame)
-	}
-}
-
-// get returns the chain and its frame; nil if there is none. Each change makes a new frame.
-func (l *KeyList) get() ([]*nodev1.TaskKey, *nodev1.ConnectResponse) {
-	if l == nil {
-		return nil, nil
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.keys, l.frame
-}
-
-// notify registers f, which is called after each change.
-func (l *KeyList) notify(f func(frame *nodev1.ConnectResponse)) {
-	if l == nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.change = f
+	l.set(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskKeys{TaskKeys: list}})
 }
 
 // sendKeys sends a changed list to all admitted sessions.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -17,30 +18,21 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
+// send delivers reports, and then releases their sessions. A batch that timed out is sent as two of half the size, since
+// the same batch would be no faster. A node whose report times out alone is given up, so that it delays no other; its
+// agent sends its results again after a while.
 func (r *Reporter) send(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
-	if !r.deliver(ctx, sessions, reports) {
-		r.deliverParts(ctx, sessions, reports)
-	}
-}
-
-// deliverParts sends a batch that timed out as two of half the size, since the same batch would be no faster. A node
-// whose report times out alone is given up, so that it delays no other; its agent sends its results again after a
-// while.
-func (r *Reporter) deliverParts(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
 	half := len(reports) / 2
-	if half == 0 {
+	if r.deliver(ctx, sessions, reports) || half == 0 {
 		r.release(sessions)
 		return
 	}
-	for _, part := range [][2]int{{0, half}, {half, len(reports)}} {
-		if !r.deliver(ctx, sessions[part[0]:part[1]], reports[part[0]:part[1]]) {
-			r.deliverParts(ctx, sessions[part[0]:part[1]], reports[part[0]:part[1]])
-		}
-	}
+	r.send(ctx, sessions[:half], reports[:half])
+	r.send(ctx, sessions[half:], reports[half:])
 }
 
-// deliver sends reports until lifecycle has taken them or all their sessions have ended, and then releases the
-// sessions. It returns false, with the sessions still busy, if a batch timed out that may be sent in smaller parts.
+// deliver sends reports until lifecycle has taken them or all their sessions have ended. It returns false if a batch
+// timed out that may be sent in smaller parts.
 func (r *Reporter) deliver(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) bool {
 	pause := 50 * time.Millisecond
 	for {
@@ -48,29 +40,24 @@ func (r *Reporter) deliver(ctx context.Context, sessions []*roster.Session, repo
 		switch {
 		case err == nil:
 			r.acknowledge(ctx, sessions, res)
-			r.release(sessions)
 			return true
 		case ctx.Err() != nil:
-			r.release(sessions)
 			return true
 		case batch.Refused(err):
 			r.isolate(ctx, sessions, reports, err)
-			r.release(sessions)
 			return true
 		}
 		r.logger.WarnContext(ctx, "report not taken", slog.Int("nodes", len(reports)), slog.Any("error", err))
-		if allGone(sessions) { // the agents send their results again over their next sessions
-			r.release(sessions)
+		switch {
+		case allGone(sessions): // the agents send their results again over their next sessions
 			return true
-		}
-		if timedOut(err) {
+		case timedOut(err):
 			return false
 		}
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, time.Second)
 		case <-ctx.Done():
-			r.release(sessions)
 			return true
 		}
 	}
@@ -167,15 +154,10 @@ func (r *Reporter) release(sessions []*roster.Session) {
 	more := len(r.order) > 0
 	r.mu.Unlock()
 	if more {
-		r.poke()
+		poke(r.wake)
 	}
 }
 
 func allGone(sessions []*roster.Session) bool {
-	for _, s := range sessions {
-		if !s.Gone() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(sessions, func(s *roster.Session) bool { return !s.Gone() })
 }

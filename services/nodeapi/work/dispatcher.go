@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/services/nodeapi/authority"
+	"github.com/gpuaas/mesh/services/nodeapi/reconnect"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
@@ -87,34 +87,13 @@ func (d *Dispatcher) Mark(nodes ...string) {
 	}
 	d.mu.Unlock()
 	if marked {
-		select {
-		case d.wake <- struct{}{}:
-		default:
-		}
+		poke(d.wake)
 	}
 }
 
 // Watch follows lifecycle's hints until ctx ends.
 func (d *Dispatcher) Watch(ctx context.Context) error {
-	failures := 0
-	for {
-		began := time.Now()
-		err := d.watchOnce(ctx)
-		if ctx.Err() != nil {
-			return nil //nolint:nilerr // asked to stop
-		}
-		if time.Since(began) > 5*time.Second {
-			failures = 0
-		}
-		failures++
-		d.logger.WarnContext(ctx, "work watch lost", slog.Int("failures", failures), slog.Any("error", err))
-		pause := min(time.Duration(failures)*100*time.Millisecond, 2*time.Second)
-		select {
-		case <-time.After(pause/2 + rand.N(pause)): //nolint:gosec // jitter
-		case <-ctx.Done():
-			return nil
-		}
-	}
+	return reconnect.Keep(ctx, d.logger, "work watch lost", d.watchOnce)
 }
 
 func (d *Dispatcher) watchOnce(ctx context.Context) error {

@@ -134,13 +134,14 @@ func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int
 	r.frames += frames
 	r.bytes += bytes
 	r.mu.Unlock()
-	r.poke()
+	poke(r.wake)
 	return nil
 }
 
-func (r *Reporter) poke() {
+// poke wakes the loop that waits on a channel with room for one; one that is awake goes round once more.
+func poke(wake chan<- struct{}) {
 	select {
-	case r.wake <- struct{}{}:
+	case wake <- struct{}{}:
 	default:
 	}
 }

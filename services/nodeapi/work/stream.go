@@ -65,10 +65,7 @@ func (s *Stream) Ended(nodeID, sessionID string) {
 		s.ended = append(s.ended, &lifecyclev1.NodeSession{NodeId: nodeID, SessionId: sessionID})
 	}
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	poke(s.wake)
 }
 
 // nameEnded names ended sessions to lifecycle until ctx ends.
