@@ -285,10 +285,7 @@ func (g *gathering) versions(ctx context.Context) (any, error) {
 		schema, err = s.Schema(ctx)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"items": parts, "revision": revision, "schema": schema, "era": era}, nil
+	return map[string]any{"items": parts, "revision": revision, "schema": schema, "era": era}, err
 }
 
 // ids returns the ids to search for in logs.

@@ -44,5 +44,6 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 		WorkspaceId: id, Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
 		MaxBytes: req.GetMaxBytes(),
 	})
-	return &readmodelv1.ReadOutputResponse{Workload: answer.GetWorkload(), Output: answer.GetOutput()}, forward.Refused("lifecycle", err)
+	return &readmodelv1.ReadOutputResponse{Workload: answer.GetWorkload(), Output: answer.GetOutput()},
+		forward.Refused("lifecycle", err)
 }

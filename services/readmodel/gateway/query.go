@@ -278,8 +278,5 @@ func (q *Query) ExplainReason(_ context.Context,
 	req *readmodelv1.ExplainReasonRequest,
 ) (*readmodelv1.ExplainReasonResponse, error) {
 	rows, err := objectstatus.Explain(req.GetCode())
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.ExplainReasonResponse{Items: rows}, nil
+	return &readmodelv1.ExplainReasonResponse{Items: rows}, err
 }

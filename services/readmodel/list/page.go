@@ -79,6 +79,13 @@ func (l *Request) And(c Condition, args ...any) {
 	l.Where, l.Args = append(l.Where, c), append(l.Args, args...)
 }
 
+// When adds a condition that applies only if the request asks for it.
+func (l *Request) When(applies bool, c Condition, args ...any) {
+	if applies {
+		l.And(c, args...)
+	}
+}
+
 // Place is the position of a row in the order of its list. Every row of a list embeds it.
 type Place struct {
 	Sort string `db:"page_sort"`

@@ -51,15 +51,9 @@ var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p lis
 // Audit returns one page of the audit log, newest first.
 func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]*readmodelv1.AuditRow, string, error) {
 	l := list.Request{Args: []any{s.scope.Arg()}}
-	if f.WorkspaceID != "" {
-		l.And(auditOfWorkspace, f.WorkspaceID)
-	}
-	if f.NodeID != "" {
-		l.And(auditOfNode, f.NodeID)
-	}
-	if f.Action != "" {
-		l.And(auditOfAction, likePrefix(f.Action))
-	}
+	l.When(f.WorkspaceID != "", auditOfWorkspace, f.WorkspaceID)
+	l.When(f.NodeID != "", auditOfNode, f.NodeID)
+	l.When(f.Action != "", auditOfAction, likePrefix(f.Action))
 	if page.Token != "" {
 		c, err := list.DecodeCursor(auditList, page.Token)
 		if err != nil {

@@ -35,15 +35,9 @@ func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page list.Page
 		return nil, "", list.OperatorsOnly()
 	}
 	l := list.Request{Layout: &findingLayout, Statement: listFindings}
-	if f.WorkspaceID != "" {
-		l.And(ofWorkspace, list.OptionalID(f.WorkspaceID))
-	}
-	if f.ID != "" {
-		l.And(theFinding, f.ID)
-	}
-	if !f.Resolved {
-		l.And(isOpen)
-	}
+	l.When(f.WorkspaceID != "", ofWorkspace, list.OptionalID(f.WorkspaceID))
+	l.When(f.ID != "", theFinding, f.ID)
+	l.When(!f.Resolved, isOpen)
 	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Finding])
 	return lookup.NamePage(ctx, s.find(), func(f *lifecyclev1.Finding) lookup.Nameless {
 		return lookup.Nameless{

@@ -27,15 +27,9 @@ func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page list.P
 	error,
 ) {
 	l := s.perWorkspace(&recoveryLayout, listRecoveries, PerWorkspaceFilter{WorkspaceID: f.WorkspaceID})
-	if f.Workspaces != nil {
-		l.And(ofWorkspaces, f.Workspaces)
-	}
-	if !f.From.IsZero() {
-		l.And(detectedFrom, f.From)
-	}
-	if !f.To.IsZero() {
-		l.And(detectedUntil, f.To)
-	}
+	l.When(f.Workspaces != nil, ofWorkspaces, f.Workspaces)
+	l.When(!f.From.IsZero(), detectedFrom, f.From)
+	l.When(!f.To.IsZero(), detectedUntil, f.To)
 	return run(ctx, s, l, page, fromBody[recoveryv1.RecoveryRecord])
 }
 
@@ -54,9 +48,7 @@ func (s *Snapshot) Incidents(ctx context.Context, closed bool, page list.Page) (
 		return nil, "", list.OperatorsOnly()
 	}
 	l := list.Request{Layout: &incidentLayout, Statement: listIncidents}
-	if !closed {
-		l.And(isOpen)
-	}
+	l.When(!closed, isOpen)
 	items, next, err := run(ctx, s, l, page, fromBody[recoveryv1.Incident])
 	if err != nil {
 		return nil, "", err

@@ -100,12 +100,8 @@ var (
 
 func (s *Snapshot) perWorkspace(of *list.Layout, statement *pg.Dynamic[list.Parts], f PerWorkspaceFilter) list.Request {
 	l := list.Request{Layout: of, Statement: statement, Args: []any{s.scope.Arg()}}
-	if f.WorkspaceID != "" {
-		l.And(ofWorkspace, list.OptionalID(f.WorkspaceID))
-	}
-	if f.IDs != nil {
-		l.And(of.Conditions[1], f.IDs)
-	}
+	l.When(f.WorkspaceID != "", ofWorkspace, list.OptionalID(f.WorkspaceID))
+	l.When(f.IDs != nil, of.Conditions[1], f.IDs)
 	return l
 }
 
@@ -115,12 +111,8 @@ func (s *Snapshot) Instances(ctx context.Context, f PerWorkspaceFilter, page lis
 	error,
 ) {
 	l := s.perWorkspace(&instanceLayout, listInstances, f)
-	if f.NodeID != "" {
-		l.And(onNode, list.OptionalID(f.NodeID))
-	}
-	if f.LiveOnly {
-		l.And(live)
-	}
+	l.When(f.NodeID != "", onNode, list.OptionalID(f.NodeID))
+	l.When(f.LiveOnly, live)
 	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Instance])
 	return lookup.NamePage(ctx, s.find(), func(i *lifecyclev1.Instance) lookup.Nameless {
 		return lookup.Nameless{
@@ -135,12 +127,8 @@ func (s *Snapshot) Claims(ctx context.Context, f PerWorkspaceFilter, page list.P
 	error,
 ) {
 	l := s.perWorkspace(&claimLayout, listClaims, f)
-	if f.Orphaned {
-		l.And(orphaned)
-	}
-	if !f.Released {
-		l.And(unreleased)
-	}
+	l.When(f.Orphaned, orphaned)
+	l.When(!f.Released, unreleased)
 	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Claim])
 	return lookup.NamePage(ctx, s.find(), func(c *lifecyclev1.Claim) lookup.Nameless {
 		return lookup.Nameless{

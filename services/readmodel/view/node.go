@@ -90,27 +90,13 @@ var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout
 func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*readmodelv1.Node, string, error) {
 	listening := s.listeningSince()
 	l := list.Request{Layout: &nodeLayout, Statement: listNodes, Args: []any{s.Now, BeatFresh, s.scope.Arg()}}
-	if f.ConnectedOnly {
-		l.And(nodesConnected)
-	}
-	if f.Disconnected {
-		l.And(nodesDisconnected)
-	}
-	if !f.IncludeRetired {
-		l.And(nodesNotRetired)
-	}
-	if f.Name != "" {
-		l.And(nodesOfName, f.Name)
-	}
-	if f.ID != "" {
-		l.And(theNode, list.OptionalID(f.ID))
-	}
-	if f.WorkspaceID != "" {
-		l.And(nodesOfWorkspace, list.OptionalID(f.WorkspaceID))
-	}
-	if f.IDs != nil {
-		l.And(nodesByID, f.IDs)
-	}
+	l.When(f.ConnectedOnly, nodesConnected)
+	l.When(f.Disconnected, nodesDisconnected)
+	l.When(!f.IncludeRetired, nodesNotRetired)
+	l.When(f.Name != "", nodesOfName, f.Name)
+	l.When(f.ID != "", theNode, list.OptionalID(f.ID))
+	l.When(f.WorkspaceID != "", nodesOfWorkspace, list.OptionalID(f.WorkspaceID))
+	l.When(f.IDs != nil, nodesByID, f.IDs)
 	items, next, err := run(ctx, s, l, page,
 		func(row nodeRow) (*readmodelv1.Node, error) { return s.readNode(row, *listening) })
 	return lookup.NamePage(ctx, s.find(), func(n *readmodelv1.Node) lookup.Nameless {

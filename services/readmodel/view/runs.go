@@ -19,9 +19,7 @@ type RunFilter struct {
 // Runs returns one page, newest first.
 func (s *Snapshot) Runs(ctx context.Context, f RunFilter, page list.Page) ([]*lifecyclev1.Run, string, error) {
 	l := s.perWorkspace(&runLayout, listRuns, PerWorkspaceFilter{WorkspaceID: f.WorkspaceID, IDs: f.IDs})
-	if f.LiveOnly {
-		l.And(live)
-	}
+	l.When(f.LiveOnly, live)
 	return run(ctx, s, l, page, fromBody[lifecyclev1.Run])
 }
 

@@ -42,21 +42,11 @@ var listTasks = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tasks", taskLayout
 // Tasks returns one page, newest first.
 func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page list.Page) ([]*readmodelv1.Task, string, error) {
 	l := list.Request{Layout: &taskLayout, Statement: listTasks, Args: []any{s.scope.Arg()}}
-	if f.NodeID != "" {
-		l.And(tasksOnNode, list.OptionalID(f.NodeID))
-	}
-	if f.WorkspaceID != "" {
-		l.And(tasksOfWorkspace, list.OptionalID(f.WorkspaceID))
-	}
-	if f.State != commonv1.TaskState_TASK_STATE_UNSPECIFIED {
-		l.And(tasksInState, names.Of(f.State))
-	}
-	if f.CurrentOnly {
-		l.And(tasksCurrent, s.Now)
-	}
-	if f.IDs != nil {
-		l.And(tasksByID, f.IDs)
-	}
+	l.When(f.NodeID != "", tasksOnNode, list.OptionalID(f.NodeID))
+	l.When(f.WorkspaceID != "", tasksOfWorkspace, list.OptionalID(f.WorkspaceID))
+	l.When(f.State != commonv1.TaskState_TASK_STATE_UNSPECIFIED, tasksInState, names.Of(f.State))
+	l.When(f.CurrentOnly, tasksCurrent, s.Now)
+	l.When(f.IDs != nil, tasksByID, f.IDs)
 	tasks, next, err := run(ctx, s, l, page, s.readTask)
 	tasks, next, err = lookup.NamePage(ctx, s.find(), func(t *readmodelv1.Task) lookup.Nameless {
 		return lookup.Nameless{

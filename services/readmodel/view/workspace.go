@@ -176,24 +176,12 @@ func narrow(l *list.Request, f WorkspaceFilter) {
 			l.And(workspacesOfTenant, f.Tenant)
 		}
 	}
-	if f.State != commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED {
-		l.And(workspacesInState, names.Of(f.State))
-	}
-	if f.NotOver {
-		l.And(workspacesNotOver)
-	}
-	if f.ID != "" {
-		l.And(theWorkspace, list.OptionalID(f.ID))
-	}
-	if f.NodeID != "" {
-		l.And(workspacesOnNode, list.OptionalID(f.NodeID))
-	}
-	if f.Name != "" {
-		l.And(workspacesOfName, f.Name)
-	}
-	if f.IDs != nil {
-		l.And(workspacesByID, f.IDs)
-	}
+	l.When(f.State != commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED, workspacesInState, names.Of(f.State))
+	l.When(f.NotOver, workspacesNotOver)
+	l.When(f.ID != "", theWorkspace, list.OptionalID(f.ID))
+	l.When(f.NodeID != "", workspacesOnNode, list.OptionalID(f.NodeID))
+	l.When(f.Name != "", workspacesOfName, f.Name)
+	l.When(f.IDs != nil, workspacesByID, f.IDs)
 }
 
 // readWorkspace returns a new message whose parts are shared with other requests.

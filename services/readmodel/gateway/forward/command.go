@@ -59,15 +59,12 @@ func requester(ctx context.Context) string {
 func (c *Command) CreateTenant(ctx context.Context,
 	req *readmodelv1.CreateTenantRequest,
 ) (*readmodelv1.CreateTenantResponse, error) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := c.owners.Workspaces.CreateTenant(ctx,
+	answer, err := operator(ctx, "lifecycle", c.owners.Workspaces.CreateTenant,
 		&lifecyclev1.CreateTenantRequest{Name: req.GetName(), Quota: req.GetQuota()})
 	return &readmodelv1.CreateTenantResponse{
 		Tenant: answer.GetTenant(), Existed: answer.GetExisted(),
 		Pos: answer.GetPos(),
-	}, Refused("lifecycle", err)
+	}, err
 }
 
 // CreateWorkspace starts the provisioning of a workspace, or joins the one under way.
@@ -142,16 +139,13 @@ func (c *Command) OperateWorkspace(ctx context.Context,
 func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeRequest) (*readmodelv1.EnrollNodeResponse,
 	error,
 ) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := c.owners.Identities.IssueBootstrap(ctx, &recoveryv1.IssueBootstrapRequest{
+	answer, err := operator(ctx, "recovery", c.owners.Identities.IssueBootstrap, &recoveryv1.IssueBootstrapRequest{
 		Name: req.GetName(), ValidFor: req.GetValidFor(), IdempotencyKey: req.GetIdempotencyKey(),
 	})
 	return &readmodelv1.EnrollNodeResponse{
 		NodeId: answer.GetNodeId(), Token: answer.GetToken(), ExpiresAt: answer.GetExpiresAt(), Profile: answer.GetProfile(),
 		Pos: answer.GetPos(),
-	}, Refused("recovery", err)
+	}, err
 }
 
 // ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node.
@@ -218,12 +212,9 @@ func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskReq
 func (c *Command) SetPolicy(ctx context.Context, req *readmodelv1.SetPolicyRequest) (*readmodelv1.SetPolicyResponse,
 	error,
 ) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := c.owners.Policies.SetPolicy(ctx, &recoveryv1.SetPolicyRequest{
+	answer, err := operator(ctx, "recovery", c.owners.Policies.SetPolicy, &recoveryv1.SetPolicyRequest{
 		Key: req.GetKey(), Value: req.GetValue(), Reason: req.GetReason(),
 		AcknowledgeWeakening: req.GetAcknowledgeWeakening(),
 	})
-	return &readmodelv1.SetPolicyResponse{Key: answer.GetKey(), Pos: answer.GetPos()}, Refused("recovery", err)
+	return &readmodelv1.SetPolicyResponse{Key: answer.GetKey(), Pos: answer.GetPos()}, err
 }

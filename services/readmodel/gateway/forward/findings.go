@@ -57,9 +57,6 @@ func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRe
 func (f *Findings) AcknowledgeFinding(ctx context.Context,
 	req *readmodelv1.AcknowledgeFindingRequest,
 ) (*readmodelv1.AcknowledgeFindingResponse, error) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := f.owners.Findings.AcknowledgeFinding(ctx, req.GetRequest())
-	return &readmodelv1.AcknowledgeFindingResponse{Response: answer}, Refused("lifecycle", err)
+	answer, err := operator(ctx, "lifecycle", f.owners.Findings.AcknowledgeFinding, req.GetRequest())
+	return &readmodelv1.AcknowledgeFindingResponse{Response: answer}, err
 }

@@ -84,9 +84,7 @@ func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeReque
 func (i *Incidents) ReleaseBrake(ctx context.Context,
 	req *readmodelv1.ReleaseBrakeRequest,
 ) (*readmodelv1.ReleaseBrakeResponse, error) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := i.owners.Watchdog.ReleaseBrake(ctx, &recoveryv1.ReleaseBrakeRequest{Reason: req.GetReason()})
-	return &readmodelv1.ReleaseBrakeResponse{Brake: answer.GetBrake(), Pos: answer.GetPos()}, Refused("recovery", err)
+	answer, err := operator(ctx, "recovery", i.owners.Watchdog.ReleaseBrake,
+		&recoveryv1.ReleaseBrakeRequest{Reason: req.GetReason()})
+	return &readmodelv1.ReleaseBrakeResponse{Brake: answer.GetBrake(), Pos: answer.GetPos()}, err
 }

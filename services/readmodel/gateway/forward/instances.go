@@ -4,7 +4,6 @@ import (
 	"context"
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
 )
 
 // Instances serves InstanceService: it forwards to lifecycle the request to end an instance that belongs to no known
@@ -18,9 +17,6 @@ func NewInstances(owners Owners) *Instances { return &Instances{owners: owners} 
 func (i *Instances) EndInstance(ctx context.Context,
 	req *readmodelv1.EndInstanceRequest,
 ) (*readmodelv1.EndInstanceResponse, error) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := i.owners.Instances.EndInstance(ctx, req.GetRequest())
-	return &readmodelv1.EndInstanceResponse{Response: answer}, Refused("lifecycle", err)
+	answer, err := operator(ctx, "lifecycle", i.owners.Instances.EndInstance, req.GetRequest())
+	return &readmodelv1.EndInstanceResponse{Response: answer}, err
 }

@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
 )
 
 // Owners are the clients of the services that own the state. Each call asserts the person of the context.
@@ -43,4 +45,14 @@ func Refused(owner string, err error) error {
 	default:
 		return &OwnerError{err}
 	}
+}
+
+// operator returns what an owner answers to a call for a person of the operator. It refuses other people.
+func operator[Q, A any](ctx context.Context, owner string, call func(context.Context, Q) (A, error), req Q) (A, error) {
+	if err := caller.OperatorsOnly(ctx); err != nil {
+		var none A
+		return none, err
+	}
+	answer, err := call(ctx, req)
+	return answer, Refused(owner, err)
 }

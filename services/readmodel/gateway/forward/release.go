@@ -44,20 +44,14 @@ const mostClaims = 200
 func (r *Releases) RetryRelease(ctx context.Context,
 	req *readmodelv1.RetryReleaseRequest,
 ) (*readmodelv1.RetryReleaseResponse, error) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := r.owners.Allocations.RetryRelease(ctx, req.GetRequest())
-	return &readmodelv1.RetryReleaseResponse{Response: answer}, Refused("lifecycle", err)
+	answer, err := operator(ctx, "lifecycle", r.owners.Allocations.RetryRelease, req.GetRequest())
+	return &readmodelv1.RetryReleaseResponse{Response: answer}, err
 }
 
 // ForceRelease releases an allocation on a person's attestation.
 func (r *Releases) ForceRelease(ctx context.Context,
 	req *readmodelv1.ForceReleaseRequest,
 ) (*readmodelv1.ForceReleaseResponse, error) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := r.owners.Allocations.ForceRelease(ctx, req.GetRequest())
-	return &readmodelv1.ForceReleaseResponse{Response: answer}, Refused("lifecycle", err)
+	answer, err := operator(ctx, "lifecycle", r.owners.Allocations.ForceRelease, req.GetRequest())
+	return &readmodelv1.ForceReleaseResponse{Response: answer}, err
 }

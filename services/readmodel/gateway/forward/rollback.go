@@ -5,7 +5,6 @@ import (
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
 )
 
 // Rollbacks serves RollbackService. Every answer comes from recovery, which owns the mode; readmodel keeps no copy.
@@ -18,20 +17,15 @@ func NewRollbacks(owners Owners) *Rollbacks { return &Rollbacks{owners: owners} 
 func (r *Rollbacks) GetRollback(
 	ctx context.Context, _ *readmodelv1.GetRollbackRequest,
 ) (*readmodelv1.GetRollbackResponse, error) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := r.owners.Rollback.GetRollback(ctx, &recoveryv1.GetRollbackRequest{})
-	return &readmodelv1.GetRollbackResponse{Rollback: answer.GetRollback()}, Refused("recovery", err)
+	answer, err := operator(ctx, "recovery", r.owners.Rollback.GetRollback, &recoveryv1.GetRollbackRequest{})
+	return &readmodelv1.GetRollbackResponse{Rollback: answer.GetRollback()}, err
 }
 
 // AcceptRollback ends rollback mode on a person's attestation.
 func (r *Rollbacks) AcceptRollback(
 	ctx context.Context, req *readmodelv1.AcceptRollbackRequest,
 ) (*readmodelv1.AcceptRollbackResponse, error) {
-	if err := caller.OperatorsOnly(ctx); err != nil {
-		return nil, err
-	}
-	answer, err := r.owners.Rollback.AcceptRollback(ctx, &recoveryv1.AcceptRollbackRequest{Reason: req.GetReason()})
-	return &readmodelv1.AcceptRollbackResponse{Rollback: answer.GetRollback(), Pos: answer.GetPos()}, Refused("recovery", err)
+	answer, err := operator(ctx, "recovery", r.owners.Rollback.AcceptRollback,
+		&recoveryv1.AcceptRollbackRequest{Reason: req.GetReason()})
+	return &readmodelv1.AcceptRollbackResponse{Rollback: answer.GetRollback(), Pos: answer.GetPos()}, err
 }

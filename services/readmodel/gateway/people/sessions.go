@@ -101,10 +101,7 @@ func issue(ctx context.Context, db pg.Querier, personID any, subject, tenantID s
 // Authenticate implements guard.Authenticator for the people's port.
 func (s *Sessions) Authenticate(ctx context.Context, _ string, header http.Header) (rpc.Person, error) {
 	session, err := s.FromHeader(ctx, header)
-	if err != nil {
-		return rpc.Person{}, err
-	}
-	return session.Person, nil
+	return session.Person, err
 }
 
 // FromHeader returns the session of a request's bearer token. A token that is not valid, for whatever cause, is the

@@ -75,10 +75,7 @@ func (p *Projections) RebuildProjections(ctx context.Context,
 	}
 	p.deps.Wake.Notify()
 	report, err := p.deps.Projector.Rebuild(ctx, p.deps.Announcers...)
-	if err != nil {
-		return nil, err
-	}
-	return &readmodelv1.RebuildProjectionsResponse{Report: reportProto(report)}, nil
+	return &readmodelv1.RebuildProjectionsResponse{Report: reportProto(report)}, err
 }
 
 func reportProto(r project.Report) *readmodelv1.ProjectionReport {
