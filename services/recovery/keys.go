@@ -65,6 +65,5 @@ func (s *Service) addKeys() error {
 	if err != nil {
 		return err
 	}
-	path, handler := recoveryv1connect.NewKeyServiceHandler(server, s.internal.HandlerOptions()...)
-	return s.internal.Mount(path, handler)
+	return s.internal.Mount(recoveryv1connect.NewKeyServiceHandler(server, s.internal.HandlerOptions()...))
 }

@@ -34,13 +34,10 @@ func (s *sessions) OpenSessions(ctx context.Context,
 	req *recoveryv1.OpenSessionsRequest,
 ) (*recoveryv1.OpenSessionsResponse, error) {
 	results, moment, err := s.identities.Open(ctx, req.GetSessions())
-	if err != nil {
-		return nil, shown(err)
-	}
 	return &recoveryv1.OpenSessionsResponse{
 		Results: results, ServerTime: timestamppb.New(moment.Now), Policy: enrol.NodePolicy(s.policy.Current()),
 		ProfileFingerprint: s.enroller.Profile().GetFingerprint(),
-	}, nil
+	}, shown(err)
 }
 
 // ConfirmSessions decides about a batch of Readys.
@@ -48,10 +45,7 @@ func (s *sessions) ConfirmSessions(ctx context.Context,
 	req *recoveryv1.ConfirmSessionsRequest,
 ) (*recoveryv1.ConfirmSessionsResponse, error) {
 	results, moment, err := s.identities.Confirm(ctx, req.GetSessions())
-	if err != nil {
-		return nil, shown(err)
-	}
-	return &recoveryv1.ConfirmSessionsResponse{Results: results, ServerTime: timestamppb.New(moment.Now)}, nil
+	return &recoveryv1.ConfirmSessionsResponse{Results: results, ServerTime: timestamppb.New(moment.Now)}, shown(err)
 }
 
 // ReportChallenge closes a challenge.
@@ -59,10 +53,7 @@ func (s *sessions) ReportChallenge(ctx context.Context,
 	req *recoveryv1.ReportChallengeRequest,
 ) (*recoveryv1.ReportChallengeResponse, error) {
 	denial, err := s.identities.ReportChallenge(ctx, req)
-	if err != nil {
-		return nil, shown(err)
-	}
-	return &recoveryv1.ReportChallengeResponse{Denial: denial}, nil
+	return &recoveryv1.ReportChallengeResponse{Denial: denial}, shown(err)
 }
 
 // RenewCertificate issues the next certificate.
@@ -70,12 +61,9 @@ func (s *sessions) RenewCertificate(ctx context.Context,
 	req *recoveryv1.RenewCertificateRequest,
 ) (*recoveryv1.RenewCertificateResponse, error) {
 	issued, err := s.enroller.Renew(ctx, req)
-	if err != nil {
-		return nil, shown(err)
-	}
 	return &recoveryv1.RenewCertificateResponse{
 		CertificateChainPem: issued.ChainPEM, Serial: issued.Serial, NotAfter: timestamppb.New(issued.NotAfter),
-	}, nil
+	}, shown(err)
 }
 
 // WatchAuthority serves one replica's view.
@@ -93,20 +81,14 @@ func (s *instances) PrepareInstance(ctx context.Context,
 	req *recoveryv1.PrepareInstanceRequest,
 ) (*recoveryv1.PrepareInstanceResponse, error) {
 	nodeID, err := s.enroller.Prepare(ctx, req)
-	if err != nil {
-		return nil, shown(err)
-	}
-	return &recoveryv1.PrepareInstanceResponse{NodeId: nodeID}, nil
+	return &recoveryv1.PrepareInstanceResponse{NodeId: nodeID}, shown(err)
 }
 
 // RetireInstance ends the identity of an instance.
 func (s *instances) RetireInstance(ctx context.Context,
 	req *recoveryv1.RetireInstanceRequest,
 ) (*recoveryv1.RetireInstanceResponse, error) {
-	if err := s.enroller.RetireInstance(ctx, req); err != nil {
-		return nil, shown(err)
-	}
-	return &recoveryv1.RetireInstanceResponse{}, nil
+	return &recoveryv1.RetireInstanceResponse{}, shown(s.enroller.RetireInstance(ctx, req))
 }
 
 // persons implements IdentityService.
@@ -122,13 +104,10 @@ func (s *persons) IssueBootstrap(ctx context.Context,
 ) (*recoveryv1.IssueBootstrapResponse, error) {
 	bundle, err := s.enroller.IssueBootstrap(ctx, req.GetName(), req.GetValidFor().AsDuration(), req.GetIdempotencyKey(),
 		rpc.ActorFrom(ctx))
-	if err != nil {
-		return nil, shown(err)
-	}
 	return &recoveryv1.IssueBootstrapResponse{
 		NodeId: bundle.NodeID, Token: bundle.Token, ExpiresAt: timestamppb.New(bundle.ExpiresAt),
 		Profile: s.enroller.Profile(), Pos: bundle.Pos,
-	}, nil
+	}, shown(err)
 }
 
 // ChangeIdentity applies a person's verb.

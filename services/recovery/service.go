@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -154,16 +155,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.serveInternal(ctx, identities, enroller, poller, admin); err != nil {
 		return err
 	}
-	if err := s.addWatchdog(lc); err != nil {
-		return err
-	}
-	if err := s.addRollback(); err != nil {
-		return err
-	}
-	if err := s.addKeys(); err != nil {
-		return err
-	}
-	if err := s.serveEnrolment(ctx, enroller); err != nil {
+	if err := errors.Join(s.addWatchdog(lc), s.addRollback(), s.addKeys(), s.serveEnrolment(ctx, enroller)); err != nil {
 		return err
 	}
 	b.Health.Ready("authority", poller.Health)
@@ -203,27 +195,18 @@ func (s *Service) serveInternal(
 	if s.internal, err = s.base.InternalServer(ctx, s.keys.persons); err != nil {
 		return err
 	}
-	opts := s.internal.HandlerOptions()
-	if err := s.internal.Mount(recoveryv1connect.NewSessionServiceHandler(
-		&sessions{identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy}, opts...)); err != nil {
-		return err
-	}
 	rows := reannounce.NewServer(s.base.DB, s.base.Wake.Notify,
 		append(slices.Concat(watchdog.Announced(), fleet.Announced()), identity.Announced())...)
-	if err := s.internal.Mount(commonv1connect.NewAnnounceServiceHandler(rows, opts...)); err != nil {
-		return err
-	}
-	if err := s.internal.Mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller},
-		opts...)); err != nil {
-		return err
-	}
-	if err := s.internal.Mount(recoveryv1connect.NewIdentityServiceHandler(&persons{
-		identities: identities,
-		enroller:   enroller, audit: s.base.Audit,
-	}, opts...)); err != nil {
-		return err
-	}
-	return s.internal.Mount(recoveryv1connect.NewPolicyServiceHandler(admin, opts...))
+	opts, mount := s.internal.HandlerOptions(), s.internal.Mount
+	return errors.Join(
+		mount(recoveryv1connect.NewSessionServiceHandler(
+			&sessions{identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy}, opts...)),
+		mount(commonv1connect.NewAnnounceServiceHandler(rows, opts...)),
+		mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)),
+		mount(recoveryv1connect.NewIdentityServiceHandler(
+			&persons{identities: identities, enroller: enroller, audit: s.base.Audit}, opts...)),
+		mount(recoveryv1connect.NewPolicyServiceHandler(admin, opts...)),
+	)
 }
 
 func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) error {
@@ -255,12 +238,8 @@ func (s *Service) addRollback() error {
 	if err != nil {
 		return err
 	}
-	path, handler := recoveryv1connect.NewRollbackServiceHandler(mode, s.internal.HandlerOptions()...)
-	if err := s.internal.Mount(path, handler); err != nil {
-		return err
-	}
 	b.Add(app.Task{Name: "rollback", Run: mode.Run})
-	return nil
+	return s.internal.Mount(recoveryv1connect.NewRollbackServiceHandler(mode, s.internal.HandlerOptions()...))
 }
 
 // Run serves until ctx ends, then drains and stops in order.

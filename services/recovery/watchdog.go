@@ -30,10 +30,6 @@ func (s *Service) addWatchdog(lifecycle service.Client) error {
 	if err != nil {
 		return err
 	}
-	if err := s.internal.Mount(recoveryv1connect.NewWatchdogServiceHandler(all,
-		s.internal.HandlerOptions()...)); err != nil {
-		return err
-	}
 	b.Consumes(watchdog.ConsumerName)
 	b.Add(
 		app.Task{Name: "watchdog-facts", Run: dog.Consume},
@@ -42,5 +38,5 @@ func (s *Service) addWatchdog(lifecycle service.Client) error {
 			return app.Every(ctx, b.Logger, "watchdog-counts", fleet.MeasureEvery, all.Measure)
 		}},
 	)
-	return nil
+	return s.internal.Mount(recoveryv1connect.NewWatchdogServiceHandler(all, s.internal.HandlerOptions()...))
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -132,20 +134,11 @@ func (p *Poller) leave(w *watcher) {
 
 // admitLocked queues the snapshot.
 func (p *Poller) admitLocked(w *watcher) {
-	part := &recoveryv1.AuthoritySnapshotPart{}
-	flush := func() {
-		if len(part.GetNodes()) > 0 {
-			w.frames = append(w.frames, &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Snapshot{Snapshot: part}})
-			part = &recoveryv1.AuthoritySnapshotPart{}
-		}
+	for part := range slices.Chunk(slices.Collect(maps.Values(p.nodes)), snapshotPart) {
+		w.frames = append(w.frames, &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Snapshot{
+			Snapshot: &recoveryv1.AuthoritySnapshotPart{Nodes: part},
+		}})
 	}
-	for _, n := range p.nodes {
-		part.Nodes = append(part.Nodes, n)
-		if len(part.GetNodes()) == snapshotPart {
-			flush()
-		}
-	}
-	flush()
 	w.admits = true
 	p.offerLocked(w, &recoveryv1.WatchAuthorityResponse{
 		Frame: &recoveryv1.WatchAuthorityResponse_SnapshotEnd{SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{Sequence: p.last}},

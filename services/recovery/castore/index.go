@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -128,12 +129,7 @@ func (k kind) made(ctx context.Context, q pg.Querier, at place) ([]madeIndex, er
 
 // stands reports whether the index of a kind is among made, and is finished.
 func (k kind) stands(made []madeIndex) bool {
-	for _, index := range made {
-		if index.Name == k.index() {
-			return index.Valid
-		}
-	}
-	return false
+	return slices.Contains(made, madeIndex{Name: k.index(), Valid: true})
 }
 
 // makeIndex builds the index of a kind and then drops those of other versions, on one connection with a lock. An index

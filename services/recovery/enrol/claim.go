@@ -2,6 +2,7 @@ package enrol
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -68,6 +69,25 @@ func endClaim(ctx context.Context, q pg.Querier, id, state, serial, failure stri
 	return nil
 }
 
+// stored returns what the end of a transaction that stores a signed certificate means for the caller: nil, or an error
+// that begins with what was done. A certificate that was not stored is recorded as an orphan.
+func (e *Enroller) stored(ctx context.Context, c *claim, serial, what string, err error) error {
+	switch {
+	case err == nil:
+		e.committed()
+		return nil
+	case errors.Is(err, pg.ErrCommitUnknown):
+		// The caller asks again with the same key, and gets the certificate if the transaction was committed.
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(err))
+	}
+	err = errors.Join(err, e.orphan(context.WithoutCancel(ctx), c, serial, err))
+	if fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
+		// Another attempt took over after this attempt's lease had run out.
+		return fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.Cause(err))
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
 // orphan records, on the attempt that had it signed, a certificate that was signed and is not accepted.
 func (e *Enroller) orphan(ctx context.Context, c *claim, serial string, why error) error {
 	_, err := pg.Exec(ctx, e.deps.Pool, recordOrphan, c.id, serial, why.Error())
@@ -104,8 +124,6 @@ func stateRefusal(r *identity.Record, held bool) error {
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
 		return fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, "")
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
-		return fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "")
-	default:
-		return fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "")
 	}
+	return fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "")
 }

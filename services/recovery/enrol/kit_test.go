@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -153,7 +154,12 @@ func (k *kit) refused(err error, want commonv1.Reason) {
 
 func (k *kit) record(nodeID string) *identity.Record {
 	k.t.Helper()
-	r, err := identity.Get(k.ctx, k.pool, nodeID)
+	var r *identity.Record
+	err := pg.InTx(k.ctx, k.pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		r, err = identity.LockOne(ctx, tx, nodeID)
+		return err
+	})
 	if err != nil {
 		k.t.Fatal(err)
 	}

@@ -333,22 +333,7 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		}
 		return failpoint.Hit("recovery.enroll.before_commit")
 	})
-	switch {
-	case err == nil:
-		e.committed()
-		return r, serial, nil
-	case errors.Is(err, pg.ErrCommitUnknown):
-		// The caller enrols again with the same key, and gets the certificate if the transaction was committed.
-		return nil, identity.Serial{}, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(err))
-	}
-	if oerr := e.orphan(context.WithoutCancel(ctx), c, issued.serial, err); oerr != nil {
-		err = errors.Join(err, oerr)
-	}
-	if fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
-		// Another attempt took over after this attempt's lease had run out.
-		return nil, identity.Serial{}, fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.Cause(err))
-	}
-	return nil, identity.Serial{}, fmt.Errorf("store enrolment: %w", err)
+	return r, serial, e.stored(ctx, c, serial.Serial, "store enrolment", err)
 }
 
 // answer returns the response with everything that an agent needs to connect.

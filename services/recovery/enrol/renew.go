@@ -2,7 +2,6 @@ package enrol
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 
@@ -166,18 +165,5 @@ func (e *Enroller) storeRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 		}
 		return failpoint.Hit("recovery.renew.before_commit")
 	})
-	switch {
-	case err == nil:
-		e.committed()
-		return nil
-	case errors.Is(err, pg.ErrCommitUnknown):
-		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(err))
-	}
-	if oerr := e.orphan(context.WithoutCancel(ctx), c, s.Serial, err); oerr != nil {
-		err = errors.Join(err, oerr)
-	}
-	if fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
-		return fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.Cause(err))
-	}
-	return fmt.Errorf("store renewal: %w", err)
+	return e.stored(ctx, c, s.Serial, "store renewal", err)
 }

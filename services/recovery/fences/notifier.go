@@ -150,13 +150,8 @@ func (t *Notifier) runOnce(ctx context.Context) (int, error) {
 	if err := failpoint.Hit("recovery.tell_lifecycle.before_ack"); err != nil {
 		return 0, err
 	}
-	done := acks[:0:0]
-	for _, a := range acks {
-		if a.record != nil {
-			done = append(done, a)
-		}
-	}
-	if err := t.acknowledge(ctx, done); err != nil {
+	acks = slices.DeleteFunc(acks, func(a acknowledged) bool { return a.record == nil })
+	if err := t.acknowledge(ctx, acks); err != nil {
 		return 0, err
 	}
 	return len(due), errors.Join(failures...)
@@ -184,10 +179,7 @@ func (t *Notifier) tell(ctx context.Context, r *identity.Record) (int64, error) 
 		Admitted: r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, NodeInstanceId: r.InstanceID,
 		Name: r.Name, InstanceId: r.LaunchedInstanceID, WorkspaceId: r.WorkspaceID, Epoch: r.Epoch,
 		Retired:          r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
-		RegisterFailures: r.RefusedRegisters,
-	}
-	if r.LastRefusal != commonv1.Reason_REASON_UNSPECIFIED {
-		req.RegisterError = names.Of(r.LastRefusal)
+		RegisterFailures: r.RefusedRegisters, RegisterError: names.OfSet(r.LastRefusal),
 	}
 	resp, err := t.deps.Gate.ApplyFence(ctx, req)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/reannounce"
+	"github.com/gpuaas/mesh/services/recovery/incident"
 )
 
 var incidentsAfter = pg.Define(pg.RoleRecovery, "fleet.incidents_after", `
@@ -30,7 +31,7 @@ func Announced() []reannounce.Source {
 				if err := rows[i].unread(); err != nil {
 					return nil, err
 				}
-				out[i] = rows[i].read(ctx).event()
+				out[i] = incident.Event(rows[i].read(ctx).Proto())
 			}
 			return out, nil
 		}},

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/incident"
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
@@ -104,8 +105,8 @@ func readBrake(ctx context.Context, tx pgx.Tx, lock bool) (*brake, error) {
 // Proto returns the brake as its event and the API show it.
 func (b *brake) Proto() *recoveryv1.Brake {
 	return &recoveryv1.Brake{
-		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most, Since: stamp(b.Since),
-		IncidentId: b.IncidentID, ReleasedBy: b.ReleasedBy, ReleaseReason: b.ReleaseReason, ReleasedAt: stamp(b.ReleasedAt),
+		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most, Since: incident.Stamp(b.Since),
+		IncidentId: b.IncidentID, ReleasedBy: b.ReleasedBy, ReleaseReason: b.ReleaseReason, ReleasedAt: incident.Stamp(b.ReleasedAt),
 		Version: b.Version,
 	}
 }

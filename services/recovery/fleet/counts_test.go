@@ -85,16 +85,16 @@ func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
 			units += row.Units
 			want[row.Placement] = row.Instances
 		}
-		var gotUnits int32
-		var got map[string]int32
-		if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-			gotUnits, got, err = loadUnits(ctx, tx)
+		got := Round{}
+		if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			got.tx = tx
+			_, err := got.Units(ctx)
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if gotUnits != units || !maps.Equal(got, want) {
-			t.Fatalf("after %d changes: %d units and %v are counted, and there are %d and %v", round+1, gotUnits, got, units,
+		if got.units != units || !maps.Equal(got.instances, want) {
+			t.Fatalf("after %d changes: %d units and %v are counted, and there are %d and %v", round+1, got.units, got.instances, units,
 				want)
 		}
 	}
@@ -118,9 +118,10 @@ const insertUp = `INSERT INTO recovery.watch_workspace (workspace_id, version, t
 func wantFleet(ctx context.Context, t *testing.T, pool *pgxpool.Pool, units int32, instances map[string]int32) {
 	t.Helper()
 	if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		gotUnits, got, err := loadUnits(ctx, tx)
-		if err == nil && (gotUnits != units || !maps.Equal(got, instances)) {
-			t.Errorf("%d units and %v are counted, want %d and %v", gotUnits, got, units, instances)
+		r := Round{tx: tx}
+		got, err := r.Units(ctx)
+		if err == nil && (got != units || !maps.Equal(r.instances, instances)) {
+			t.Errorf("%d units and %v are counted, want %d and %v", got, r.instances, units, instances)
 		}
 		return err
 	}); err != nil {

@@ -10,12 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/recovery/wave"
@@ -122,19 +119,4 @@ func Clock(ctx context.Context, q pg.Querier) (time.Time, error) {
 		return now, fmt.Errorf("read clock: %w", err)
 	}
 	return now, nil
-}
-
-func stamp(t *time.Time) *timestamppb.Timestamp {
-	if t == nil {
-		return nil
-	}
-	return timestamppb.New(*t)
-}
-
-// layerName returns a layer as it is stored; empty if there is none.
-func layerName(l commonv1.OwnerLayer) string {
-	if l == commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED {
-		return ""
-	}
-	return names.Of(l)
 }

@@ -13,11 +13,10 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/aside"
-	"github.com/gpuaas/mesh/internal/audit"
-	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/incident"
 )
 
 // Short names.
@@ -139,36 +138,23 @@ func (i *Incident) Proto() *recoveryv1.Incident {
 		IncidentId: i.ID, Kind: i.Kind, Severity: i.Severity, Summary: i.Summary, Step: i.Step, ErrorCode: i.ErrorCode,
 		TenantIds: i.Tenants, WorkspaceIds: i.Workspaces, NodeIds: i.Nodes, OwnerLayer: i.OwnerLayer,
 		NextAction: i.NextAction, OpenedAt: timestamppb.New(i.OpenedAt), LastSeenAt: timestamppb.New(i.LastSeenAt),
-		ClosedAt: stamp(i.ClosedAt), ClosedBy: i.ClosedBy, Count: i.Count,
+		ClosedAt: incident.Stamp(i.ClosedAt), ClosedBy: i.ClosedBy, Count: i.Count,
 		Version: i.Version,
 	}
 }
 
-func (i *Incident) event() events.Event {
-	return events.Event{
-		Kind: "incident.changed", AggregateType: "incident", AggregateID: i.ID, AggregateVersion: i.Version,
-		Payload:     i.Proto(),
-		Correlation: events.Correlation{CorrelationID: i.ID},
-	}
-}
-
 func (i *Incident) report(ctx context.Context, tx pgx.Tx) error {
-	_, err := events.Append(ctx, tx, i.event())
-	if err != nil || (i.Version > 1 && i.ClosedAt == nil) {
-		return err
-	}
-	e := audit.Entry{
-		Action: "incident.open", Reason: i.Summary, SubjectType: "incident", SubjectID: i.ID, CorrelationID: i.ID,
-		Details: map[string]any{"kind": i.Kind, "severity": i.Severity, "count": i.Count},
-	}
-	if i.ClosedAt != nil {
-		e.Action = "incident.close"
+	action, by := "", ""
+	switch {
+	case i.ClosedAt != nil:
+		action = "incident.close"
 		if i.ClosedBy != byWatchdog {
-			e.Actor = i.ClosedBy
+			by = i.ClosedBy
 		}
+	case i.Version <= 1:
+		action = "incident.open"
 	}
-	_, err = audit.Record(ctx, tx, e)
-	return err
+	return incident.Report(ctx, tx, i.Proto(), action, by)
 }
 
 // openIncident locks and returns the open incident of a kind and key; nil if there is none.
@@ -200,7 +186,7 @@ func (r *Round) Raise(ctx context.Context, i *Incident) error {
 		i.ID, i.OpenedAt, i.Count, i.Version = ids.New(), r.now, max(i.Count, 1), 1
 		_, err := pg.Exec(ctx, r.tx, insertIncident,
 			i.ID, names.Of(i.Kind), i.Key, names.Of(i.Severity), i.Summary, i.Step, i.ErrorCode, texts(i.Tenants),
-			texts(i.Workspaces), texts(i.Nodes), layerName(i.OwnerLayer), i.NextAction, i.OpenedAt, i.LastSeenAt, i.Count)
+			texts(i.Workspaces), texts(i.Nodes), names.OfSet(i.OwnerLayer), i.NextAction, i.OpenedAt, i.LastSeenAt, i.Count)
 		if err != nil {
 			return fmt.Errorf("open incident: %w", err)
 		}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -35,30 +33,20 @@ var countFleet = pg.Define(pg.RoleRecovery, "fleet.count_units", `
 	) x
 	GROUP BY x.placement HAVING sum(x.boxes) > 0`)
 
-// loadUnits returns the number of units among the workspaces that should be up, which are instances and machines that
-// several share, and the number of instances of each placement.
-func loadUnits(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) {
-	rows, err := pg.All[fleetCount](ctx, tx, countFleet, placementStatic)
-	if err != nil {
-		return 0, nil, fmt.Errorf("count the fleet: %w", err)
-	}
-	var units int32
-	of := map[string]int32{}
-	for _, row := range rows {
-		units += row.Units
-		of[row.Placement] = row.Instances
-	}
-	return units, of, nil
-}
-
-// Units returns the number of units of the fleet. It counts them, and the instances of each placement, once a round.
+// Units returns the number of units among the workspaces that should be up, which are instances and machines that
+// several share. It counts them, and the instances of each placement, once a round.
 func (r *Round) Units(ctx context.Context) (int32, error) {
-	if r.instances == nil {
-		units, instances, err := loadUnits(ctx, r.tx)
-		if err != nil {
-			return 0, err
-		}
-		r.units, r.instances = units, instances
+	if r.instances != nil {
+		return r.units, nil
+	}
+	rows, err := pg.All[fleetCount](ctx, r.tx, countFleet, placementStatic)
+	if err != nil {
+		return 0, fmt.Errorf("count the fleet: %w", err)
+	}
+	r.instances = map[string]int32{}
+	for _, row := range rows {
+		r.units += row.Units
+		r.instances[row.Placement] = row.Instances
 	}
 	return r.units, nil
 }

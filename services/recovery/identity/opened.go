@@ -72,13 +72,6 @@ func parseReason(s string) (commonv1.Reason, error) {
 	return r, nil
 }
 
-func spellReason(r commonv1.Reason) string {
-	if r == commonv1.Reason_REASON_UNSPECIFIED {
-		return ""
-	}
-	return names.Of(r)
-}
-
 func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
 	if len(rows) == 0 {
 		return nil
@@ -92,7 +85,7 @@ func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
 	for i, o := range rows {
 		f := o.facts
 		for c, v := range []string{
-			o.SessionID, o.NodeID, o.InstanceID, o.Verdict, o.Serial, spellReason(o.PutFor), o.ReplacesNonce, f.GetReplicaId(),
+			o.SessionID, o.NodeID, o.InstanceID, o.Verdict, o.Serial, names.OfSet(o.PutFor), o.ReplacesNonce, f.GetReplicaId(),
 			cut(f.GetBootId()), cut(f.GetMachineId()), cut(f.GetRemoteAddress()), cut(f.GetAgentVersion()),
 		} {
 			text[c][i] = v

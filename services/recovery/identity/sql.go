@@ -26,9 +26,6 @@ var (
 	lockNodes = pg.Define(pg.RoleRecovery, "identity.lock_nodes", `
 		SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.node_id = ANY($1::uuid[]) ORDER BY i.node_id FOR NO KEY UPDATE`)
 
-	readNode = pg.Define(pg.RoleRecovery, "identity.read_node", `
-		SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.node_id = $1`)
-
 	lockByName = pg.Define(pg.RoleRecovery, "identity.lock_node_by_name", `
 		SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.name = $1 AND i.state <> 'retired' FOR NO KEY UPDATE`)
 

@@ -51,15 +51,6 @@ func (s *storedRecord) read(ctx context.Context) *Record {
 	return r
 }
 
-// readOne runs a statement that returns one node.
-func readOne(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (*Record, error) {
-	row, err := pg.One[storedRecord](ctx, q, s, args...)
-	if err != nil {
-		return nil, err
-	}
-	return row.read(ctx), nil
-}
-
 // readAll runs a statement that returns nodes.
 func readAll(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]*Record, error) {
 	rows, err := pg.All[storedRecord](ctx, q, s, args...)
@@ -115,28 +106,16 @@ func LockOne(ctx context.Context, tx pgx.Tx, nodeID string) (*Record, error) {
 	return nil, fault.New(commonv1.Reason_REASON_IDENTITY_UNKNOWN, "")
 }
 
-// Get reads one node without a lock; fault identity_unknown if there is none.
-func Get(ctx context.Context, q pg.Querier, nodeID string) (*Record, error) {
-	r, err := readOne(ctx, q, readNode, nodeID)
-	if pg.IsNoRows(err) {
-		return nil, fault.New(commonv1.Reason_REASON_IDENTITY_UNKNOWN, "")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read node: %w", err)
-	}
-	return r, nil
-}
-
 // GetByName locks and returns the live node of a name; nil if there is none.
 func GetByName(ctx context.Context, tx pgx.Tx, name string) (*Record, error) {
-	r, err := readOne(ctx, tx, lockByName, name)
+	row, err := pg.One[storedRecord](ctx, tx, lockByName, name)
 	if pg.IsNoRows(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read node by name: %w", err)
 	}
-	return r, nil
+	return row.read(ctx), nil
 }
 
 // Insert writes the row of a new, pending node and its first event, and returns the event's id.

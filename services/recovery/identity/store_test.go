@@ -168,7 +168,12 @@ func (b *bench) admit(n *node) *recoveryv1.OpenSession {
 
 func (b *bench) get(n *node) *identity.Record {
 	b.t.Helper()
-	r, err := identity.Get(b.ctx, b.pool, n.id)
+	var r *identity.Record
+	err := pg.InTx(b.ctx, b.pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		r, err = identity.LockOne(ctx, tx, n.id)
+		return err
+	})
 	if err != nil {
 		b.t.Fatal(err)
 	}

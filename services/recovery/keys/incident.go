@@ -14,12 +14,11 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/audit"
-	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/incident"
 )
 
 const (
@@ -170,11 +169,7 @@ func keysOfSet(ctx context.Context, tx pgx.Tx, open map[string]*incidentRow, rep
 	if !slices.ContainsFunc(reports, opens) {
 		return nil, nil
 	}
-	rows, err := pg.Query(ctx, tx, readJoinStateKeys)
-	if err != nil {
-		return nil, fmt.Errorf("read keys of join states: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	list, err := pg.Values[string](ctx, tx, readJoinStateKeys)
 	if err != nil {
 		return nil, fmt.Errorf("read keys of join states: %w", err)
 	}
@@ -258,26 +253,11 @@ func Close(ctx context.Context, tx pgx.Tx, inOrder []string) (bool, error) {
 
 // tell appends the incident's event and the audit entry of an action.
 func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error {
-	shown := &recoveryv1.Incident{
+	return incident.Report(ctx, tx, &recoveryv1.Incident{
 		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer,
 		NextAction: r.NextAction, OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt),
-		ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
-	}
-	if r.ClosedAt != nil {
-		shown.ClosedAt = timestamppb.New(*r.ClosedAt)
-	}
-	_, err := events.Append(ctx, tx, events.Event{
-		Kind: "incident.changed", AggregateType: "incident", AggregateID: r.ID, AggregateVersion: r.Version, Payload: shown,
-		Correlation: events.Correlation{CorrelationID: r.ID},
-	})
-	if err != nil || action == "" {
-		return err
-	}
-	_, err = audit.Record(ctx, tx, audit.Entry{
-		Action: action, Reason: r.Summary, SubjectType: "incident", SubjectID: r.ID, CorrelationID: r.ID,
-		Details: map[string]any{"kind": incidentKind, "severity": severity, "count": r.Count},
-	})
-	return err
+		ClosedAt: incident.Stamp(r.ClosedAt), ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
+	}, action, "")
 }
 
 // Sweep opens an incident for each live replica that reports keys it cannot use, and closes incidents that had no

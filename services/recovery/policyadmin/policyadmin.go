@@ -227,10 +227,7 @@ func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c chan
 		Action: "policy.set", Actor: c.by, Reason: c.reason, SubjectType: "policy", SubjectID: key.Name,
 		Details: map[string]any{"value": c.value, "before": before},
 	})
-	if err != nil {
-		return nil, "", err
-	}
-	return shown, pos, nil
+	return shown, pos, err
 }
 
 func stored(ctx context.Context, q pg.Querier) (map[string]policystore.Row, error) {

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/incident"
 )
 
 // subject is the key of the one incident, and the subject of the entries about the mode.
@@ -77,7 +78,7 @@ func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) 
 	return &recoveryv1.Incident{
 		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer,
 		NextAction: r.NextAction, OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt),
-		ClosedAt: stamp(r.ClosedAt), ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
+		ClosedAt: incident.Stamp(r.ClosedAt), ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
 	}, nil
 }
 
@@ -116,7 +117,7 @@ func report(ctx context.Context, tx pgx.Tx, mode *Mode, now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("go on with incident of the rollback: %w", err)
 	}
-	_, err = tell(ctx, tx, i)
+	_, err = events.Append(ctx, tx, incident.Event(i))
 	return err
 }
 
@@ -133,15 +134,11 @@ func open(ctx context.Context, tx pgx.Tx, mode *Mode, nodes []string, now time.T
 		return fmt.Errorf("open incident of the rollback: %w", err)
 	}
 	mode.IncidentID = i.GetIncidentId()
-	_, err = audit.Record(ctx, tx, audit.Entry{
-		Action: "incident.open", Reason: i.GetSummary(), SubjectType: "incident", SubjectID: i.GetIncidentId(),
-		CorrelationID: i.GetIncidentId(),
-		Details:       map[string]any{"kind": incidentKind, "severity": severity, "count": i.GetCount()},
-	})
+	_, err = audit.Record(ctx, tx, incident.Entry(i, "incident.open", ""))
 	if err != nil {
 		return err
 	}
-	_, err = tell(ctx, tx, i)
+	_, err = events.Append(ctx, tx, incident.Event(i))
 	return err
 }
 
@@ -154,21 +151,9 @@ func closeIncident(ctx context.Context, tx pgx.Tx, by string, now time.Time) (st
 	if err != nil {
 		return "", fmt.Errorf("close incident of the rollback: %w", err)
 	}
-	_, err = audit.Record(ctx, tx, audit.Entry{
-		Action: "incident.close", Actor: by, Reason: i.GetSummary(), SubjectType: "incident", SubjectID: i.GetIncidentId(),
-		CorrelationID: i.GetIncidentId(),
-		Details:       map[string]any{"kind": incidentKind, "severity": severity, "count": i.GetCount()},
-	})
+	_, err = audit.Record(ctx, tx, incident.Entry(i, "incident.close", by))
 	if err != nil {
 		return "", err
 	}
-	return tell(ctx, tx, i)
-}
-
-func tell(ctx context.Context, tx pgx.Tx, i *recoveryv1.Incident) (string, error) {
-	return events.Append(ctx, tx, events.Event{
-		Kind: "incident.changed", AggregateType: "incident", AggregateID: i.GetIncidentId(), AggregateVersion: i.GetVersion(),
-		Payload:     i,
-		Correlation: events.Correlation{CorrelationID: i.GetIncidentId()},
-	})
+	return events.Append(ctx, tx, incident.Event(i))
 }

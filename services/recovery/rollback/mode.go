@@ -13,6 +13,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/incident"
 )
 
 // mostEvidence bounds the evidence that the row keeps, which is the newest of each kind and subject. What was counted
@@ -240,9 +241,9 @@ func (m *Mode) trim() {
 // Proto returns the mode as responses carry it.
 func (m *Mode) Proto() *recoveryv1.RollbackMode {
 	out := &recoveryv1.RollbackMode{
-		Active: m.Active, Declared: m.Declared, Since: stamp(m.Since), Era: m.Era, EvidenceTotal: m.total,
+		Active: m.Active, Declared: m.Declared, Since: incident.Stamp(m.Since), Era: m.Era, EvidenceTotal: m.total,
 		IncidentId: m.IncidentID,
-		ReportedBy: m.ReportedBy, Reason: m.Reason, AcceptedAt: stamp(m.AcceptedAt), AcceptedBy: m.AcceptedBy,
+		ReportedBy: m.ReportedBy, Reason: m.Reason, AcceptedAt: incident.Stamp(m.AcceptedAt), AcceptedBy: m.AcceptedBy,
 		AcceptReason: m.AcceptReason,
 		Version:      m.Version,
 	}
@@ -255,11 +256,4 @@ func (m *Mode) Proto() *recoveryv1.RollbackMode {
 		})
 	}
 	return out
-}
-
-func stamp(at *time.Time) *timestamppb.Timestamp {
-	if at == nil {
-		return nil
-	}
-	return timestamppb.New(*at)
 }

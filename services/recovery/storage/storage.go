@@ -12,12 +12,11 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/audit"
-	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/recovery/incident"
 )
 
 const (
@@ -191,24 +190,9 @@ func settle(ctx context.Context, tx pgx.Tx, row incidentRow, open bool, problem 
 
 // tell appends the incident's event, and the audit entry of an action.
 func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error {
-	shown := &recoveryv1.Incident{
+	return incident.Report(ctx, tx, &recoveryv1.Incident{
 		IncidentId: r.ID, Kind: kind, Severity: severity, Summary: r.Summary, OwnerLayer: layer, NextAction: nextAction,
-		OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt), ClosedBy: r.ClosedBy,
-		Count: r.Count, Version: r.Version,
-	}
-	if r.ClosedAt != nil {
-		shown.ClosedAt = timestamppb.New(*r.ClosedAt)
-	}
-	_, err := events.Append(ctx, tx, events.Event{
-		Kind: "incident.changed", AggregateType: "incident", AggregateID: r.ID, AggregateVersion: r.Version, Payload: shown,
-		Correlation: events.Correlation{CorrelationID: r.ID},
-	})
-	if err != nil || action == "" {
-		return err
-	}
-	_, err = audit.Record(ctx, tx, audit.Entry{
-		Action: action, Reason: r.Summary, SubjectType: "incident", SubjectID: r.ID, CorrelationID: r.ID,
-		Details: map[string]any{"kind": kind, "severity": severity, "count": r.Count},
-	})
-	return err
+		OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt),
+		ClosedAt: incident.Stamp(r.ClosedAt), ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
+	}, action, "")
 }

@@ -57,7 +57,7 @@ func workspaceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	err := pg.Queue(ctx, tx, noteWorkspace,
 		w.GetWorkspaceId(), r.AggregateVersion, w.GetTenantId(), w.GetTenant(), w.GetName(), names.Of(w.GetState()),
 		at(w.GetStateAt(), r.CreatedAt), r.CreatedAt, w.GetEpoch(), w.GetRunId(), w.GetNodeId(),
-		placementName(w.GetSpec().GetPlacement()), w.GetRegisterFailures(),
+		names.OfSet(w.GetSpec().GetPlacement()), w.GetRegisterFailures(),
 		w.GetLastErrorCode(), w.GetLastError())
 	if err != nil {
 		return fmt.Errorf("note workspace: %w", err)
@@ -125,7 +125,7 @@ func runChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	args := []any{
 		run.GetRunId(), r.AggregateVersion, names.Of(run.GetKind()), names.Of(run.GetState()), run.GetPhase(), step,
 		f.stalled, run.GetStuckReason(), attempt, attemptVersion, run.GetRequester(), run.GetParentRunId(), run.GetCancelBy(),
-		run.GetErrorCode(), run.GetError(), layerName(run.GetErrorLayer()), moment(run.GetFinishedAt()),
+		run.GetErrorCode(), run.GetError(), names.OfSet(run.GetErrorLayer()), moment(run.GetFinishedAt()),
 		(f.undone || !f.live) && f.failed == nil,
 	}
 	note := updateRun
@@ -139,9 +139,9 @@ func runChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	code, layer := "", ""
 	switch {
 	case f.failed != nil && run.GetCancelRequestedAt() == nil:
-		code, layer = f.failed.GetErrorCode(), layerName(f.failed.GetErrorLayer())
+		code, layer = f.failed.GetErrorCode(), names.OfSet(f.failed.GetErrorLayer())
 	case f.stuckAt != nil && f.stalled:
-		code, layer = stalledStep, layerName(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
+		code, layer = stalledStep, names.OfSet(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	}
 	if code == "" || step == "" {
 		return nil
@@ -182,7 +182,7 @@ func instanceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	}
 	err := pg.Queue(ctx, tx, noteInstance,
 		i.GetWorkspaceId(), i.GetEpoch(), r.AggregateVersion, i.GetInstanceId(), names.Of(i.GetState()),
-		placementName(i.GetPlacement()), i.GetNodeId(),
+		names.OfSet(i.GetPlacement()), i.GetNodeId(),
 		moment(i.GetStartedAt()))
 	if err != nil {
 		return fmt.Errorf("note instance: %w", err)
@@ -197,13 +197,9 @@ func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	}
 	serving := !s.GetLate() && (s.GetState() == commonv1.SessionState_SESSION_STATE_ADMITTED ||
 		s.GetState() == commonv1.SessionState_SESSION_STATE_DRAINING)
-	reason := ""
-	if s.GetCloseReason() != commonv1.Reason_REASON_UNSPECIFIED {
-		reason = names.Of(s.GetCloseReason())
-	}
 	err := pg.Queue(ctx, tx, noteSession,
 		s.GetSessionId(), r.AggregateVersion, s.GetNodeId(), s.GetReplicaId(), s.GetGeneration(), serving, r.CreatedAt,
-		reason)
+		names.OfSet(s.GetCloseReason()))
 	if err != nil {
 		return fmt.Errorf("note session: %w", err)
 	}
@@ -231,20 +227,6 @@ func forget(ctx context.Context, tx pgx.Tx, after time.Duration) error {
 		}
 	}
 	return nil
-}
-
-func layerName(l commonv1.OwnerLayer) string {
-	if l == commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED {
-		return ""
-	}
-	return names.Of(l)
-}
-
-func placementName(p commonv1.PlacementDriver) string {
-	if p == commonv1.PlacementDriver_PLACEMENT_DRIVER_UNSPECIFIED {
-		return ""
-	}
-	return names.Of(p)
 }
 
 func moment(t *timestamppb.Timestamp) *time.Time {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/incident"
 )
 
 // Short names.
@@ -147,8 +148,8 @@ func (r *record) Proto() *recoveryv1.RecoveryRecord {
 	out := &recoveryv1.RecoveryRecord{
 		RecordId: r.ID, WorkspaceId: r.WorkspaceID, Workspace: r.Workspace, TenantId: r.TenantID, Trigger: r.Trigger,
 		Outcome: r.Outcome, Step: r.Step, ErrorCode: r.ErrorCode, Cause: r.Cause, WhatWorked: r.WhatWorked,
-		OperationId: r.OperationID, WithheldBecause: r.Withheld, NextAt: stamp(r.NextAt),
-		DetectedAt: timestamppb.New(r.DetectedAt), StartedAt: stamp(r.StartedAt), EndedAt: stamp(r.EndedAt),
+		OperationId: r.OperationID, WithheldBecause: r.Withheld, NextAt: incident.Stamp(r.NextAt),
+		DetectedAt: timestamppb.New(r.DetectedAt), StartedAt: incident.Stamp(r.StartedAt), EndedAt: incident.Stamp(r.EndedAt),
 		UserImpact: r.Impact, Attempts: r.Attempts,
 		CorrelationId: r.CorrelationID,
 		Version:       r.Version,
@@ -168,13 +169,6 @@ func (r *record) event() events.Event {
 			NodeID: r.NodeID,
 		},
 	}
-}
-
-func stamp(t *time.Time) *timestamppb.Timestamp {
-	if t == nil {
-		return nil
-	}
-	return timestamppb.New(*t)
 }
 
 // insert inserts a new record, unless its workspace has an open one. It reports whether it did.

@@ -1,10 +1,12 @@
 package watchdog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -51,10 +53,7 @@ func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
 		w.deps.Wake.Notify()
 	}
 	out.Asked = len(asks)
-	if err := w.ask(ctx, asks); err != nil {
-		return out, err
-	}
-	return out, nil
+	return out, w.ask(ctx, asks)
 }
 
 var holdLease = pg.Define(pg.RoleRecovery, "watchdog.hold_lease", `
@@ -162,14 +161,10 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 }
 
 func (j *evaluation) all(ctx context.Context) ([]*record, error) {
-	if err := j.detectAll(ctx); err != nil {
-		return nil, err
-	}
-	if err := j.manual(ctx); err != nil {
-		return nil, err
-	}
-	if err := j.machines(ctx); err != nil {
-		return nil, err
+	for _, part := range []func(context.Context) error{j.detectAll, j.manual, j.machines} {
+		if err := part(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if err := j.fleet.EvaluateBrake(ctx, j.concerned); err != nil {
 		return nil, err
@@ -228,25 +223,10 @@ func (j *evaluation) concerned(i *fleet.Incident) {
 
 // order returns the workspaces of the records in the order of their detections.
 func (j *evaluation) order() []string {
-	list := make([]string, 0, len(j.records))
-	for id := range j.records {
-		list = append(list, id)
-	}
-	slices.SortFunc(list, func(a, b string) int {
+	return slices.SortedFunc(maps.Keys(j.records), func(a, b string) int {
 		ra, rb := j.records[a], j.records[b]
-		return min(max(2*ra.DetectedAt.Compare(rb.DetectedAt)+compareText(ra.ID, rb.ID), -1), 1)
+		return cmp.Or(ra.DetectedAt.Compare(rb.DetectedAt), cmp.Compare(ra.ID, rb.ID))
 	})
-	return list
-}
-
-func compareText(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 func (j *evaluation) detectAll(ctx context.Context) error {

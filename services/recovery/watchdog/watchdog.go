@@ -108,11 +108,6 @@ func (w *Watchdog) Consume(ctx context.Context) error {
 	return w.consumer.Run(ctx, Apply)
 }
 
-// Drain applies all events that exist now. It is for tests and tools.
-func (w *Watchdog) Drain(ctx context.Context) error {
-	return w.consumer.Drain(ctx, Apply)
-}
-
 // Run makes rounds until ctx ends.
 func (w *Watchdog) Run(ctx context.Context) error {
 	return app.EveryPaced(ctx, w.deps.Logger, "watchdog", w.pause, func(ctx context.Context) error {

@@ -1,0 +1,6 @@
+package watchdog
+
+import "context"
+
+// Drain applies all events that exist now.
+func (w *Watchdog) Drain(ctx context.Context) error { return w.consumer.Drain(ctx, Apply) }
