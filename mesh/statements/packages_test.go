@@ -52,7 +52,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/readmodel"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/people"
-	_ "github.com/gpuaas/mesh/services/readmodel/gateway/status"
+	_ "github.com/gpuaas/mesh/services/readmodel/gateway/meshstatus"
 	_ "github.com/gpuaas/mesh/services/readmodel/lookup"
 	_ "github.com/gpuaas/mesh/services/readmodel/project"
 	_ "github.com/gpuaas/mesh/services/readmodel/view"

@@ -24,8 +24,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/gateway"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/meshstatus"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
-	"github.com/gpuaas/mesh/services/readmodel/gateway/status"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
@@ -111,7 +111,7 @@ func (s *Service) build(ctx context.Context) error {
 	reads := caller.Reads{Reader: reader, Projector: s.projector}
 	err = s.listen(ctx, clients, gateway.Deps{
 		Sessions: s.sessions, Reads: reads, Audit: audit, Hub: hub, Owners: clients.owners,
-		Status: status.NewReporter(status.Deps{
+		Status: meshstatus.NewReporter(meshstatus.Deps{
 			Logger: b.Logger, Reads: reads, Probes: clients.probes, DB: b.DB, Room: b.Room,
 		}),
 	})
@@ -162,7 +162,7 @@ func (s *Service) checkHosts() error {
 // clients are the clients of the services that own the state.
 type clients struct {
 	owners     forward.Owners
-	probes     []status.Probe
+	probes     []meshstatus.Probe
 	announcers []project.Owner
 }
 
@@ -181,9 +181,9 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 	if err != nil {
 		return clients{}, err
 	}
-	probe := func(name string, c service.Client, parts ...string) status.Probe {
+	probe := func(name string, c service.Client, parts ...string) meshstatus.Probe {
 		health := commonv1connect.NewHealthServiceClient(c.HTTP, c.BaseURL, c.Options...)
-		return status.Probe{Name: name, Parts: parts, Ask: func(ctx context.Context) (*commonv1.GetHealthResponse, error) {
+		return meshstatus.Probe{Name: name, Parts: parts, Ask: func(ctx context.Context) (*commonv1.GetHealthResponse, error) {
 			return health.GetHealth(ctx, &commonv1.GetHealthRequest{})
 		}}
 	}
@@ -206,7 +206,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 			Rollback:    recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Keys:        recoveryv1connect.NewKeyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		},
-		probes: []status.Probe{
+		probes: []meshstatus.Probe{
 			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),
 			probe("recovery", rc, "ca", service.PartDatabaseRoom),
 		},
@@ -244,11 +244,11 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 		mount(readmodelv1connect.NewIncidentServiceHandler(forward.NewIncidents(reads, c.owners), opts...)),
 		mount(readmodelv1connect.NewRollbackServiceHandler(forward.NewRollbacks(c.owners), opts...)),
 		mount(readmodelv1connect.NewKeyServiceHandler(forward.NewKeys(c.owners), opts...)),
-		mount(readmodelv1connect.NewRetentionServiceHandler(status.NewRetention(b.DB, b.Policy), opts...)),
-		mount(readmodelv1connect.NewProjectionServiceHandler(status.NewProjections(status.ProjectionsDeps{
+		mount(readmodelv1connect.NewRetentionServiceHandler(meshstatus.NewRetention(b.DB, b.Policy), opts...)),
+		mount(readmodelv1connect.NewProjectionServiceHandler(meshstatus.NewProjections(meshstatus.ProjectionsDeps{
 			Projector: s.projector, Announcers: c.announcers, DB: b.DB, Wake: b.Wake,
 		}), opts...)),
-		mount(readmodelv1connect.NewEventServiceHandler(status.NewEvents(b.DB, b.DB, b.Wake), opts...)),
+		mount(readmodelv1connect.NewEventServiceHandler(meshstatus.NewEvents(b.DB, b.DB, b.Wake), opts...)),
 		mount(readmodelv1connect.NewReleaseServiceHandler(forward.NewReleases(reads, c.owners), opts...)),
 		mount(readmodelv1connect.NewInstanceServiceHandler(forward.NewInstances(c.owners), opts...)),
 		mount(readmodelv1connect.NewQueryServiceHandler(gateway.NewQuery(deps), opts...)),

@@ -60,12 +60,11 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 	}
 	person, _ := rpc.PersonFrom(ctx)
 	ask := escalation.Request{Scope: scope, Subject: person.Subject}
-	err = e.deps.Reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
-		var err error
-		ask.Workspace, err = s.Workspace(ctx, req.GetWorkspace())
+	get := func(s *view.Snapshot, ctx context.Context, ref string) (*readmodelv1.Workspace, error) {
 		ask.At = s.Now
-		return err
-	})
+		return s.Workspace(ctx, ref)
+	}
+	ask.Workspace, err = caller.Find(ctx, e.deps.Reads, get, req.GetWorkspace())
 	if err != nil {
 		return err
 	}

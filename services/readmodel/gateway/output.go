@@ -28,20 +28,15 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED,
 			"the output of workloads is for people of their tenant and for operators")
 	}
-	var id string
 	// The workspace may have just been created, so the lookup waits for the projection as a command's does.
-	err = q.deps.Reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
-		w, err := s.Workspace(ctx, req.GetWorkspace())
-		id = w.GetWorkspaceId()
-		return err
-	})
+	w, err := caller.Find(ctx, q.deps.Reads, (*view.Snapshot).Workspace, req.GetWorkspace())
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, outputWithin)
 	defer cancel()
 	answer, err := q.deps.Owners.Outputs.ReadOutput(ctx, &lifecyclev1.ReadOutputRequest{
-		WorkspaceId: id, Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
+		WorkspaceId: w.GetWorkspaceId(), Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
 		MaxBytes: req.GetMaxBytes(),
 	})
 	return &readmodelv1.ReadOutputResponse{Workload: answer.GetWorkload(), Output: answer.GetOutput()},

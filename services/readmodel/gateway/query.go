@@ -13,11 +13,11 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/meshstatus"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
-	"github.com/gpuaas/mesh/services/readmodel/gateway/status"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
-	objectstatus "github.com/gpuaas/mesh/services/readmodel/status"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
@@ -29,7 +29,7 @@ type Deps struct {
 	Audit    *project.Audit
 	Hub      *watch.Hub
 	Owners   forward.Owners
-	Status   *status.Reporter
+	Status   *meshstatus.Reporter
 }
 
 // Query serves QueryService. It reads the projections, and asks the owners for policy, actions and output.
@@ -84,13 +84,8 @@ func (q *Query) ListNodes(ctx context.Context, req *readmodelv1.ListNodesRequest
 
 // GetNode returns one node by id or name.
 func (q *Query) GetNode(ctx context.Context, req *readmodelv1.GetNodeRequest) (*readmodelv1.GetNodeResponse, error) {
-	out := &readmodelv1.GetNodeResponse{}
-	err := q.deps.Reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
-		var err error
-		out.Node, err = s.Node(ctx, req.GetNode())
-		return err
-	})
-	return out, err
+	n, err := caller.Get(ctx, q.deps.Reads, req.GetMinPos(), (*view.Snapshot).Node, req.GetNode())
+	return &readmodelv1.GetNodeResponse{Node: n}, err
 }
 
 // Resolve returns the object that a name, an id or a part of an id stands for.
@@ -183,16 +178,11 @@ func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineReq
 func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsRequest) (*readmodelv1.GetActionsResponse,
 	error,
 ) {
-	var id string
-	err := q.deps.Reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
-		w, err := s.Workspace(ctx, req.GetWorkspace())
-		id = w.GetWorkspaceId()
-		return err
-	})
+	w, err := caller.Get(ctx, q.deps.Reads, req.GetMinPos(), (*view.Snapshot).Workspace, req.GetWorkspace())
 	if err != nil {
 		return nil, err
 	}
-	answer, err := q.deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: id})
+	answer, err := q.deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: w.GetWorkspaceId()})
 	return &readmodelv1.GetActionsResponse{Actions: answer.GetActions()}, forward.Refused("lifecycle", err)
 }
 
@@ -217,13 +207,8 @@ func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest
 
 // GetTask returns one task with all its transitions.
 func (q *Query) GetTask(ctx context.Context, req *readmodelv1.GetTaskRequest) (*readmodelv1.GetTaskResponse, error) {
-	out := &readmodelv1.GetTaskResponse{}
-	err := q.deps.Reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
-		var err error
-		out.Task, err = s.Task(ctx, req.GetTaskId())
-		return err
-	})
-	return out, err
+	t, err := caller.Get(ctx, q.deps.Reads, req.GetMinPos(), (*view.Snapshot).Task, req.GetTaskId())
+	return &readmodelv1.GetTaskResponse{Task: t}, err
 }
 
 // ListInstances lists launched instances.
@@ -277,6 +262,6 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 func (q *Query) ExplainReason(_ context.Context,
 	req *readmodelv1.ExplainReasonRequest,
 ) (*readmodelv1.ExplainReasonResponse, error) {
-	rows, err := objectstatus.Explain(req.GetCode())
+	rows, err := status.Explain(req.GetCode())
 	return &readmodelv1.ExplainReasonResponse{Items: rows}, err
 }

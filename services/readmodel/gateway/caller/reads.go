@@ -28,21 +28,44 @@ func (r Reads) Read(ctx context.Context, minPos string, fn func(ctx context.Cont
 	return r.Reader.Read(ctx, scope, fn)
 }
 
-// Find calls fn with a snapshot for the person behind the call. If fn returns not_found, Find waits for the projection
-// to catch up and calls fn once more, because people name objects that they have just created.
-func (r Reads) Find(ctx context.Context, fn func(ctx context.Context, s *view.Snapshot) error) error {
+// Find returns the object that get finds by a name or id, for the person behind the call. If there is none, Find waits
+// for the projection to catch up and looks once more, because people name objects that they have just created.
+func Find[T any](ctx context.Context, r Reads, get func(*view.Snapshot, context.Context, string) (T, error),
+	ref string,
+) (T, error) {
+	var found T
 	scope, err := ScopeOf(ctx)
 	if err != nil {
+		return found, err
+	}
+	look := func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		found, err = get(s, ctx, ref)
 		return err
 	}
-	err = r.Reader.Read(ctx, scope, fn)
+	err = r.Reader.Read(ctx, scope, look)
 	if !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-		return err
+		return found, err
 	}
 	if err := r.Projector.CatchUp(ctx); err != nil {
-		return err
+		return found, err
 	}
-	return r.Reader.Read(ctx, scope, fn)
+	err = r.Reader.Read(ctx, scope, look)
+	return found, err
+}
+
+// Get returns the object that get finds by a name or id, for the person behind the call, after the projection has
+// reached a position.
+func Get[T any](ctx context.Context, r Reads, minPos string,
+	get func(*view.Snapshot, context.Context, string) (T, error), ref string,
+) (T, error) {
+	var found T
+	err := r.Read(ctx, minPos, func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		found, err = get(s, ctx, ref)
+		return err
+	})
+	return found, err
 }
 
 // pager is a request for a page of a list.

@@ -27,26 +27,6 @@ func NewCommand(reads caller.Reads, owners Owners) *Command {
 	return &Command{reads: reads, owners: owners}
 }
 
-func (c *Command) node(ctx context.Context, nameOrID string) (string, error) {
-	var id string
-	err := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
-		n, err := s.Node(ctx, nameOrID)
-		id = n.GetNodeId()
-		return err
-	})
-	return id, err
-}
-
-func (c *Command) workspace(ctx context.Context, ref string) (string, error) {
-	var id string
-	err := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
-		w, err := s.Workspace(ctx, ref)
-		id = w.GetWorkspaceId()
-		return err
-	})
-	return id, err
-}
-
 // requester returns who asks for an operation: "admin" for an operator, else "user".
 func requester(ctx context.Context) string {
 	if p, ok := rpc.PersonFrom(ctx); ok && p.Operator() {
@@ -78,14 +58,11 @@ func (c *Command) CreateWorkspace(ctx context.Context,
 	tenant := req.GetTenant()
 	if !scope.Everything() && !strings.EqualFold(tenant, scope.TenantID()) {
 		// A tenant that the person may not see and one that does not exist get the same answer.
-		err := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
-			t, err := s.Tenant(ctx, tenant)
-			tenant = t.GetTenantId()
-			return err
-		})
+		t, err := caller.Find(ctx, c.reads, (*view.Snapshot).Tenant, tenant)
 		if err != nil {
 			return nil, err
 		}
+		tenant = t.GetTenantId()
 	}
 	create := func() (*lifecyclev1.RequestOperationResponse, error) {
 		return c.owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
@@ -100,12 +77,7 @@ func (c *Command) CreateWorkspace(ctx context.Context,
 	if fault.Has(err, commonv1.Reason_REASON_TENANT_UNKNOWN) && scope.Everything() {
 		// The tenant is neither a name nor an id, so it may be a part of an id. Lifecycle is asked first, because it knows
 		// the tenants that exist now.
-		var found *lifecyclev1.Tenant
-		lookErr := c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
-			var err error
-			found, err = s.Tenant(ctx, tenant)
-			return err
-		})
+		found, lookErr := caller.Find(ctx, c.reads, (*view.Snapshot).Tenant, tenant)
 		switch {
 		case lookErr == nil:
 			tenant = found.GetTenantId()
@@ -121,12 +93,12 @@ func (c *Command) CreateWorkspace(ctx context.Context,
 func (c *Command) OperateWorkspace(ctx context.Context,
 	req *readmodelv1.OperateWorkspaceRequest,
 ) (*readmodelv1.OperateWorkspaceResponse, error) {
-	id, err := c.workspace(ctx, req.GetWorkspace())
+	w, err := caller.Find(ctx, c.reads, (*view.Snapshot).Workspace, req.GetWorkspace())
 	if err != nil {
 		return nil, err
 	}
 	answer, err := c.owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
-		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
+		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: w.GetWorkspaceId()},
 		Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), Reason: req.GetReason(),
 		Override:    req.GetOverride(),
 		DryRun:      req.GetDryRun(),
@@ -152,12 +124,12 @@ func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeReq
 func (c *Command) ChangeNodeIdentity(ctx context.Context,
 	req *readmodelv1.ChangeNodeIdentityRequest,
 ) (*readmodelv1.ChangeNodeIdentityResponse, error) {
-	id, err := c.node(ctx, req.GetNode())
+	n, err := caller.Find(ctx, c.reads, (*view.Snapshot).Node, req.GetNode())
 	if err != nil {
 		return nil, err
 	}
 	answer, err := c.owners.Identities.ChangeIdentity(ctx,
-		&recoveryv1.ChangeIdentityRequest{NodeId: id, Verb: req.GetVerb(), Reason: req.GetReason()})
+		&recoveryv1.ChangeIdentityRequest{NodeId: n.GetNodeId(), Verb: req.GetVerb(), Reason: req.GetReason()})
 	return &readmodelv1.ChangeNodeIdentityResponse{Node: answer.GetNode(), Pos: answer.GetPos()}, Refused("recovery", err)
 }
 
@@ -165,12 +137,12 @@ func (c *Command) ChangeNodeIdentity(ctx context.Context,
 func (c *Command) SetCordon(ctx context.Context, req *readmodelv1.SetCordonRequest) (*readmodelv1.SetCordonResponse,
 	error,
 ) {
-	id, err := c.node(ctx, req.GetNode())
+	n, err := caller.Find(ctx, c.reads, (*view.Snapshot).Node, req.GetNode())
 	if err != nil {
 		return nil, err
 	}
 	answer, err := c.owners.Gates.SetCordon(ctx,
-		&lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: req.GetCordoned(), Reason: req.GetReason()})
+		&lifecyclev1.SetCordonRequest{NodeId: n.GetNodeId(), Cordoned: req.GetCordoned(), Reason: req.GetReason()})
 	return &readmodelv1.SetCordonResponse{Gate: answer.GetGate(), Pos: answer.GetPos()}, Refused("lifecycle", err)
 }
 
@@ -178,12 +150,12 @@ func (c *Command) SetCordon(ctx context.Context, req *readmodelv1.SetCordonReque
 func (c *Command) ProbeNode(ctx context.Context, req *readmodelv1.ProbeNodeRequest) (*readmodelv1.ProbeNodeResponse,
 	error,
 ) {
-	id, err := c.node(ctx, req.GetNode())
+	n, err := caller.Find(ctx, c.reads, (*view.Snapshot).Node, req.GetNode())
 	if err != nil {
 		return nil, err
 	}
 	answer, err := c.owners.Tasks.EnqueueProbe(ctx,
-		&lifecyclev1.EnqueueProbeRequest{NodeId: id, IdempotencyKey: req.GetIdempotencyKey()})
+		&lifecyclev1.EnqueueProbeRequest{NodeId: n.GetNodeId(), IdempotencyKey: req.GetIdempotencyKey()})
 	return &readmodelv1.ProbeNodeResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, Refused("lifecycle", err)
 }
 
@@ -196,11 +168,7 @@ func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskReq
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such verb",
 			fault.Unmet("verb: cancel, requeue or close"), fault.Cause(err))
 	}
-	err = c.reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
-		_, err := s.Task(ctx, req.GetTaskId())
-		return err
-	})
-	if err != nil {
+	if _, err := caller.Find(ctx, c.reads, (*view.Snapshot).Task, req.GetTaskId()); err != nil {
 		return nil, err
 	}
 	answer, err := c.owners.Tasks.ChangeTask(ctx,

@@ -44,13 +44,8 @@ func (f *Findings) ListFindings(ctx context.Context,
 func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRequest) (*readmodelv1.GetFindingResponse,
 	error,
 ) {
-	res := &readmodelv1.GetFindingResponse{}
-	err := f.reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
-		var err error
-		res.Finding, err = s.Finding(ctx, req.GetFindingId())
-		return err
-	})
-	return res, err
+	finding, err := caller.Get(ctx, f.reads, req.GetMinPos(), (*view.Snapshot).Finding, req.GetFindingId())
+	return &readmodelv1.GetFindingResponse{Finding: finding}, err
 }
 
 // AcknowledgeFinding resolves the finding about a row that was changed by hand.

@@ -126,12 +126,7 @@ func checkAdmission(a Admission, req *readmodelv1.CreatePersonRequest) error {
 
 // tenant returns the id of a tenant that exists.
 func (p *Server) tenant(ctx context.Context, nameOrID string) (string, error) {
-	var id string
-	err := p.deps.Reads.Find(ctx, func(ctx context.Context, s *view.Snapshot) error {
-		t, err := s.Tenant(ctx, nameOrID)
-		id = t.GetTenantId()
-		return err
-	})
+	t, err := caller.Find(ctx, p.deps.Reads, (*view.Snapshot).Tenant, nameOrID)
 	if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 		return "", fault.New(
 			commonv1.Reason_REASON_TENANT_UNKNOWN,
@@ -139,7 +134,7 @@ func (p *Server) tenant(ctx context.Context, nameOrID string) (string, error) {
 			fault.Cause(err),
 		)
 	}
-	return id, err
+	return t.GetTenantId(), err
 }
 
 // EndPerson ends a person. For a person who was ended already it changes nothing and returns the person.
