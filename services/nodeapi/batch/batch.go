@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -14,6 +15,9 @@ import (
 
 // ErrLength is returned if a service answered a batch with a number of results other than the number of requests.
 var ErrLength = errors.New("batch answered with another number of results")
+
+// callWithin bounds one call.
+const callWithin = 10 * time.Second
 
 // Refused reports whether a call was refused for its content: it is invalid, or too large, which a transport's limit
 // reports as exhausted. Sending the same content again would not help; sending its parts may.
@@ -107,6 +111,13 @@ func (b *Batcher[Q, R]) gather(first item[Q, R]) []item[Q, R] {
 	return items
 }
 
+// within makes a call that is given up after callWithin.
+func (b *Batcher[Q, R]) within(ctx context.Context, reqs []Q) ([]R, error) {
+	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	defer cancel()
+	return b.call(ctx, reqs)
+}
+
 // serve sends items in one call and delivers their results. A call that is refused for its content is split in two, so
 // that one bad request does not have the others refused with it.
 func (b *Batcher[Q, R]) serve(ctx context.Context, items []item[Q, R]) {
@@ -114,7 +125,7 @@ func (b *Batcher[Q, R]) serve(ctx context.Context, items []item[Q, R]) {
 	for i, it := range items {
 		reqs[i] = it.req
 	}
-	res, err := b.call(ctx, reqs)
+	res, err := b.within(ctx, reqs)
 	if err == nil && len(res) != len(items) {
 		err = fmt.Errorf("%w: %d for %d", ErrLength, len(res), len(items))
 	}

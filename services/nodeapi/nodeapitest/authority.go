@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -103,15 +104,9 @@ type Leaf struct {
 
 // Issue signs a certificate with a new key.
 func (a *Authority) Issue(l Leaf) (tls.Certificate, error) {
-	if l.From.IsZero() {
-		l.From = time.Now().Add(-time.Minute)
-	}
-	if l.To.IsZero() {
-		l.To = time.Now().Add(time.Hour)
-	}
-	if l.Usage == 0 {
-		l.Usage = x509.ExtKeyUsageClientAuth
-	}
+	l = config.Or(l, Leaf{
+		From: time.Now().Add(-time.Minute), To: time.Now().Add(time.Hour), Usage: x509.ExtKeyUsageClientAuth,
+	})
 	key, err := pki.NewKey()
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("make key: %w", err)

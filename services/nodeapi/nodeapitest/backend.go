@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -227,7 +228,7 @@ func (p *Backend) ConfirmSessions(_ context.Context,
 			continue
 		}
 		out.SupersededSessionId = n.GetConfirmedSessionId()
-		next := clone(n)
+		next := proto.CloneOf(n)
 		next.Confirmed, next.ConfirmedSessionId, next.CurrentSerial = s.GetGeneration(), s.GetSessionId(), s.GetSerial()
 		next.ReplacedNonce = p.replaced[s.GetSessionId()]
 		delete(p.replaced, s.GetSessionId())
@@ -236,36 +237,21 @@ func (p *Backend) ConfirmSessions(_ context.Context,
 	return res, nil
 }
 
-func clone(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
-	return &recoveryv1.NodeAuthority{
-		NodeId: n.GetNodeId(), NodeInstanceId: n.GetNodeInstanceId(), State: n.GetState(), FenceEpoch: n.GetFenceEpoch(),
-		CurrentSerial: n.GetCurrentSerial(), NextSerial: n.GetNextSerial(), Issued: n.GetIssued(),
-		Confirmed: n.GetConfirmed(), ConfirmedSessionId: n.GetConfirmedSessionId(), ReplacedNonce: n.GetReplacedNonce(),
-		Launched: n.GetLaunched(),
-	}
-}
-
 // change gives a node the next number in the order of decisions and notifies the watchers. The caller holds p.mu.
 func (p *Backend) change(n *recoveryv1.NodeAuthority) {
 	p.sequence++
 	n.Sequence = p.sequence
 	p.nodes[n.GetNodeId()] = n
 	for w := range p.watchers {
-		w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Delta{Delta: clonedDelta(n)}})
+		w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Delta{Delta: proto.CloneOf(n)}})
 	}
-}
-
-func clonedDelta(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
-	c := clone(n)
-	c.Sequence = n.GetSequence()
-	return c
 }
 
 // Change applies decide to the record of a node and publishes the result.
 func (p *Backend) Change(nodeID string, decide func(*recoveryv1.NodeAuthority)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := clone(p.node(nodeID, ""))
+	n := proto.CloneOf(p.node(nodeID, ""))
 	decide(n)
 	p.change(n)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -63,7 +64,7 @@ func (p *Backend) WatchAuthority(ctx context.Context,
 	p.count("WatchAuthority")
 	part := &recoveryv1.AuthoritySnapshotPart{}
 	for _, n := range p.nodes {
-		part.Nodes = append(part.Nodes, clonedDelta(n))
+		part.Nodes = append(part.Nodes, proto.CloneOf(n))
 	}
 	w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Snapshot{Snapshot: part}})
 	w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_SnapshotEnd{

@@ -10,8 +10,6 @@ import (
 )
 
 func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	sent := time.Now()
 	res, err := s.deps.Authority.OpenSessions(ctx, &recoveryv1.OpenSessionsRequest{Sessions: reqs})
 	if err != nil {
@@ -25,8 +23,6 @@ func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) 
 func (s *Server) confirmBatch(ctx context.Context, reqs []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult,
 	error,
 ) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	sent := time.Now()
 	res, err := s.deps.Authority.ConfirmSessions(ctx, &recoveryv1.ConfirmSessionsRequest{Sessions: reqs})
 	if err != nil {
@@ -39,8 +35,6 @@ func (s *Server) confirmBatch(ctx context.Context, reqs []*recoveryv1.ConfirmSes
 func (s *Server) readyBatch(ctx context.Context, reqs []*lifecyclev1.SessionReady) ([]*lifecyclev1.SessionReadyResult,
 	error,
 ) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	res, err := s.deps.Gate.SessionsReady(ctx,
 		&lifecyclev1.SessionsReadyRequest{ReplicaId: s.cfg.ReplicaID, Sessions: reqs})
 	if err != nil {

@@ -121,8 +121,6 @@ func (s *Server) reportKeys(ctx context.Context, sess *roster.Session, keys *age
 }
 
 func (s *Server) keysBatch(ctx context.Context, reqs []*lifecyclev1.SessionKeys) ([]bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	res, err := s.deps.Gate.KeysHeld(ctx, &lifecyclev1.KeysHeldRequest{Sessions: reqs})
 	if err != nil {
 		return nil, fmt.Errorf("report keys of agents: %w", err)
