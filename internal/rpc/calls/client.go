@@ -2,9 +2,7 @@ package calls
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -176,26 +174,6 @@ func callFault(err error) error {
 		return fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.Cause(err))
 	}
 	return fault.FromConnect(err)
-}
-
-// Ping returns an error unless a server can be reached and proves to be the expected one. It makes a TLS handshake and
-// nothing more.
-func Ping(ctx context.Context, cfg pki.ClientConfig, addr string) error {
-	tlsConfig, err := pki.ClientTLS(cfg)
-	if err != nil {
-		return err
-	}
-	conn, err := (&tlsDialer{config: tlsConfig}).dial(ctx, addr)
-	if err != nil {
-		return fmt.Errorf("reach %s: %w", cfg.Server, err)
-	}
-	return conn.Close()
-}
-
-type tlsDialer struct{ config *tls.Config }
-
-func (d *tlsDialer) dial(ctx context.Context, addr string) (net.Conn, error) {
-	return (&tls.Dialer{Config: d.config}).DialContext(ctx, "tcp", addr)
 }
 
 // endOfStream reports whether an error of a stream is its ordinary end.

@@ -38,6 +38,7 @@ func (g *Guard) Finish(ctx context.Context, procedure string, began time.Time, e
 	return wire
 }
 
+// log logs a call: an internal error at level error with its cause, a refusal below it, an answer for debugging.
 func (g *Guard) log(ctx context.Context, procedure string, began time.Time, err error) {
 	attrs := []slog.Attr{
 		slog.String("procedure", procedure),
@@ -47,21 +48,15 @@ func (g *Guard) log(ctx context.Context, procedure string, began time.Time, err 
 	if person, ok := rpc.PersonFrom(ctx); ok {
 		attrs = append(attrs, slog.String("person", person.Subject))
 	}
+	level, text := slog.LevelDebug, "request answered"
 	if err != nil {
-		logRefusal(ctx, g.Logger, err, attrs...)
-		return
+		attrs = append(attrs, obs.Reason(err), obs.Err(err))
+		level, text = slog.LevelInfo, "request refused"
 	}
-	g.Logger.LogAttrs(ctx, slog.LevelDebug, "request answered", attrs...)
-}
-
-// logRefusal logs an error with its cause: an internal error at level error, a refusal below it.
-func logRefusal(ctx context.Context, logger *slog.Logger, err error, attrs ...slog.Attr) {
-	attrs = append(attrs, obs.Reason(err), obs.Err(err))
-	if fault.ReasonOf(err) == commonv1.Reason_REASON_INTERNAL {
-		logger.LogAttrs(ctx, slog.LevelError, "request failed", attrs...)
-		return
+	if err != nil && fault.ReasonOf(err) == commonv1.Reason_REASON_INTERNAL {
+		level, text = slog.LevelError, "request failed"
 	}
-	logger.LogAttrs(ctx, slog.LevelInfo, "request refused", attrs...)
+	g.Logger.LogAttrs(ctx, level, text, attrs...)
 }
 
 // recovered turns a panic of a method into an internal error with its stack. The abort of a handler is net/http's own

@@ -2,30 +2,21 @@ package port_test
 
 import (
 	"context"
-	"errors"
-	"io"
-	"log/slog"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
-	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
-	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/rpc/calls"
-	"github.com/gpuaas/mesh/internal/rpc/guard"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 )
 
@@ -208,17 +199,7 @@ func TestClientsRefuseAnotherServer(t *testing.T) {
 				calls.Options(calls.Config{})...).
 				RetireInstance(t.Context(), retireRequest())
 			want(t, err, commonv1.Reason_REASON_UNAVAILABLE)
-			if err := calls.Ping(t.Context(), tt.cfg, f.server.Addr().String()); err == nil {
-				t.Error("it was taken for the expected one")
-			}
 		})
-	}
-	good := pki.ClientConfig{
-		Store: f.Service(t, "lifecycle"), Roots: f.ServiceRoots,
-		Server: pki.ServiceID(rpctest.TrustDomain, "recovery"),
-	}
-	if err := calls.Ping(t.Context(), good, f.server.Addr().String()); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -246,94 +227,5 @@ func TestRefusedHandshakesAreCounted(t *testing.T) {
 	}
 	if !strings.Contains(f.log.String(), "claimed_unverified") {
 		t.Error("no line in the log")
-	}
-}
-
-// agentPort is a grpc-go server as nodeapi has one.
-type agentPort struct {
-	nodev1.UnimplementedNodeServiceServer
-
-	connect func(grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error
-}
-
-func (p agentPort) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
-	return p.connect(stream)
-}
-
-func TestAgentPortLetsNodesInAndNobodyElse(t *testing.T) {
-	a := rpctest.NewAuthorities(t)
-	policies, err := rpc.Policies(nodev1.File_gpuaas_node_v1_node_proto)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Both kinds get through the handshake, so that the allow-list makes the refusal.
-	serverTLS, err := pki.ServerTLS(pki.ServerConfig{
-		Store: a.Service(t, "nodeapi"), TrustDomain: rpctest.TrustDomain, NextProtos: []string{"h2"},
-		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: a.NodeRoots}, {Kind: pki.KindService, Bundle: a.ServiceRoots}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	rejects := make(chan pki.Reject, 1)
-	checks := guard.GRPC{TrustDomain: rpctest.TrustDomain, Policies: policies, Logger: slog.New(slog.DiscardHandler)}
-	server := grpc.NewServer(
-		grpc.Creds(guard.GRPCCredentials(serverTLS, func(r pki.Reject) { rejects <- r })),
-		grpc.StreamInterceptor(checks.Stream), grpc.UnaryInterceptor(checks.Unary),
-	)
-	nodev1.RegisterNodeServiceServer(server,
-		agentPort{connect: func(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
-			peer, ok := rpc.PeerFrom(stream.Context())
-			if !ok || peer.ID != pki.NodeID(rpctest.TrustDomain, rpctest.NodeID) {
-				return errors.New("the wrong peer")
-			}
-			return nil
-		}})
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	defer func() {
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	}()
-	call := func(store *pki.Store) error {
-		clientTLS, err := pki.ClientTLS(pki.ClientConfig{
-			Store: store, Roots: a.ServiceRoots,
-			Server: pki.ServiceID(rpctest.TrustDomain, "nodeapi"),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn, err := grpc.NewClient("passthrough:///"+listener.Addr().String(),
-			grpc.WithTransportCredentials(credentials.NewTLS(clientTLS)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := conn.Close(); err != nil {
-				t.Error(err)
-			}
-		}()
-		stream, err := nodev1.NewNodeServiceClient(conn).Connect(t.Context())
-		if err != nil {
-			return err
-		}
-		_, err = stream.Recv()
-		return fault.FromGRPC(err)
-	}
-	if err := call(a.Node(t, rpctest.NodeID)); err == nil || fault.ReasonOf(err) == commonv1.Reason_REASON_INTERNAL &&
-		!errors.Is(err, io.EOF) {
-		t.Errorf("a node: %v", err)
-	}
-	want(t, call(a.Service(t, "recovery")), commonv1.Reason_REASON_PERMISSION_DENIED)
-	if err := call(nil); err == nil {
-		t.Error("nobody was let in")
-	}
-	if got := <-rejects; got.Reason != pki.RejectNoCertificate {
-		t.Errorf("reject = %+v", got)
 	}
 }
