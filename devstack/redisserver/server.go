@@ -273,15 +273,6 @@ func (p *process) kill() error {
 
 func (s *Server) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
 
-// Addr returns the host:port of the server.
-func (s *Server) Addr() string { return s.addr() }
-
-// Port returns the TCP port on 127.0.0.1.
-func (s *Server) Port() int { return s.port }
-
-// Password returns the password with which clients authenticate.
-func (s *Server) Password() string { return s.cfg.Password }
-
 // URL returns the redis:// connection string, password included.
 func (s *Server) URL() string {
 	u := url.URL{Scheme: "redis", User: url.UserPassword("", s.cfg.Password), Host: s.addr(), Path: "/0"}

@@ -353,28 +353,3 @@ func TestAForcedStopIsBounded(t *testing.T) {
 		close(deaf)
 	})
 }
-
-func TestMainStatus(t *testing.T) {
-	tests := []struct {
-		name string
-		run  func(context.Context) error
-		want int
-	}{
-		{"clean", func(context.Context) error { return nil }, 0},
-		{"failed", func(context.Context) error { return errors.New("x") }, 1},
-		{"panicked", func(context.Context) error { panic("x") }, 1},
-		{"signal", func(ctx context.Context) error {
-			if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-				return err
-			}
-			return untilDone(ctx)
-		}, 0},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := app.Main(t.Context(), quiet, tt.run); got != tt.want {
-				t.Errorf("Main() = %d, want %d", got, tt.want)
-			}
-		})
-	}
-}

@@ -2,8 +2,6 @@ package app
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -118,17 +116,4 @@ func forceStop(ctx context.Context, logger *slog.Logger, force []func(context.Co
 	case <-ctx.Done():
 		logger.ErrorContext(ctx, "forced stop did not end in time")
 	}
-}
-
-// Main runs a process's body under WithSignals and returns its exit status: 0 after a clean end, also one that a
-// signal asked for, else 1.
-func Main(ctx context.Context, logger *slog.Logger, run func(ctx context.Context) error) int {
-	sigCtx, release := WithSignals(ctx, logger)
-	defer release()
-	err := protect(sigCtx, run)
-	if err == nil || (sigCtx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, ErrShutdown))) {
-		return 0
-	}
-	logger.ErrorContext(sigCtx, "process failed", slog.String("error", fmt.Sprint(err)))
-	return 1
 }

@@ -7,11 +7,7 @@
 // Guarantees: ids made by one process are strictly increasing as text, so an index on them fills from one side.
 package ids
 
-import (
-	"fmt"
-
-	"github.com/google/uuid"
-)
+import "github.com/google/uuid"
 
 // New returns a fresh UUIDv7 in canonical spelling. Later calls in the same process return larger text.
 func New() string {
@@ -34,15 +30,4 @@ func Valid(s string) bool {
 		}
 	}
 	return s[14] == '7' && (s[19] == '8' || s[19] == '9' || s[19] == 'a' || s[19] == 'b')
-}
-
-// Check returns an error that names the field if s is not a valid id.
-func Check(field, s string) error {
-	if Valid(s) {
-		return nil
-	}
-	if len(s) > 64 {
-		s = s[:64]
-	}
-	return fmt.Errorf("%s %q is not a UUIDv7", field, s)
 }

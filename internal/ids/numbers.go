@@ -25,8 +25,3 @@ type Number interface{ ~int64 }
 func NextWithEra[N Number](n N, era int64) N {
 	return max(n+1, N(era<<EraShift))
 }
-
-// EraOf returns the era in which n was drawn.
-func EraOf[N Number](n N) int64 {
-	return int64(n) >> EraShift
-}

@@ -22,9 +22,6 @@ const (
 	Services    Kind = pki.ServicesKind
 )
 
-// Kinds returns all kinds.
-func Kinds() []Kind { return []Kind{JoinState, TaskSigning, Assertion, Services} }
-
 // The states of a key, in their order.
 const (
 	VerifyOnly     = "verify_only"

@@ -2,7 +2,6 @@ package obs
 
 import (
 	"log/slog"
-	"net/url"
 	"regexp"
 	"strings"
 )
@@ -48,15 +47,6 @@ func suspicious(s string) bool {
 		}
 	}
 	return false
-}
-
-// RedactURL returns a URL's scheme, host and path only.
-func RedactURL(raw string) string {
-	u, err := url.Parse(raw)
-	if err != nil {
-		return Redacted
-	}
-	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
 // Secret is text that prints as [redacted], so that printing it by accident does not disclose it; Reveal returns it.

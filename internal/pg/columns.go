@@ -25,16 +25,6 @@ func Columns[T any](alias string) string {
 	return strings.Join(list, ", ")
 }
 
-// ColumnNames returns the names of the columns of a T, in the order of Columns.
-func ColumnNames[T any]() []string {
-	columns := columnsOf(reflect.TypeFor[T]())
-	names := make([]string, len(columns))
-	for i, c := range columns {
-		names[i] = c.name
-	}
-	return names
-}
-
 type column struct{ name, expr string }
 
 func columnsOf(row reflect.Type) []column {

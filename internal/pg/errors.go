@@ -15,8 +15,6 @@ import (
 // SQLSTATE codes by which this package decides.
 const (
 	codeUnique        = "23505"
-	codeForeignKey    = "23503"
-	codeCheck         = "23514"
 	codeSerialization = "40001"
 	codeDeadlock      = "40P01"
 	codePrivilege     = "42501"
@@ -29,14 +27,6 @@ func IsNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 
 // IsUnique reports whether err is the violation of a unique index or constraint; an empty constraint means any.
 func IsUnique(err error, constraint string) bool { return violates(err, codeUnique, constraint) }
-
-// IsForeignKey reports whether err is the violation of a foreign key; an empty constraint means any.
-func IsForeignKey(err error, constraint string) bool {
-	return violates(err, codeForeignKey, constraint)
-}
-
-// IsCheck reports whether err is the violation of a CHECK; an empty constraint means any.
-func IsCheck(err error, constraint string) bool { return violates(err, codeCheck, constraint) }
 
 // IsPrivilege reports whether the role lacked the right to do what it tried, row policies included.
 func IsPrivilege(err error) bool { return violates(err, codePrivilege, "") }

@@ -160,15 +160,6 @@ func Era(ctx context.Context, q Querier) (int64, error) {
 	return era, nil
 }
 
-// Next returns the successor of n in this database, as mesh.next(n) gives it inside a statement.
-func Next(ctx context.Context, q Querier, n int64) (int64, error) {
-	var next int64
-	if err := q.QueryRow(ctx, "SELECT mesh.next($1)", n).Scan(&next); err != nil {
-		return 0, fmt.Errorf("draw next number: %w", err)
-	}
-	return next, nil
-}
-
 // RaiseEra sets the era one higher and returns it. An operator runs DeclareRestored, of which this is the first half.
 func RaiseEra(ctx context.Context, q Querier, reason string) (int64, error) {
 	return raiseEra(ctx, q, -1, reason)

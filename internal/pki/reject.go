@@ -32,14 +32,6 @@ const (
 	RejectProtocol         RejectReason = "protocol" // not TLS 1.3, not TLS at all
 )
 
-// RejectReasons lists all reasons.
-func RejectReasons() []RejectReason {
-	return []RejectReason{
-		RejectNoCertificate, RejectExpired, RejectNotYetValid, RejectUnknownAuthority, RejectWrongUsage, RejectWrongKind,
-		RejectIdentity, RejectCertificate, RejectByPeer, RejectTimeout, RejectClosed, RejectOverload, RejectProtocol,
-	}
-}
-
 // Reject describes a refused handshake.
 type Reject struct {
 	Reason RejectReason

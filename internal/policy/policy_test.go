@@ -517,18 +517,3 @@ func reachesTerminal(states map[string]policy.StateRow, from string, seen map[st
 	}
 	return false
 }
-
-func TestMayFollow(t *testing.T) {
-	if !policy.MayFollow(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE) {
-		t.Error("held cannot become active")
-	}
-	if policy.MayFollow(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE) {
-		t.Error("retired is not final")
-	}
-	if !policy.Terminal(commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN) ||
-		policy.Terminal(commonv1.RunState_RUN_STATE_STUCK) || policy.Terminal(commonv1.RunState(99)) {
-		t.Error("Terminal is wrong")
-	}
-}

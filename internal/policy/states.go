@@ -49,29 +49,6 @@ func States() []StateRow {
 	return out
 }
 
-// StateOf returns the row of a state, and whether there is one.
-func StateOf(state protoreflect.Enum) (StateRow, bool) {
-	enum, name := state.Descriptor().FullName(), names.Of(state)
-	for _, r := range states {
-		if r.Enum == enum && r.State == name {
-			return r, true
-		}
-	}
-	return StateRow{}, false
-}
-
-// Terminal reports whether a state is an end.
-func Terminal(state protoreflect.Enum) bool {
-	r, ok := StateOf(state)
-	return ok && r.Terminal
-}
-
-// MayFollow reports whether the table allows a transition from a state to another of the same enum.
-func MayFollow[E protoreflect.Enum](from, to E) bool {
-	r, ok := StateOf(from)
-	return ok && slices.Contains(r.Exits, names.Of(to))
-}
-
 const (
 	nodeapi   = "nodeapi"
 	lifecycle = "lifecycle"

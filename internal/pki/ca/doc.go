@@ -10,8 +10,8 @@
 // its own: even a compromised node authority cannot make a node pass for a service.
 //
 // Guarantees: a node's certificate carries exactly one URI name, client authentication only, a life no longer than
-// requested, and the private extension of Extension. A request that asks for anything else is refused before a token is
-// minted. Renewal at the authority itself is disabled: every certificate is issued through recovery. Keys and roots are
-// created once, under a file lock, with mode 0600, so that replicas may share the directory. A root that is missing from
-// a directory with other files of its authority is not made anew: Open and OpenServiceCA refuse.
+// requested, and the private extension that the template adds. A request that asks for anything else is refused before
+// a token is minted. Renewal at the authority itself is disabled: every certificate is issued through recovery. Keys
+// and roots are created once, under a file lock, with mode 0600, so that replicas may share the directory. A root that
+// is missing from a directory with other files of its authority is not made anew: Open and OpenServiceCA refuse.
 package ca

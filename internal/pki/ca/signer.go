@@ -8,9 +8,7 @@ import (
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/asn1"
-	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -61,34 +59,6 @@ type Signer interface {
 	SigningFingerprint(ctx context.Context) (string, error)
 	// Close releases the resources of the authority.
 	Close() error
-}
-
-// extensionID is the object id of the private extension of a node's certificate. The extension is for people and for
-// logs; the identity is the URI name alone.
-var extensionID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 59999, 1, 1}
-
-// NodeExtension is the private extension of a node's certificate.
-type NodeExtension struct {
-	NodeID, NodeInstanceID, Profile string
-}
-
-// Extension reads the private extension of a node's certificate.
-func Extension(cert *x509.Certificate) (NodeExtension, error) {
-	for _, ext := range cert.Extensions {
-		if !ext.Id.Equal(extensionID) {
-			continue
-		}
-		var text string
-		if rest, err := asn1.UnmarshalWithParams(ext.Value, &text, "utf8"); err != nil || len(rest) > 0 {
-			return NodeExtension{}, errors.New("read node extension: not a string")
-		}
-		parts := strings.Split(text, "|")
-		if len(parts) != 3 {
-			return NodeExtension{}, errors.New("read node extension: not three parts")
-		}
-		return NodeExtension{NodeID: parts[0], NodeInstanceID: parts[1], Profile: parts[2]}, nil
-	}
-	return NodeExtension{}, errors.New("read node extension: it is missing")
 }
 
 const (
