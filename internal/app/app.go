@@ -146,7 +146,7 @@ func (g Group) Run(ctx context.Context, tasks ...Task) error {
 		}
 		go func() {
 			defer close(r.done)
-			ended <- outcome{name: r.Name, err: protect(taskCtx, r.Run)}
+			ended <- outcome{name: r.Name, err: Protect(taskCtx, r.Run)}
 		}()
 	}
 
@@ -230,7 +230,7 @@ func stopAll(ctx context.Context, members []*running) []error {
 			continue
 		}
 		waiting[r.Name] = true
-		go func() { results <- outcome{name: r.Name, err: protect(ctx, r.Stop)} }()
+		go func() { results <- outcome{name: r.Name, err: Protect(ctx, r.Stop)} }()
 	}
 	var failures []error
 	for len(waiting) > 0 {
@@ -323,12 +323,9 @@ func (e *PanicError) Unwrap() error {
 }
 
 // Protect calls fn and returns its error, or its panic as a *PanicError.
-func Protect(ctx context.Context, fn func(context.Context) error) error {
-	return protect(ctx, fn)
-}
-
+//
 //nolint:nonamedreturns // a deferred recover must set it
-func protect(ctx context.Context, fn func(context.Context) error) (err error) {
+func Protect(ctx context.Context, fn func(context.Context) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &PanicError{Value: v, Stack: debug.Stack()}

@@ -106,7 +106,7 @@ func forceStop(ctx context.Context, logger *slog.Logger, force []func(context.Co
 	go func() {
 		defer close(done)
 		for _, end := range force {
-			if err := protect(ctx, end); err != nil {
+			if err := Protect(ctx, end); err != nil {
 				logger.ErrorContext(ctx, "forced stop left something behind", slog.String("error", err.Error()))
 			}
 		}

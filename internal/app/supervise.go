@@ -32,7 +32,7 @@ func Supervise(ctx context.Context, logger *slog.Logger, name string, backoff Ba
 	failures := 0
 	for ctx.Err() == nil {
 		begin := time.Now()
-		err := protect(ctx, run)
+		err := Protect(ctx, run)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the end of the context explains it
 		}
@@ -86,7 +86,7 @@ func EveryPaced(ctx context.Context, logger *slog.Logger, name string, before fu
 ) error {
 	for {
 		pause := before()
-		if err := protect(ctx, fn); err != nil {
+		if err := Protect(ctx, fn); err != nil {
 			if _, panicked := errors.AsType[*PanicError](err); panicked {
 				return err
 			}

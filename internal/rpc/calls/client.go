@@ -1,6 +1,7 @@
 package calls
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -32,11 +33,9 @@ func HTTPClient(cfg pki.ClientConfig, opts HTTPConfig) (*http.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if opts.DialTimeout == 0 {
-		opts.DialTimeout = 5 * time.Second
-	}
 	if opts.Dial == nil {
-		opts.Dial = (&net.Dialer{Timeout: opts.DialTimeout, KeepAlive: 15 * time.Second}).DialContext
+		timeout := cmp.Or(opts.DialTimeout, 5*time.Second)
+		opts.Dial = (&net.Dialer{Timeout: timeout, KeepAlive: 15 * time.Second}).DialContext
 	}
 	protocols := new(http.Protocols)
 	protocols.SetHTTP2(true)
@@ -71,22 +70,13 @@ type Config struct {
 // Options returns what goes into every generated client: correlation, deadline, assertion, and errors rebuilt as
 // faults. A unary call that is declared idempotent is tried twice more if the server could not be reached.
 func Options(cfg Config) []connect.ClientOption {
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 10 * time.Second
-	}
-	if cfg.MaxReadBytes == 0 {
-		cfg.MaxReadBytes = 4 << 20
-	}
-	if cfg.MaxSendBytes == 0 {
-		cfg.MaxSendBytes = 1 << 20
-	}
-	interceptors := []connect.Interceptor{&caller{timeout: cfg.Timeout}}
+	interceptors := []connect.Interceptor{&caller{timeout: cmp.Or(cfg.Timeout, 10*time.Second)}}
 	if cfg.Asserter != nil {
 		interceptors = append(interceptors, cfg.Asserter)
 	}
 	return []connect.ClientOption{
-		connect.WithReadMaxBytes(cfg.MaxReadBytes),
-		connect.WithSendMaxBytes(cfg.MaxSendBytes),
+		connect.WithReadMaxBytes(cmp.Or(cfg.MaxReadBytes, 4<<20)),
+		connect.WithSendMaxBytes(cmp.Or(cfg.MaxSendBytes, 1<<20)),
 		connect.WithInterceptors(interceptors...),
 	}
 }

@@ -49,42 +49,25 @@ func NewMetrics(registerer prometheus.Registerer) (*Metrics, error) {
 	if registerer == nil {
 		return m, nil
 	}
-	var err error
-	if m.duration, err = register(registerer, m.duration); err != nil {
-		return nil, err
-	}
-	if m.streams, err = register(registerer, m.streams); err != nil {
-		return nil, err
-	}
-	if m.open, err = register(registerer, m.open); err != nil {
-		return nil, err
-	}
-	if m.refusals, err = register(registerer, m.refusals); err != nil {
-		return nil, err
-	}
-	if m.rejects, err = register(registerer, m.rejects); err != nil {
-		return nil, err
-	}
-	if m.accepts, err = register(registerer, m.accepts); err != nil {
-		return nil, err
-	}
-	return m, nil
+	return m, errors.Join(
+		register(registerer, &m.duration), register(registerer, &m.streams), register(registerer, &m.open),
+		register(registerer, &m.refusals), register(registerer, &m.rejects), register(registerer, &m.accepts),
+	)
 }
 
-// register registers a collector, or returns the one that another port of the service has registered, so that ports
-// share their series.
-func register[C prometheus.Collector](registerer prometheus.Registerer, c C) (C, error) {
-	err := registerer.Register(c)
-	var already prometheus.AlreadyRegisteredError
-	if errors.As(err, &already) {
-		if existing, ok := already.ExistingCollector.(C); ok {
-			return existing, nil
+// register registers a collector, or takes in its place the one that another port of the service has registered, so
+// that ports share their series.
+func register[C prometheus.Collector](registerer prometheus.Registerer, c *C) error {
+	err := registerer.Register(*c)
+	if already, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
+		if *c, ok = already.ExistingCollector.(C); ok {
+			return nil
 		}
 	}
 	if err != nil {
-		return c, fmt.Errorf("register rpc metrics: %w", err)
+		return fmt.Errorf("register rpc metrics: %w", err)
 	}
-	return c, nil
+	return nil
 }
 
 // Unary counts a call that was answered, with its code and duration.
