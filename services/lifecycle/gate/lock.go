@@ -9,19 +9,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Lock locks a node's gate for a change. In the order of locks it comes before tasks, runs, workspaces and allocations.
-func Lock(ctx context.Context, tx pgx.Tx, nodeID string) error {
-	if nodeID == "" {
-		return nil
-	}
-	if _, err := lockUpdate(ctx, tx, []string{nodeID}); err != nil {
-		return err
-	}
-	return nil
-}
-
 // LockOfWorkspace locks the gates of the nodes on which a workspace has an allocation or claims. A caller that may
-// cordon one of them, or end a cordon, after it has locked the workspace's run calls it first.
+// cordon one of them, or end a cordon, after it has locked the workspace's run calls it first: in the order of locks
+// gates come before tasks, runs, workspaces and allocations.
 func LockOfWorkspace(ctx context.Context, tx pgx.Tx, workspaceID string) error {
 	if _, err := pg.Exec(ctx, tx, lockGatesOfWorkspace, workspaceID); err != nil {
 		return fmt.Errorf("lock gates of workspace: %w", err)
