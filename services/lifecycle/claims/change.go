@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -45,10 +46,7 @@ var writeIntent = pg.Define(pg.RoleLifecycle, "claims.intend", `
 // Intend writes the claim of a resource that is about to be made. If a live claim of that kind and name exists already,
 // the holder takes it over, and Intend returns true; its ConfirmedAt is nil if the resource was never confirmed.
 func Intend(ctx context.Context, tx pgx.Tx, h Holder, spec Spec) (Claim, bool, error) {
-	scope := spec.Scope
-	if scope == commonv1.ClaimScope_CLAIM_SCOPE_UNSPECIFIED {
-		scope = commonv1.ClaimScope_CLAIM_SCOPE_SHARED
-	}
+	scope := cmp.Or(spec.Scope, commonv1.ClaimScope_CLAIM_SCOPE_SHARED)
 	c, err := pg.One[adoptedClaim](ctx, tx, writeIntent,
 		ids.New(), h.WorkspaceID, h.TenantID, h.RunID, h.Step, spec.Kind, names.Of(scope), spec.Name, h.Epoch, spec.NodeID,
 	)

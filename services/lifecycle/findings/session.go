@@ -37,8 +37,7 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 	if err != nil || !ok || g.Retired || g.SessionID != f.GetSessionId() {
 		return err
 	}
-	var known bool
-	err = pg.QueryRow(ctx, tx, diskFindingOpen, names.Of(detect.NodeDiskFull), f.GetNodeId()).Scan(&known)
+	known, err := pg.Value[bool](ctx, tx, diskFindingOpen, names.Of(detect.NodeDiskFull), f.GetNodeId())
 	if err != nil {
 		return fmt.Errorf("look for the finding of a disk: %w", err)
 	}

@@ -190,11 +190,7 @@ var standingSources = pg.Define(pg.RoleLifecycle, "findings.standing_sources", `
 
 // standing returns the sources that have a suspicion or an open finding.
 func (s *Sweeper) standing(ctx context.Context) ([]string, error) {
-	rows, err := pg.Query(ctx, s.deps.DB, standingSources)
-	if err != nil {
-		return nil, fmt.Errorf("read standing sources: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	out, err := pg.Values[string](ctx, s.deps.DB, standingSources)
 	if err != nil {
 		return nil, fmt.Errorf("read standing sources: %w", err)
 	}

@@ -11,7 +11,6 @@ var nodeIsReachable = pg.Define(pg.RoleLifecycle, "gate.node_is_reachable",
 
 // Reachable reports whether the node has a session at a live replica of nodeapi.
 func Reachable(ctx context.Context, q pg.Querier, nodeID string) bool {
-	var ok bool
-	err := pg.QueryRow(ctx, q, nodeIsReachable, nodeID).Scan(&ok)
+	ok, err := pg.Value[bool](ctx, q, nodeIsReachable, nodeID)
 	return err == nil && ok
 }

@@ -3,6 +3,7 @@ package launchlog
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -169,14 +170,8 @@ func over(entries []placement.LogEntry, rows []rowState) []string {
 	for i, e := range entries {
 		stays[e.WorkspaceID] = stays[e.WorkspaceID] || rows[i].known || e.Ended == 0 || !ids.Valid(e.WorkspaceID)
 	}
-	var out []string
-	for id, s := range stays {
-		if !s {
-			out = append(out, id)
-		}
-	}
-	slices.Sort(out)
-	return out
+	maps.DeleteFunc(stays, func(_ string, stay bool) bool { return stay })
+	return slices.Sorted(maps.Keys(stays))
 }
 
 // floorOf returns the first number of the present era if no restore was declared or accepted since the last comparison,

@@ -23,19 +23,6 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-// timestamp scans a time that is never null.
-type timestamp struct{ time.Time }
-
-// Scan takes the value that pgx reads.
-func (t *timestamp) Scan(v any) error {
-	at, ok := v.(time.Time)
-	if !ok {
-		return fmt.Errorf("read time: %T", v)
-	}
-	t.Time = at
-	return nil
-}
-
 var clockNow = pg.Define(pg.RoleLifecycle, "operation.clock_now", `SELECT mesh.clock()`)
 
 // GetActions returns which verbs are possible now, and why the others are not.
@@ -59,11 +46,11 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 		} else if err != nil {
 			return err
 		}
-		var at timestamp
-		if err := pg.QueryRow(ctx, tx, clockNow).Scan(&at); err != nil {
+		at, err := pg.Value[time.Time](ctx, tx, clockNow)
+		if err != nil {
 			return fmt.Errorf("read clock: %w", err)
 		}
-		res.ComputedAt = timestamppb.New(at.Time)
+		res.ComputedAt = timestamppb.New(at)
 		return nil
 	})
 	if err != nil {

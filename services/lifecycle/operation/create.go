@@ -177,8 +177,7 @@ var workspaceByName = pg.Define(pg.RoleLifecycle, "operation.workspace_by_name",
 // joinByName joins the open create of a workspace of that name and spec; a name that is taken otherwise is refused with
 // the id of the workspace that has it.
 func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w createRequest) (*lifecyclev1.Operation, bool, error) {
-	var id string
-	err := pg.QueryRow(ctx, tx, workspaceByName, w.tenant.ID, w.name).Scan(&id)
+	id, err := pg.Value[string](ctx, tx, workspaceByName, w.tenant.ID, w.name)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, false, nil
 	}

@@ -1,6 +1,7 @@
 package operation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,13 +109,9 @@ func (s *Server) recreate(
 			in.Word = &spec.Attestation{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
 		}
 	}
-	correlation := req.GetCorrelationId()
-	if correlation == "" {
-		correlation = obs.From(ctx).CorrelationID
-	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
 		WorkspaceID: w.ID, Kind: kRecreate, Definition: provision.DefinitionRecreate, RunID: runID, Input: in, Requester: by,
-		CorrelationID: correlation, NextEpoch: true,
+		CorrelationID: cmp.Or(req.GetCorrelationId(), obs.From(ctx).CorrelationID), NextEpoch: true,
 		OfEpoch:   req.GetExpectedEpoch(),
 		JoinKinds: []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_CREATE, kRetry},
 		From:      from, ParentRunID: parent,

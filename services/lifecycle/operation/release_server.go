@@ -63,7 +63,7 @@ func (a *Allocations) RetryRelease(ctx context.Context,
 		}
 		if req.GetDryRun() {
 			res.Allocation = f.hold.Proto()
-			res.Operation = f.foretell(kRetryRelease, retryReleaseConsequence)
+			res.Operation = foretold(f.workspace, kRetryRelease, retryReleaseConsequence)
 			return nil
 		}
 		if res.Operation, err = s.retryRelease(ctx, tx, f); err != nil {
@@ -121,7 +121,7 @@ func (a *Allocations) ForceRelease(ctx context.Context,
 				fault.Remedy("look at the allocation again, and force the fence that you see"))
 		}
 		if req.GetDryRun() {
-			res.Operation = f.foretell(kForceRelease, f.forceConsequence())
+			res.Operation = foretold(f.workspace, kForceRelease, f.forceConsequence())
 			return nil
 		}
 		if err := f.acknowledged(req.GetAckOrphans()); err != nil {
@@ -282,10 +282,6 @@ func (f *failedRelease) acknowledged(acks []string) error {
 func (f *failedRelease) forceConsequence() string {
 	return fmt.Sprintf("tries each undo for %s; up to %d claims that cannot be cleaned become orphans, the allocation ends released, and its machine stays cordoned until "+
 		"they are reaped", allocation.ForceGrace, len(f.claims))
-}
-
-func (f *failedRelease) foretell(kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
-	return foretold(f.workspace, kind, consequence)
 }
 
 func (f *failedRelease) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *lifecyclev1.Operation) error {

@@ -1,6 +1,7 @@
 package operation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -60,9 +61,8 @@ func (s *Server) replaceable(
 		!strings.HasPrefix(run.StuckReason, stepStalled) {
 		return false, nil
 	}
-	var gone bool
-	err := pg.QueryRow(ctx, tx, instanceWithoutSession, w.ID, w.Epoch,
-		names.Of(commonv1.InstanceState_INSTANCE_STATE_LIVE)).Scan(&gone)
+	gone, err := pg.Value[bool](ctx, tx, instanceWithoutSession, w.ID, w.Epoch,
+		names.Of(commonv1.InstanceState_INSTANCE_STATE_LIVE))
 	if err != nil {
 		return false, fmt.Errorf("look for the instance's session: %w", err)
 	}
@@ -76,9 +76,7 @@ func (s *Server) replaceable(
 // cancelFirst cancels the run that a recreation replaces. It belongs in the transaction of that recreation: no crash
 // leaves one without the other, and no other request comes between them.
 func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run runs.Run, by, reason string) error {
-	if reason == "" {
-		reason = "its instance does not connect"
-	}
+	reason = cmp.Or(reason, "its instance does not connect")
 	_, err := s.deps.Core.CancelParked(ctx, tx, run.ID, provision.StepStorage, by, reason)
 	return err
 }

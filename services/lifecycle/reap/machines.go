@@ -238,8 +238,7 @@ var drawOpSeq = pg.Define(pg.RoleLifecycle, "reap.draw_op_seq",
 // ask queues a task for an orphan. It returns false where the storage has to wait for its workload.
 func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool, error) {
 	if l.Kind == allocation.KindStorage {
-		var standing bool
-		err := pg.QueryRow(ctx, tx, workloadsLeft, l.WorkspaceID, l.NodeID, allocation.KindWorkload, l.Epoch).Scan(&standing)
+		standing, err := pg.Value[bool](ctx, tx, workloadsLeft, l.WorkspaceID, l.NodeID, allocation.KindWorkload, l.Epoch)
 		if err != nil || standing {
 			return false, err
 		}

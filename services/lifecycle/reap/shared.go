@@ -183,8 +183,7 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (schema.Writer, 
 			w.WorkspaceID = l.WorkspaceID
 			return l.forget(ctx, tx, "the handle was dropped")
 		case allocation.KindIdentity: // not while its instance is claimed
-			var held bool
-			err := pg.QueryRow(ctx, tx, instanceClaimed, l.WorkspaceID, allocation.KindInstance, l.Epoch).Scan(&held)
+			held, err := pg.Value[bool](ctx, tx, instanceClaimed, l.WorkspaceID, allocation.KindInstance, l.Epoch)
 			if err != nil || held {
 				return err
 			}

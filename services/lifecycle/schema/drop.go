@@ -16,8 +16,8 @@ var roleExists = pg.Define(pg.RoleWorkloadAdmin, "schema.role_exists",
 // keepRole the role stays, without its login and its sessions.
 func Drop(ctx context.Context, tx pgx.Tx, name string, keepRole bool) error {
 	id := pgx.Identifier{name}.Sanitize()
-	var role bool
-	if err := pg.QueryRow(ctx, tx, roleExists, name).Scan(&role); err != nil {
+	role, err := pg.Value[bool](ctx, tx, roleExists, name)
+	if err != nil {
 		return fmt.Errorf("look for role: %w", err)
 	}
 	if role {

@@ -57,8 +57,7 @@ func PassFence(ctx context.Context, tx pgx.Tx, name string, w Writer, dropping b
 	if err := fenceTable(ctx, tx); err != nil {
 		return err
 	}
-	var mine bool
-	err := pg.QueryRow(ctx, tx, raiseFence.For(struct{}{}), name, w.WorkspaceID, w.Epoch, w.OpSeq, dropping).Scan(&mine)
+	_, err := pg.Value[bool](ctx, tx, raiseFence.For(struct{}{}), name, w.WorkspaceID, w.Epoch, w.OpSeq, dropping)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return passed()
 	}
@@ -253,8 +252,7 @@ var holderOfSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "schema.holder_of
 // HolderOf returns the id of the workspace that a name in the workload database belongs to, by its fence; empty if
 // no writer ever wrote it.
 func HolderOf(ctx context.Context, db *pgxpool.Pool, name string) (string, error) {
-	var workspace string
-	err := pg.QueryRow(ctx, db, holderOfSchema.For(struct{}{}), name).Scan(&workspace)
+	workspace, err := pg.Value[string](ctx, db, holderOfSchema.For(struct{}{}), name)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", fmt.Errorf("read fence of schema: %w", err)
 	}
@@ -274,11 +272,11 @@ var makeFenceTable = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "schema.make_fenc
 	})
 
 func fenceTable(ctx context.Context, tx pgx.Tx) error {
-	var there bool
-	if err := pg.QueryRow(ctx, tx, fenceTableExists).Scan(&there); err != nil || there {
+	there, err := pg.Value[bool](ctx, tx, fenceTableExists)
+	if err != nil || there {
 		return err
 	}
-	_, err := pg.Exec(ctx, tx, makeFenceTable.For(struct{}{}))
+	_, err = pg.Exec(ctx, tx, makeFenceTable.For(struct{}{}))
 	if err != nil {
 		return fmt.Errorf("make fence of schemas: %w", err)
 	}

@@ -1,8 +1,10 @@
 package spec
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -46,18 +48,12 @@ func (c Catalogue) Complete(in *lifecyclev1.WorkspaceSpec) (*lifecyclev1.Workspa
 	if in != nil {
 		spec = proto.CloneOf(in)
 	}
-	if spec.GetPlan() == "" {
-		spec.Plan = defaultPlan
-	}
+	spec.Plan = cmp.Or(spec.GetPlan(), defaultPlan)
 	if spec.GetRegion() == "" && len(c.Regions) > 0 {
 		spec.Region = c.Regions[0]
 	}
-	if spec.GetPlacement() == commonv1.PlacementDriver_PLACEMENT_DRIVER_UNSPECIFIED {
-		spec.Placement = c.Default
-	}
-	if spec.GetStorageBytes() == 0 {
-		spec.StorageBytes = defaultStorage
-	}
+	spec.Placement = cmp.Or(spec.GetPlacement(), c.Default)
+	spec.StorageBytes = cmp.Or(spec.GetStorageBytes(), defaultStorage)
 	if len(spec.GetWorkloads()) == 0 {
 		spec.Workloads = []*nodev1.Workload{{
 			Name: "demo", Command: []string{demoCommand}, Ports: []*nodev1.Port{{Name: "http"}},
@@ -164,12 +160,7 @@ func CheckShape(list []*nodev1.Workload) error {
 }
 
 func (c Catalogue) plans() []string {
-	var out []string
-	for name := range c.Plans {
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out
+	return slices.Sorted(maps.Keys(c.Plans))
 }
 
 // Input is the input of a run.

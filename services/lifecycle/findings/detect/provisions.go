@@ -34,8 +34,8 @@ var provisionsOf = pg.Define(pg.RoleLifecycle, "detect.provisions_of", `
 func (d *Detectors) Provisions(ctx context.Context) ([]finding.Seen, error) {
 	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by the clocks of replicas,
 	// which may differ by some minutes.
-	var now time.Time
-	if err := pg.QueryRow(ctx, d.db, clockNow).Scan(&now); err != nil {
+	now, err := pg.Value[time.Time](ctx, d.db, clockNow)
+	if err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
 	from := lowestID(now.Add(-d.cfg.ProvisionWindow - 5*time.Minute))

@@ -53,8 +53,8 @@ func (d *Detectors) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("make cursor: %w", err)
 	}
-	var pos int64
-	if err := pg.QueryRow(ctx, tx, lockCursor, ReportsConsumer).Scan(&pos); err != nil {
+	pos, err := pg.Value[int64](ctx, tx, lockCursor, ReportsConsumer)
+	if err != nil {
 		return false, fmt.Errorf("read cursor: %w", err)
 	}
 	records, next, err := events.Read(ctx, tx, pos, []string{ObservedKind}, followBatch)

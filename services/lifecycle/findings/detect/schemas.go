@@ -156,8 +156,8 @@ var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "detect.fenced_sch
 // names may belong to another mesh.
 func (d *Detectors) schemas(ctx context.Context, claimed []string) (map[string]schemaThere, error) {
 	out := map[string]schemaThere{}
-	var fenced bool
-	if err := pg.QueryRow(ctx, d.workloads, fencesExist).Scan(&fenced); err != nil {
+	fenced, err := pg.Value[bool](ctx, d.workloads, fencesExist)
+	if err != nil {
 		return nil, fmt.Errorf("look for fences of schemas: %w", err)
 	}
 	known := slices.Clone(claimed)

@@ -23,12 +23,7 @@ func hideGiven(v any, hidden bool) any {
 	case map[string]any:
 		out := make(map[string]any, len(v))
 		for k, x := range v {
-			switch k {
-			case "env", "args", "command":
-				out[k] = hideGiven(x, true)
-			default:
-				out[k] = hideGiven(x, hidden)
-			}
+			out[k] = hideGiven(x, hidden || k == "env" || k == "args" || k == "command")
 		}
 		return out
 	case []any:

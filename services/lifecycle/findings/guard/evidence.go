@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -148,19 +149,12 @@ func (tr *trace) add(e evidence) error {
 	} else {
 		one["by"], one["application"], one["client"], one["backend"], one["transaction"] = e.user, e.application, e.client,
 			e.backend, e.xid
-		tr.last = fmt.Sprintf("by %s with %s (%s, backend %d, transaction %s) at %s", e.user, orUnnamed(e.application),
+		tr.last = fmt.Sprintf("by %s with %s (%s, backend %d, transaction %s) at %s", e.user, cmp.Or(e.application, "an unnamed client"),
 			e.client, e.backend, e.xid,
 			e.at.UTC().Format(time.RFC3339))
 	}
 	tr.changes = append(tr.changes, one)
 	return nil
-}
-
-func orUnnamed(application string) string {
-	if application == "" {
-		return "an unnamed client"
-	}
-	return application
 }
 
 // net returns the changes by hand that remain: the fields that were not put back by hand. The writes of operations in

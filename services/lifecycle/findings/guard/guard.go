@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -102,10 +103,7 @@ func (g *Guard) brokenSeals(ctx context.Context) ([]finding.Seen, error) {
 		return nil, err
 	}
 	all := now.Stamp != g.watched.Stamp || !now.Armed
-	behind := g.watched.Behind
-	if behind == "" {
-		behind = now.Behind
-	}
+	behind := cmp.Or(g.watched.Behind, now.Behind)
 	var out []finding.Seen
 	found := map[rowKey]bool{}
 	for _, rowType := range guarded {

@@ -9,6 +9,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -65,15 +66,9 @@ func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 		return nil, fmt.Errorf("place instances: %w", err)
 	}
 	cfg.Dir = abs
-	if cfg.KeepEnded == 0 {
-		cfg.KeepEnded = 7 * 24 * time.Hour
-	}
-	if cfg.RememberEnded == 0 {
-		cfg.RememberEnded = 90 * 24 * time.Hour
-	}
-	if cfg.KeepEndedMax == 0 {
-		cfg.KeepEndedMax = 1000
-	}
+	cfg.KeepEnded = cmp.Or(cfg.KeepEnded, 7*24*time.Hour)
+	cfg.RememberEnded = cmp.Or(cfg.RememberEnded, 90*24*time.Hour)
+	cfg.KeepEndedMax = cmp.Or(cfg.KeepEndedMax, 1000)
 	// Workloads run as other users and must reach their own directories below; each instance's own files are closed by
 	// their modes.
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "boxes"), 0o711); err != nil { //nolint:gosec // traversable on purpose

@@ -3,6 +3,7 @@ package process
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -125,9 +126,7 @@ func (l *ledger) visit(list map[instanceKey]*instance) iter.Seq2[instanceKey, *i
 }
 
 func (l *ledger) apply(e entry) {
-	if e.Seq == 0 {
-		e.Seq = l.seq + 1
-	}
+	e.Seq = cmp.Or(e.Seq, l.seq+1)
 	l.seq = max(l.seq, e.Seq)
 	k := instanceKey{e.WorkspaceID, e.Epoch}
 	b := l.instances[k]
@@ -138,15 +137,9 @@ func (l *ledger) apply(e entry) {
 	if (e.Op == opEnding || e.Op == opEnded) && b.ending == 0 {
 		b.ending = e.Seq
 	}
-	if e.InstanceID == "" {
-		e.InstanceID = b.InstanceID
-	}
-	if e.GPUs == 0 {
-		e.GPUs = b.GPUs
-	}
-	if e.Fenced == "" {
-		e.Fenced = b.Fenced
-	}
+	e.InstanceID = cmp.Or(e.InstanceID, b.InstanceID)
+	e.GPUs = cmp.Or(e.GPUs, b.GPUs)
+	e.Fenced = cmp.Or(e.Fenced, b.Fenced)
 	if e.PID == 0 {
 		e.PID, e.StartTicks = b.PID, b.StartTicks
 	}

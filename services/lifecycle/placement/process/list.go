@@ -10,12 +10,12 @@ import (
 
 // List returns everything that was ever launched.
 func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
-	return d.list(ctx, func(l *ledger) iter.Seq2[instanceKey, *instance] { return l.each() })
+	return d.list(ctx, (*ledger).each)
 }
 
 // Standing returns the instances that have not ended, and those in which processes were found after their end.
 func (d *Driver) Standing(ctx context.Context) ([]placement.Instance, error) {
-	return d.list(ctx, func(l *ledger) iter.Seq2[instanceKey, *instance] { return l.noticed() })
+	return d.list(ctx, (*ledger).noticed)
 }
 
 func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKey, *instance]) ([]placement.Instance,

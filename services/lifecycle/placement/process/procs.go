@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -229,10 +230,5 @@ func endAll(ctx context.Context, root string, of breadth, ids []string, gentle t
 }
 
 func agentLives(procs []proc) bool {
-	for _, p := range procs {
-		if p.agent {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(procs, func(p proc) bool { return p.agent })
 }

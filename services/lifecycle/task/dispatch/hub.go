@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -210,10 +212,7 @@ func (h *Hub) remove(w *watcher) {
 func (h *Hub) take(w *watcher) *lifecyclev1.WatchWorkResponse {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	res := &lifecyclev1.WatchWorkResponse{Cancels: w.cancels}
-	for n := range w.nodes {
-		res.NodeIds = append(res.NodeIds, n)
-	}
+	res := &lifecyclev1.WatchWorkResponse{Cancels: w.cancels, NodeIds: slices.Collect(maps.Keys(w.nodes))}
 	w.nodes, w.cancels = map[string]struct{}{}, nil
 	return res
 }
