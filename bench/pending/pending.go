@@ -15,25 +15,33 @@ type Units[K comparable] struct {
 // New returns no units.
 func New[K comparable]() *Units[K] { return &Units[K]{ends: map[K]chan time.Time{}} }
 
-// meet returns the channel of a unit, which the first of the two makes and the second removes.
-func (u *Units[K]) meet(id K) chan time.Time {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if ch, ok := u.ends[id]; ok {
-		delete(u.ends, id)
-		return ch
-	}
-	u.ends[id] = make(chan time.Time, 1)
-	return u.ends[id]
-}
-
 // Ended records when a unit ended. A second end of a unit that is not expected yet counts for nothing.
 func (u *Units[K]) Ended(id K, at time.Time) {
-	select {
-	case u.meet(id) <- at:
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	end, known := u.ends[id]
+	switch {
+	case !known:
+		end = make(chan time.Time, 1)
+		u.ends[id] = end
+	case len(end) > 0:
+		return
 	default:
+		delete(u.ends, id)
 	}
+	end <- at
 }
 
 // Expect returns a channel that gets the time at which a unit ended.
-func (u *Units[K]) Expect(id K) <-chan time.Time { return u.meet(id) }
+func (u *Units[K]) Expect(id K) <-chan time.Time {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	end, ended := u.ends[id]
+	if ended {
+		delete(u.ends, id)
+		return end
+	}
+	end = make(chan time.Time, 1)
+	u.ends[id] = end
+	return end
+}
