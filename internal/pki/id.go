@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
 	"strings"
 )
 
@@ -87,29 +88,13 @@ func ParseID(raw string) (ID, error) {
 	return id, nil
 }
 
-func validTrustDomain(s string) bool {
-	if s == "" || s[0] == '.' || s[len(s)-1] == '.' {
-		return false
-	}
-	for _, c := range []byte(s) {
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '.' && c != '-' && c != '_' {
-			return false
-		}
-	}
-	return true
-}
+func validTrustDomain(s string) bool { return trustDomainText.MatchString(s) }
 
-func validSegment(s string) bool {
-	if s == "" || s == "." || s == ".." {
-		return false
-	}
-	for _, c := range []byte(s) {
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '-' && c != '_' {
-			return false
-		}
-	}
-	return true
-}
+var trustDomainText = regexp.MustCompile(`^[a-z0-9_-]([a-z0-9._-]*[a-z0-9_-])?$`)
+
+func validSegment(s string) bool { return s != "." && s != ".." && segmentText.MatchString(s) }
+
+var segmentText = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
 // clip bounds the text that an unverified peer can put into a log line.
 func clip(s string) string {

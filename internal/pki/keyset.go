@@ -106,12 +106,7 @@ func (s *KeySet) Has(keyID string) bool {
 // Overlaps reports whether the sets share a key. A replacement without overlap is refused: it would invalidate every
 // existing signature.
 func (s *KeySet) Overlaps(other *KeySet) bool {
-	for id := range s.keys {
-		if other.Has(id) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.IDs(), other.Has)
 }
 
 // Key returns the key of an id. A nil set holds none.

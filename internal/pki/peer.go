@@ -1,7 +1,6 @@
 package pki
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -160,8 +159,7 @@ func checkUsage(leaf *x509.Certificate, kind Kind, usage x509.ExtKeyUsage) error
 
 // Fingerprint returns the SHA-256 of a certificate in lower-case hexadecimal.
 func Fingerprint(cert *x509.Certificate) string {
-	sum := sha256.Sum256(cert.Raw)
-	return hex.EncodeToString(sum[:])
+	return FingerprintDER(cert.Raw)
 }
 
 // FingerprintDER returns the Fingerprint of an encoded certificate.
@@ -190,16 +188,7 @@ func SerialString(n *big.Int) string {
 
 // chainEndsIn reports whether one of the chains ends in one of the roots.
 func chainEndsIn(chains [][]*x509.Certificate, roots []*x509.Certificate) bool {
-	for _, chain := range chains {
-		if len(chain) == 0 {
-			continue
-		}
-		last := chain[len(chain)-1]
-		for _, root := range roots {
-			if bytes.Equal(root.Raw, last.Raw) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(chains, func(chain []*x509.Certificate) bool {
+		return len(chain) > 0 && slices.ContainsFunc(roots, chain[len(chain)-1].Equal)
+	})
 }

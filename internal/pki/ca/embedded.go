@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/smallstep/certificates/api"
@@ -248,17 +249,9 @@ func prepare(req SignRequest, id pki.ID, least, most time.Duration) (*x509.Certi
 
 // extensionSafe reports whether s may stand in the private extension: it holds neither the separator nor any character
 // that the authority's template could read as syntax.
-func extensionSafe(s string) bool {
-	if len(s) > 128 {
-		return false
-	}
-	for _, c := range []byte(s) {
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '-' && c != '_' {
-			return false
-		}
-	}
-	return true
-}
+func extensionSafe(s string) bool { return extensionText.MatchString(s) }
+
+var extensionText = regexp.MustCompile(`^[A-Za-z0-9._-]{0,128}$`)
 
 // checkIssued verifies a signed chain as if the authority were not ours: a template that was changed outside this
 // package must not yield a certificate.

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -44,17 +45,12 @@ type Remote struct {
 
 // Dial prepares a client of a step-ca process; nothing is sent yet.
 func Dial(cfg RemoteConfig) (*Remote, error) {
-	if cfg.Provisioner == "" {
-		cfg.Provisioner = DefaultProvisioner
-	}
+	cfg.Provisioner, cfg.Timeout = cmp.Or(cfg.Provisioner, DefaultProvisioner), cmp.Or(cfg.Timeout, 5*time.Second)
 	limits := Config{MinTTL: cfg.MinTTL, MaxTTL: cfg.MaxTTL, Dir: ".", TrustDomain: cfg.TrustDomain}.withDefaults()
 	if err := limits.validate(); err != nil {
 		return nil, fmt.Errorf("use authority %s: %w", cfg.URL, err)
 	}
 	cfg.MinTTL, cfg.MaxTTL = limits.MinTTL, limits.MaxTTL
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 5 * time.Second
-	}
 	cfg.URL = strings.TrimSuffix(cfg.URL, "/")
 	key, err := loadProvisioner(cfg.ProvisionerPath)
 	if err != nil {
