@@ -246,7 +246,13 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 				m.host = changed
 				m.mu.Unlock()
 			}
-			err = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now()}}})
+			err = stream.Send(
+				&nodev1.ConnectResponse{
+					Frame: &nodev1.ConnectResponse_HeartbeatAck{
+						HeartbeatAck: &nodev1.HeartbeatAck{Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now()},
+					},
+				},
+			)
 		case *nodev1.ConnectRequest_TaskKeysHeld:
 			m.accepted <- f.TaskKeysHeld.GetKeyIds()
 		case *nodev1.ConnectRequest_Observation:
@@ -255,7 +261,13 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 			m.frames <- "delivered"
 		case *nodev1.ConnectRequest_TaskResult:
 			m.results <- f.TaskResult
-			err = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: []*nodev1.TaskRef{f.TaskResult.GetTask()}}}})
+			err = stream.Send(
+				&nodev1.ConnectResponse{
+					Frame: &nodev1.ConnectResponse_TaskResultAck{
+						TaskResultAck: &nodev1.TaskResultAck{Tasks: []*nodev1.TaskRef{f.TaskResult.GetTask()}},
+					},
+				},
+			)
 		case *nodev1.ConnectRequest_Goodbye:
 			m.frames <- "goodbye"
 			return nil

@@ -26,17 +26,21 @@ import (
 func diskFull() kit.Drill {
 	return kit.Drill{
 		Name: "node-disk-full",
-		Injects: "the state directory of a machine's agent stands on a small file system of its own, which is filled to the last block while a workspace serves " +
+		Injects: "the state directory of a machine's agent stands on a small file system of its own, which is filled to " +
+			"the last block while a workspace serves " +
 			"there",
-		Sees: "the diagnostic `state_disk_full` on the node and the finding `node_disk_full`; the node cordoned by the finding and out of placement; a create says " +
+		Sees: "the diagnostic `state_disk_full` on the node and the finding `node_disk_full`; the node cordoned by the " +
+			"finding and out of placement; a create says " +
 			"that there is no room; the agent keeps its stream and the workspace serves on",
-		Recovers: "by itself: as soon as there is room the diagnostic and the finding end, and the next workspace is made on that machine",
-		Needs:    "its own mesh, and root: it mounts a file system",
+		Recovers: "by itself: as soon as there is room the diagnostic and the finding end, and the next workspace is made " +
+			"on that machine",
+		Needs: "its own mesh, and root: it mounts a file system",
 		Expect: kit.Verdict{
 			Reason: "node_disk_full", UserState: "operator_action_required", Owner: "agent / host",
 			Next: "free room",
 		},
-		Mutation: "the agent is started with --room-every of an hour: the check that is to notice the disk runs as before and never gets there; the disk fills as " +
+		Mutation: "the agent is started with --room-every of an hour: the check that is to notice the disk runs as before " +
+			"and never gets there; the disk fills as " +
 			"before, and writes to it are refused",
 		FailsAt: stage.Detected,
 		Scale:   10, // the agent checks the free space every few seconds in either form
@@ -77,7 +81,8 @@ func runDiskFull(ctx context.Context, r *kit.Run) error {
 	}
 	pid := s.machine.PID()
 	agent := host.Kernel(pid)
-	err = r.Inject(ctx, fmt.Sprintf("the disk of %s's state directory filled: a write of this drill's own is refused for want of room", s.machine.Name()),
+	err = r.Inject(ctx, fmt.Sprintf("the disk of %s's state directory filled: a write of this drill's own is refused "+
+		"for want of room", s.machine.Name()),
 		func(context.Context) error { return host.Fill(s.filler) },
 		func(context.Context) error { return host.RefusesWrites(s.state) })
 	if err != nil {

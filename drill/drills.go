@@ -18,8 +18,8 @@ func Drills() []kit.Drill {
 	}
 }
 
-// restarted returns a mutation that starts replicas of a service anew with settings in their environment; its undo starts
-// them anew without.
+// restarted returns a mutation that starts replicas of a service anew with settings in their environment; its undo
+// starts them anew without.
 func restarted(of func(*cluster.Cluster) []*cluster.Process, env ...string) func(context.Context, *kit.Run) (
 	func(context.Context) error, error,
 ) {

@@ -13,17 +13,23 @@ import (
 func doubleProvision() kit.Drill {
 	return kit.Drill{
 		Name: "double-provision-race",
-		Injects: "in each round a hundred requests, half of the workspace's user and half of an admin, ask at once for its recreation: alone, while the lock store is " +
-			"flushed every few milliseconds, and in the moment in which the watchdog asks too, which misses the session of the instance that was killed: lifecycle is held " +
+		Injects: "in each round a hundred requests, half of the workspace's user and half of an admin, ask at once for " +
+			"its recreation: alone, while the lock store is " +
+			"flushed every few milliseconds, and in the moment in which the watchdog asks too, which misses the session of " +
+			"the instance that was killed: lifecycle is held " +
 			"until all of them stand before it; then the replica that holds the run is stopped for longer than its lease",
-		Sees:     "one operation for all, joined by all others; the workspace recovering",
-		Recovers: "by itself: the next epoch alone is launched, once, when the former has ended; a holder that wakes after its lease is fenced out",
-		Needs: "its own mesh for the lock store, the pause, the driver's ledger and the proof that two instances are found; through the API alone it races without " +
+		Sees: "one operation for all, joined by all others; the workspace recovering",
+		Recovers: "by itself: the next epoch alone is launched, once, when the former has ended; a holder that wakes " +
+			"after its lease is fenced out",
+		Needs: "its own mesh for the lock store, the pause, the driver's ledger and the proof that two instances are " +
+			"found; through the API alone it races without " +
 			"them",
 		Outside: true,
 		Expect:  kit.Verdict{Reason: race.ReasonJoined, UserState: "recovering", Owner: "lifecycle", Next: "wait"},
-		Mutation: "after the races the end of the former epoch's instance is taken out of the driver's ledger, so that the placement lists two instances of the workspace. " +
-			"The replicas of lifecycle are started anew for that with a finding_sweep of a second, and in the mutation of an hour: the two stand as before, and the sweep " +
+		Mutation: "after the races the end of the former epoch's instance is taken out of the driver's ledger, so that " +
+			"the placement lists two instances of the workspace. " +
+			"The replicas of lifecycle are started anew for that with a finding_sweep of a second, and in the mutation of an " +
+			"hour: the two stand as before, and the sweep " +
 			"that is to find them does not look",
 		FailsAt: stage.Evidence,
 		Run:     runRace,

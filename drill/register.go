@@ -22,13 +22,15 @@ import (
 func register() kit.Drill {
 	return kit.Drill{
 		Name: "register-401-no-live-token",
-		Injects: "an instance enrols while the node API takes no newcomer, so that its certificate is never used; then its agent is killed, its keys and state are " +
+		Injects: "an instance enrols while the node API takes no newcomer, so that its certificate is never used; then " +
+			"its agent is killed, its keys and state are " +
 			"wiped and its first environment put back, as after a reimage: the same launch secret, another key",
 		Sees:     "retryable denials counted on the workspace with their reason; the workspace temporary",
 		Recovers: "by itself: the gate opens again for the instance of the present epoch; no launch, no other epoch",
 		Needs:    "its own mesh: process placement on this host, and the balancer before the node API",
 		Expect:   kit.Verdict{Reason: "register_failing", UserState: "temporary", Owner: "recovery", Next: "wait"},
-		Mutation: "the replicas of recovery are started anew with a mint_wait of one millisecond: the gate that is to notice a second key lets it pass and counts " +
+		Mutation: "the replicas of recovery are started anew with a mint_wait of one millisecond: the gate that is to " +
+			"notice a second key lets it pass and counts " +
 			"nothing; the mint is consumed by a dead instance as before",
 		FailsAt: stage.Detected,
 		Mutate:  restarted(recovery, "GPUAAS_RECOVERY_MINT_WAIT=1ms"),
@@ -83,7 +85,8 @@ func runRegister(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	before, agent := host.IdentityDigest(instance), host.Kernel(pid)
-	err = r.Inject(ctx, fmt.Sprintf("the instance's identity (its files' digest was %.12s) wiped and its agent, process %d, killed", before, pid),
+	err = r.Inject(ctx, fmt.Sprintf("the instance's identity (its files' digest was %.12s) wiped and its agent, "+
+		"process %d, killed", before, pid),
 		func(context.Context) error { return host.Reimage(pid, instance, env) },
 		func(context.Context) error {
 			if after := host.IdentityDigest(instance); after == before {
@@ -111,7 +114,8 @@ func runRegister(ctx context.Context, r *kit.Run) error {
 		return err
 	}
 	refused := int32(0)
-	err = r.Recovered(ctx, "the instance of the same epoch registered with its new key, the workspace active, its endpoint answers", func(ctx context.Context) error {
+	err = r.Recovered(ctx, "the instance of the same epoch registered with its new key, the workspace active, its "+
+		"endpoint answers", func(ctx context.Context) error {
 		if ws, err := m.Workspace(ctx, id); err == nil {
 			refused = max(refused, ws.GetRegisterFailures())
 		}

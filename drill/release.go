@@ -27,17 +27,21 @@ import (
 func releaseFailed() kit.Drill {
 	return kit.Drill{
 		Name: "release-failed-stuck",
-		Injects: "the agent of the machine that holds a workspace is killed and stays away, its workload runs on, and the workspace is decommissioned; once for each " +
+		Injects: "the agent of the machine that holds a workspace is killed and stays away, its workload runs on, and the " +
+			"workspace is decommissioned; once for each " +
 			"way out",
-		Sees: "the hold `release_failed` with occupancy `cleanup` and its reason, the machine cordoned; the workspace wants an operator",
-		Recovers: "the first hold by retry-release after the machine's return; the second by force-release with evidence while it is away (a wrong fence and orphans " +
+		Sees: "the hold `release_failed` with occupancy `cleanup` and its reason, the machine cordoned; the workspace " +
+			"wants an operator",
+		Recovers: "the first hold by retry-release after the machine's return; the second by force-release with evidence " +
+			"while it is away (a wrong fence and orphans " +
 			"that nobody acknowledged are refused), and the machine reaps the orphans and is uncordoned as it returns",
 		Needs: "its own mesh: a machine whose agent can be killed",
 		Expect: kit.Verdict{
 			Reason: "release_failed", UserState: "operator_action_required", Owner: "lifecycle",
 			Next: "retry-release",
 		},
-		Mutation: "the replicas of lifecycle are started anew with a release_deadline of an hour: the clock that is to give up the release runs as before and never " +
+		Mutation: "the replicas of lifecycle are started anew with a release_deadline of an hour: the clock that is to " +
+			"give up the release runs as before and never " +
 			"gets there; the machine is away as before",
 		FailsAt: stage.Detected,
 		Scale:   15, // the deadline of a release is two minutes in production and five seconds here
@@ -83,7 +87,8 @@ func oneRelease(ctx context.Context, r *kit.Run, c *cluster.Cluster,
 	}
 	pid := h.Machine.PID()
 	agent := host.Kernel(pid)
-	err = r.Inject(ctx, fmt.Sprintf("the agent of %s, process %d, is gone as the kernel shows, and the workload that it ran still answers", h.Machine.Name(), pid),
+	err = r.Inject(ctx, fmt.Sprintf("the agent of %s, process %d, is gone as the kernel shows, and the workload that "+
+		"it ran still answers", h.Machine.Name(), pid),
 		func(ctx context.Context) error { return h.Machine.Stop(ctx) },
 		func(ctx context.Context) error { return errors.Join(host.Gone(pid, agent), mesh.Answers(ctx, h.URL)) })
 	if err != nil {
@@ -146,7 +151,8 @@ func failedRelease(ctx context.Context, m *mesh.Mesh, h mesh.Held, hold *lifecyc
 	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || hold.GetOccupancy() != "cleanup" ||
 		hold.GetLastError() == "" ||
 		!node.GetGate().GetCordoned() {
-		return v, fmt.Errorf("the hold is %s, its occupancy %s, its error %q; the machine is cordoned: %t; the workspace is %s at %q: %s", v.Reason,
+		return v, fmt.Errorf("the hold is %s, its occupancy %s, its error %q; the machine is cordoned: %t; the workspace "+
+			"is %s at %q: %s", v.Reason,
 			hold.GetOccupancy(), hold.GetLastError(), node.GetGate().GetCordoned(), names.Of(ws.GetState()),
 			ws.GetCurrentStep(), ws.GetWhyWaiting())
 	}
@@ -170,7 +176,8 @@ func retried(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.All
 		return stage.At(stage.Recover, err)
 	}
 	tried := hold.GetFence()
-	return r.Recovered(ctx, "released after the machine's return: no claim, no workload is left, the machine takes new work", func(ctx context.Context) error {
+	return r.Recovered(ctx, "released after the machine's return: no claim, no workload is left, the machine takes "+
+		"new work", func(ctx context.Context) error {
 		err := freed(ctx, r.Mesh, h, hold)
 		if err == nil {
 			return nil
@@ -242,7 +249,8 @@ func forced(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.Allo
 	if err := startAgain(ctx, r, h); err != nil {
 		return err
 	}
-	return r.Recovered(ctx, "the machine is back and has reaped the orphans: no claim, no workload is left, it takes new work", func(ctx context.Context) error {
+	return r.Recovered(ctx, "the machine is back and has reaped the orphans: no claim, no workload is left, it takes "+
+		"new work", func(ctx context.Context) error {
 		return freed(ctx, m, h, hold)
 	})
 }

@@ -27,17 +27,21 @@ import (
 func restoreReusesNothing() kit.Drill {
 	return kit.Drill{
 		Name: "restore-reuses-nothing",
-		Injects: "one workspace is recreated, one decommissioned and one created; then all services are stopped and the database's directory is replaced by a copy " +
+		Injects: "one workspace is recreated, one decommissioned and one created; then all services are stopped and the " +
+			"database's directory is replaced by a copy " +
 			"from before that, and everything is started again: undeclared, and once more declared by `gpuaas migrate restored`",
-		Sees: "rollback mode with the launch log as evidence, one incident; every command is refused; running workloads serve their users",
-		Recovers: "`rollback accept`; then recreations draw epochs that were never used, superseded instances are ended, and the one whose workspace is not " +
+		Sees: "rollback mode with the launch log as evidence, one incident; every command is refused; running workloads " +
+			"serve their users",
+		Recovers: "`rollback accept`; then recreations draw epochs that were never used, superseded instances are ended, " +
+			"and the one whose workspace is not " +
 			"known is ended by an operator",
 		Needs: "its own mesh: Postgres and process placement on this host, and the balancer before the node API",
 		Expect: kit.Verdict{
 			Reason: "control_plane_rollback", UserState: "normal", Owner: "control plane",
 			Next: "gpuaas rollback accept",
 		},
-		Mutation: "the launch log is put back to the copy of the same moment, and no agent comes through to the node API: neither shows a number that the database " +
+		Mutation: "the launch log is put back to the copy of the same moment, and no agent comes through to the node API: " +
+			"neither shows a number that the database " +
 			"does not have; the database is as old as before",
 		FailsAt: stage.Detected,
 		Run:     runRestored,
@@ -193,7 +197,8 @@ func rolledBack(ctx context.Context, m *mesh.Mesh, l *lost, before int) (kit.Ver
 		return e.GetKind() == recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_AHEAD &&
 			e.GetSubject() == l.recreated
 	}) {
-		return kit.Verdict{}, fmt.Errorf("of %d pieces of evidence none is the launch log's about the workspace that was recreated", mode.GetEvidenceTotal())
+		return kit.Verdict{}, fmt.Errorf("of %d pieces of evidence none is the launch log's about the workspace that was "+
+			"recreated", mode.GetEvidenceTotal())
 	}
 	incidents, err := restored.Incidents(ctx, m)
 	if err != nil {
@@ -257,7 +262,8 @@ func decisions(m *mesh.Mesh) (int, error) {
 func convergesAgain(ctx context.Context, r *kit.Run, l *lost, before int) error {
 	m := r.Mesh
 	asked := map[string]bool{}
-	err := r.Recovered(ctx, "every workspace serves in an epoch that was never used, and nothing runs that none accounts for", func(ctx context.Context) error {
+	err := r.Recovered(ctx, "every workspace serves in an epoch that was never used, and nothing runs that none "+
+		"accounts for", func(ctx context.Context) error {
 		for _, id := range []string{l.recreated, l.gone} {
 			w, err := m.Workspace(ctx, id)
 			if err != nil {

@@ -25,14 +25,17 @@ import (
 // wedged is row 29: a step of a saga stops progressing and its worker dies with it.
 func wedged() kit.Drill {
 	return kit.Drill{
-		Name:    "saga-step-wedged",
-		Injects: "SIGSTOP of the instance's agent while its workspace is provisioned, then SIGKILL of the replica of lifecycle that had launched it",
-		Sees:    "the step stalled on the timeline with likely cause and advice; the workspace temporary",
-		Recovers: "reset is refused, cancel, compensations, reset, retry; nothing orphaned at the API, in the driver's ledger and among the processes. Where the " +
+		Name: "saga-step-wedged",
+		Injects: "SIGSTOP of the instance's agent while its workspace is provisioned, then SIGKILL of the replica of " +
+			"lifecycle that had launched it",
+		Sees: "the step stalled on the timeline with likely cause and advice; the workspace temporary",
+		Recovers: "reset is refused, cancel, compensations, reset, retry; nothing orphaned at the API, in the driver's " +
+			"ledger and among the processes. Where the " +
 			"watchdog is quicker than the person, its recreation has brought the next instance",
 		Needs:  "its own mesh: process placement on this host",
 		Expect: kit.Verdict{Reason: "step_stalled", UserState: "temporary", Owner: "lifecycle", Next: "cancel"},
-		Mutation: "the drivers are started anew with saga.step_stall_seconds at its upper bound, so that their sweep looks for the same silence and reports it " +
+		Mutation: "the drivers are started anew with saga.step_stall_seconds at its upper bound, so that their sweep " +
+			"looks for the same silence and reports it " +
 			"an hour later; the step wedges as before and the budget stays that of the shorter policy",
 		FailsAt: stage.Detected,
 		Mutate:  blindStalls,
@@ -88,7 +91,8 @@ func runWedged(ctx context.Context, r *kit.Run) error {
 	}
 	agent := host.Kernel(pid)
 	worker := host.Kernel(agent.Parent)
-	err = r.Inject(ctx, fmt.Sprintf("SIGSTOP of the instance's agent, process %d, and SIGKILL of its launcher, process %d, as the kernel shows them", pid, agent.Parent),
+	err = r.Inject(ctx, fmt.Sprintf("SIGSTOP of the instance's agent, process %d, and SIGKILL of its launcher, process "+
+		"%d, as the kernel shows them", pid, agent.Parent),
 		func(context.Context) error {
 			return errors.Join(syscall.Kill(pid, syscall.SIGSTOP), syscall.Kill(agent.Parent, syscall.SIGKILL))
 		},

@@ -29,13 +29,17 @@ import (
 func oldInstance() kit.Drill {
 	return kit.Drill{
 		Name: "old-instance-wakes",
-		Injects: "the directory of an instance, keys and state included, is copied while it runs, as by a snapshot of its disk; the workspace is recreated; then " +
+		Injects: "the directory of an instance, keys and state included, is copied while it runs, as by a snapshot of its " +
+			"disk; the workspace is recreated; then " +
 			"the agent of the copy is started, at a path of its own, beside the instance of the next epoch",
-		Sees:     "a finding on the instance of the old epoch: refused as epoch_superseded, and from where; the workspace normal",
-		Recovers: "by itself: the agent of the copy ends for good, no workload of it was ever started, and the instance of the next epoch works on untouched",
-		Needs:    "its own mesh: process placement on this host",
-		Expect:   kit.Verdict{Reason: "epoch_superseded", UserState: "normal", Owner: "lifecycle", Next: "delete it there"},
-		Mutation: "the replicas of lifecycle are started anew with a woken_sweep of an hour: the refusal is reported and nobody makes a finding of it; the copy is " +
+		Sees: "a finding on the instance of the old epoch: refused as epoch_superseded, and from where; the " +
+			"workspace normal",
+		Recovers: "by itself: the agent of the copy ends for good, no workload of it was ever started, and the instance " +
+			"of the next epoch works on untouched",
+		Needs:  "its own mesh: process placement on this host",
+		Expect: kit.Verdict{Reason: "epoch_superseded", UserState: "normal", Owner: "lifecycle", Next: "delete it there"},
+		Mutation: "the replicas of lifecycle are started anew with a woken_sweep of an hour: the refusal is reported and " +
+			"nobody makes a finding of it; the copy is " +
 			"started and refused as before",
 		FailsAt: stage.Detected,
 		Mutate:  restarted(lifecycle, "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1h"),
@@ -87,7 +91,8 @@ func runOldInstance(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	defer old.end(context.WithoutCancel(ctx))
-	if err := r.Inject(ctx, fmt.Sprintf("the agent of a copy of epoch %d's instance started (its identity's digest is %.12s) while epoch %d's is process %d",
+	if err := r.Inject(ctx, fmt.Sprintf("the agent of a copy of epoch %d's instance started (its identity's digest is "+
+		"%.12s) while epoch %d's is process %d",
 		former, identity, present, pid), old.start,
 		func(context.Context) error { return old.ran(id, former, present) }); err != nil {
 		return err
@@ -102,7 +107,8 @@ func runOldInstance(ctx context.Context, r *kit.Run) error {
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
-	err = r.Recovered(ctx, "the copy's agent ended as replaced, nothing of the copy runs or ever ran, the successor untouched", func(ctx context.Context) error {
+	err = r.Recovered(ctx, "the copy's agent ended as replaced, nothing of the copy runs or ever ran, the successor "+
+		"untouched", func(ctx context.Context) error {
 		if err := old.over(); err != nil {
 			return err
 		}

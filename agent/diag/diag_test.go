@@ -125,7 +125,8 @@ func TestForged(t *testing.T) {
 		})
 	}
 	path := filepath.Join(dir, "future")
-	forged := `[{"code":"process_alive","detail":"future","last_seen":"2999-01-01T00:00:00Z"},{"code":"made_up","detail":"x","last_seen":"` +
+	forged := `[{"code":"process_alive","detail":"future","last_seen":"2999-01-01T00:00:00Z"},` +
+		`{"code":"made_up","detail":"x","last_seen":"` +
 		time.Now().Format(time.RFC3339) + `"},{"code":"process_alive","detail":"gbt_00_abc\u0007","count":-4,"last_seen":"` +
 		time.Now().Format(time.RFC3339) + `"}]`
 	if err := os.WriteFile(path, []byte(forged), 0o600); err != nil {

@@ -19,7 +19,9 @@ var rules = sync.OnceValue(func() []rule {
 		{regexp.MustCompile(`\b(gbt|gls|grt)_[A-Za-z0-9_\-]+`), "[token]"},
 		{regexp.MustCompile(`\beyJ[A-Za-z0-9_\-]*\.[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)?`), "[token]"},
 		{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=._~\-]+`), "$1 [secret]"},
-		{regexp.MustCompile(`(?i)\b(password|passwd|secret|token|api[_-]?key|authorization)(["']?\s*[=:]\s*["']?)[^\s"',;&]+`), "$1$2[secret]"},
+		{regexp.MustCompile(
+			`(?i)\b(password|passwd|secret|token|api[_-]?key|authorization)(["']?\s*[=:]\s*["']?)[^\s"',;&]+`,
+		), "$1$2[secret]"},
 		{regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.\-]*://)[^\s/@"']+@`), "$1"},
 		{regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.\-]*://[^\s?#"']*)[?#][^\s"']*`), "$1"},
 		{regexp.MustCompile(`(/[^\s?"']*)\?[^\s"']+`), "$1"},

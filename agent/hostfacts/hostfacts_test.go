@@ -58,10 +58,14 @@ func TestDriverFilesAndTool(t *testing.T) {
 	testkit.IO(t)
 	root := t.TempDir()
 	write(t, root, map[string]string{
-		"proc/driver/nvidia/version":                       "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12\n",
-		"proc/driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t NVIDIA A100-PCIE-40GB\nIRQ:   \t\t 119\nGPU UUID: \t GPU-1111\nDevice Minor: \t 1\n",
-		"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t NVIDIA\x1b[31m A100\nGPU UUID: \t GPU-????????\nDevice Minor: \t 0\n",
-		"smi": "#!/bin/sh\necho 'GPU-2222, 00000000:01:00.0, 40960, 550.54.15, NVIDIA A100'\necho 'GPU-1111, 00000000:3B:00.0, 81920, 550.54.15, NVIDIA A100-PCIE-40GB'\n",
+		"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  " +
+			"Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12\n",
+		"proc/driver/nvidia/gpus/0000:3b:00.0/information": "Model: \t\t NVIDIA A100-PCIE-40GB\nIRQ:   \t\t 119\nGPU " +
+			"UUID: \t GPU-1111\nDevice Minor: \t 1\n",
+		"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t NVIDIA\x1b[31m A100\nGPU UUID: \t " +
+			"GPU-????????\nDevice Minor: \t 0\n",
+		"smi": "#!/bin/sh\necho 'GPU-2222, 00000000:01:00.0, 40960, 550.54.15, NVIDIA A100'\necho 'GPU-1111, " +
+			"00000000:3B:00.0, 81920, 550.54.15, NVIDIA A100-PCIE-40GB'\n",
 	})
 	got := hostfacts.Collect(t.Context(), hostfacts.Config{Root: root, SMI: filepath.Join(root, "smi")}).GetGpus()
 	want := []*commonv1.Gpu{

@@ -13,7 +13,8 @@ func TestParseEnv(t *testing.T) {
 	if _, err := identity.ParseEnv([]byte(" A = b c \r\n")); err == nil {
 		t.Fatal("a name with a space was accepted")
 	}
-	env, err := identity.ParseEnv([]byte("# comment\n\nexport GPUAAS_API_URL='https://api:7001'\nGPUAAS_ENROLLMENT_TOKEN=\"gbt_x\"\r\nOTHER=b c\nGPUAAS_NODE_NAME=\n"))
+	env, err := identity.ParseEnv([]byte("# comment\n\nexport " +
+		"GPUAAS_API_URL='https://api:7001'\nGPUAAS_ENROLLMENT_TOKEN=\"gbt_x\"\r\nOTHER=b c\nGPUAAS_NODE_NAME=\n"))
 	must(t, err)
 	for name, want := range map[string]string{
 		"GPUAAS_API_URL": "https://api:7001", "GPUAAS_ENROLLMENT_TOKEN": "gbt_x",
@@ -72,7 +73,9 @@ func TestHostPort(t *testing.T) {
 }
 
 func TestValidateEnvReportsEverything(t *testing.T) {
-	env, err := identity.ParseEnv([]byte("GPUAAS_TERMINAL_API_URL=http://x\nGPUAAS_RECOVERY_API_URL=ftp://y\nGPUAAS_API_URL=a b\n"))
+	env, err := identity.ParseEnv(
+		[]byte("GPUAAS_TERMINAL_API_URL=http://x\nGPUAAS_RECOVERY_API_URL=ftp://y\nGPUAAS_API_URL=a b\n"),
+	)
 	must(t, err)
 	verr := env.Validate()
 	if verr == nil || strings.Count(verr.Error(), "\n") != 2 {

@@ -194,11 +194,12 @@ func TestBrokenFilesAreToldAndCountAsLost(t *testing.T) {
 // and nothing of it is applied.
 func TestUnreadableJournalIsSetAside(t *testing.T) {
 	for name, content := range map[string]string{
-		"cut off":             `{"operation":"flip","changes":[{"file":"etc/key.pem","con`,
-		"empty":               "",
-		"noise":               "\x00garbage",
-		"too large":           strings.Repeat(" ", 2<<20),
-		"names another file":  `{"changes":[{"file":"etc/cert.pem","remove":true},{"file":"etc/../../passwd","content":"eA=="}]}`,
+		"cut off":   `{"operation":"flip","changes":[{"file":"etc/key.pem","con`,
+		"empty":     "",
+		"noise":     "\x00garbage",
+		"too large": strings.Repeat(" ", 2<<20),
+		"names another file": `{"changes":[{"file":"etc/cert.pem","remove":true},` +
+			`{"file":"etc/../../passwd","content":"eA=="}]}`,
 		"names its own place": `{"changes":[{"file":"state/journal.json","content":"eA=="}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -175,8 +175,10 @@ func TestRootsThatWereGivenStay(t *testing.T) {
 		give func(w *world, s *identity.Store)
 		want [][]byte
 	}{
-		"nothing":   {func(*world, *identity.Store) {}, [][]byte{first.DER}},
-		"enrolment": {func(w *world, s *identity.Store) { w.trusting(s, first.DER, second.DER) }, [][]byte{first.DER, second.DER}},
+		"nothing": {func(*world, *identity.Store) {}, [][]byte{first.DER}},
+		"enrolment": {
+			func(w *world, s *identity.Store) { w.trusting(s, first.DER, second.DER) }, [][]byte{first.DER, second.DER},
+		},
 		"a bundle": {func(w *world, s *identity.Store) {
 			dir := w.bundle("gbt_other")
 			for _, name := range bundles {

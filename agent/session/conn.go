@@ -308,7 +308,9 @@ func (k *conn) leave() {
 			break
 		}
 	}
-	goodbye := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Goodbye{Goodbye: &nodev1.Goodbye{Reason: errGoodbye.Error()}}}
+	goodbye := &nodev1.ConnectRequest{
+		Frame: &nodev1.ConnectRequest_Goodbye{Goodbye: &nodev1.Goodbye{Reason: errGoodbye.Error()}},
+	}
 	if err := k.stream.Send(goodbye); err != nil && !errors.Is(err, io.EOF) {
 		return
 	}

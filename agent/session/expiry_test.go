@@ -177,7 +177,9 @@ func TestAdmissionEndsTheBackoff(t *testing.T) {
 		h.until("admitted", 5*time.Minute, h.admitted)
 		for generation := int64(2); generation <= 3; generation++ {
 			asked := p.session(int(generation) - 2)
-			if err := asked.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Reconnect{Reconnect: &nodev1.Reconnect{}}}); err != nil {
+			if err := asked.send(
+				&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Reconnect{Reconnect: &nodev1.Reconnect{}}},
+			); err != nil {
 				t.Fatal(err)
 			}
 			h.until("replaced", time.Minute, func() bool { return h.client.Generation() == generation })

@@ -282,7 +282,13 @@ func (v *visit) admit(generation int64) error {
 	v.opens[v.n].admitted = true
 	v.sessions = append(v.sessions, v)
 	v.mu.Unlock()
-	return v.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{Generation: generation, ServerTime: timestamppb.Now()}}})
+	return v.send(
+		&nodev1.ConnectResponse{
+			Frame: &nodev1.ConnectResponse_Admitted{
+				Admitted: &nodev1.Admitted{Generation: generation, ServerTime: timestamppb.Now()},
+			},
+		},
+	)
 }
 
 func (v *visit) run() error {
@@ -320,7 +326,13 @@ func (v *visit) on(frame *nodev1.ConnectRequest) error {
 		v.mu.Lock()
 		v.results[f.TaskResult.GetTask().GetTaskId()]++
 		v.mu.Unlock()
-		return v.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: []*nodev1.TaskRef{f.TaskResult.GetTask()}}}})
+		return v.send(
+			&nodev1.ConnectResponse{
+				Frame: &nodev1.ConnectResponse_TaskResultAck{
+					TaskResultAck: &nodev1.TaskResultAck{Tasks: []*nodev1.TaskRef{f.TaskResult.GetTask()}},
+				},
+			},
+		)
 	case *nodev1.ConnectRequest_RenewRequest:
 		return v.onRenew(f.RenewRequest)
 	case *nodev1.ConnectRequest_CertificateStored:
@@ -382,7 +394,9 @@ func (v *visit) onRenew(request *nodev1.RenewRequest) error {
 
 func (v *visit) challenge() error {
 	nonce := []byte("0123456789abcdef0123456789abcdef")
-	if err := v.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Challenge{Challenge: &nodev1.Challenge{Nonce: nonce}}}); err != nil {
+	if err := v.send(
+		&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Challenge{Challenge: &nodev1.Challenge{Nonce: nonce}}},
+	); err != nil {
 		return err
 	}
 	frame, err := v.stream.Recv()

@@ -163,7 +163,11 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 	if err := failpoint.Hit("agent.session.welcome.before_send"); err != nil {
 		return err
 	}
-	return k.first(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: k.generation, TaskKeyIds: held}}})
+	return k.first(
+		&nodev1.ConnectRequest{
+			Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: k.generation, TaskKeyIds: held}},
+		},
+	)
 }
 
 // first sends a frame while there is no writer yet. If the stream is over, Recv returns the cause.

@@ -69,16 +69,21 @@ func TestEachPhaseHasItsTime(t *testing.T) {
 				return nil, ctx.Err()
 			}
 		}},
-		"TLS handshake": {within: 4 * time.Second, detail: "no TLS handshake from 192.0.2.1:443 within 4s", bad: func(*fakeServer) func(context.Context) (net.Conn, error) {
-			backlog := newPipe()
-			go func() { _, _ = backlog.Accept() }() // and no byte is read
-			return func(ctx context.Context) (net.Conn, error) { return backlog.dial(ctx, "") }
-		}},
+		"TLS handshake": {
+			within: 4 * time.Second, detail: "no TLS handshake from 192.0.2.1:443 within 4s",
+			bad: func(*fakeServer) func(context.Context) (net.Conn, error) {
+				backlog := newPipe()
+				go func() { _, _ = backlog.Accept() }() // and no byte is read
+				return func(ctx context.Context) (net.Conn, error) { return backlog.dial(ctx, "") }
+			},
+		},
 		"Welcome": {within: 5 * time.Second, detail: "no Welcome from 192.0.2.1:443 within 5s", script: func(v *visit) error {
 			<-v.stream.Context().Done()
 			return nil
 		}},
-		"Admitted": {within: 5 * time.Second, detail: "no Admitted from 192.0.2.1:443 within 5s", script: func(v *visit) error {
+		"Admitted": {within: 5 * time.Second, detail: "no Admitted from 192.0.2.1:443 within 5s", script: func(
+			v *visit,
+		) error {
 			generation, err := v.issue()
 			if err != nil {
 				return err
@@ -135,7 +140,9 @@ func TestAServerThatWorksOnAnOpeningIsWaitedFor(t *testing.T) {
 		busy := func(v *visit) error {
 			for range 4 {
 				time.Sleep(2 * time.Second)
-				if err := v.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{}}}); err != nil {
+				if err := v.send(
+					&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{}}},
+				); err != nil {
 					return err
 				}
 			}

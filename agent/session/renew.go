@@ -100,7 +100,9 @@ func (r *runner) requestRenewal() error {
 		return err
 	}
 	request := ids.New()
-	frame := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{RenewRequest: &nodev1.RenewRequest{RequestId: request, Csr: csr}}}
+	frame := &nodev1.ConnectRequest{
+		Frame: &nodev1.ConnectRequest_RenewRequest{RenewRequest: &nodev1.RenewRequest{RequestId: request, Csr: csr}},
+	}
 	if err := r.c.out.Request(frame); err != nil {
 		return err
 	}

@@ -137,7 +137,11 @@ func TestReconnectHandsOverWithoutAGap(t *testing.T) {
 		first := p.session(0)
 		asked := time.Now()
 		spread := 20 * time.Second
-		if err := first.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Reconnect{Reconnect: &nodev1.Reconnect{Spread: durationpb.New(spread)}}}); err != nil {
+		if err := first.send(
+			&nodev1.ConnectResponse{
+				Frame: &nodev1.ConnectResponse_Reconnect{Reconnect: &nodev1.Reconnect{Spread: durationpb.New(spread)}},
+			},
+		); err != nil {
 			t.Fatal(err)
 		}
 		for p.opened() < 2 {
@@ -316,7 +320,11 @@ func TestOversizeFrameEndsTheConnectionOnly(t *testing.T) {
 			_ = v.welcome(g)
 			_ = v.ready(g)
 			_ = v.admit(g)
-			_ = v.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: &nodev1.TaskOffer{Envelope: make([]byte, 2<<20)}}})
+			_ = v.send(
+				&nodev1.ConnectResponse{
+					Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: &nodev1.TaskOffer{Envelope: make([]byte, 2<<20)}},
+				},
+			)
 			return v.run()
 		}
 		h := start(t, p, p.memory(), nil)
@@ -331,10 +339,17 @@ func TestOversizeFrameEndsTheConnectionOnly(t *testing.T) {
 func TestProtocolViolations(t *testing.T) {
 	tests := map[string]func(v *visit) error{
 		"a generation that is not larger": func(v *visit) error { return v.welcome(0) },
-		"admitted to another generation":  func(v *visit) error { g, _ := v.issue(); _ = v.welcome(g); _ = v.ready(g); return v.admit(g + 1) },
-		"admitted before welcome":         func(v *visit) error { return v.admit(1) },
+		"admitted to another generation": func(v *visit) error {
+			g, _ := v.issue()
+			_ = v.welcome(g)
+			_ = v.ready(g)
+			return v.admit(g + 1)
+		},
+		"admitted before welcome": func(v *visit) error { return v.admit(1) },
 		"a short challenge": func(v *visit) error {
-			return v.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Challenge{Challenge: &nodev1.Challenge{Nonce: []byte("x")}}})
+			return v.send(
+				&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Challenge{Challenge: &nodev1.Challenge{Nonce: []byte("x")}}},
+			)
 		},
 	}
 	for name, violate := range tests {

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/agent/session/outbox"
 )
 
-// Scenario: a session is admitted at the moment at which the agent ends, so that its result and the end of all goroutines
-// are there together. Its connection is closed, whichever of the two is seen first.
+// Scenario: a session is admitted at the moment at which the agent ends, so that its result and the end of all
+// goroutines are there together. Its connection is closed, whichever of the two is seen first.
 func TestASessionAdmittedAtTheEndIsClosed(t *testing.T) {
 	for range 50 {
 		cc, err := grpc.NewClient("passthrough:///nowhere", grpc.WithTransportCredentials(insecure.NewCredentials()))

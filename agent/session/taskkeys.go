@@ -56,6 +56,8 @@ func (k *conn) onTaskKeys(ctx context.Context, list *nodev1.TaskKeys) error {
 	if len(held) == 0 {
 		return nil
 	}
-	frame := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskKeysHeld{TaskKeysHeld: &nodev1.TaskKeysHeld{KeyIds: held}}}
+	frame := &nodev1.ConnectRequest{
+		Frame: &nodev1.ConnectRequest_TaskKeysHeld{TaskKeysHeld: &nodev1.TaskKeysHeld{KeyIds: held}},
+	}
 	return k.send(frame, nil)
 }

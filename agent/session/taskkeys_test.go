@@ -111,7 +111,9 @@ func TestAnAgentFollowsTheKeysOfTasks(t *testing.T) {
 				for {
 					select {
 					case list := <-lists:
-						_ = v.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskKeys{TaskKeys: &nodev1.TaskKeys{Keys: list}}})
+						_ = v.send(
+							&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskKeys{TaskKeys: &nodev1.TaskKeys{Keys: list}}},
+						)
 					case <-v.stream.Context().Done():
 						return
 					}

@@ -511,7 +511,9 @@ func TestConcurrencyQueueAndCancel(t *testing.T) {
 
 func TestSuperseded(t *testing.T) {
 	ran := make(chan string, 8)
-	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(_ context.Context, t *task.Task, _ task.Progress) (proto.Message, error) {
+	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(
+		_ context.Context, t *task.Task, _ task.Progress,
+	) (proto.Message, error) {
 		ran <- t.TaskID
 		return nil, nil
 	})})

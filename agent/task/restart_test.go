@@ -134,7 +134,9 @@ func TestDeliveredRunsAfterRestart(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(context.Context, *task.Task, task.Progress) (proto.Message, error) {
+			b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(
+				context.Context, *task.Task, task.Progress,
+			) (proto.Message, error) {
 				return &nodev1.WorkloadStatusOutput{}, nil
 			})})
 			tk := b.task(deploy, &nodev1.WorkloadDeploy{})
@@ -160,7 +162,9 @@ func TestDeliveredRunsAfterRestart(t *testing.T) {
 // A replay after the window is over gets the stored result, and no effect.
 func TestReplayAfterExpiry(t *testing.T) {
 	runs := make(chan struct{}, 8)
-	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(context.Context, *task.Task, task.Progress) (proto.Message, error) {
+	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(
+		context.Context, *task.Task, task.Progress,
+	) (proto.Message, error) {
 		runs <- struct{}{}
 		return &nodev1.WorkloadStatusOutput{}, nil
 	})})

@@ -306,7 +306,8 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 		return bench.Result{}, fmt.Errorf("print the table: %w", err)
 	}
 	details["statements"], details["over"] = len(list), wrong
-	details["baseline"] = "milliseconds that a statement may take at the 99th percentile on the largest fleet, if it does not look at the whole fleet"
+	details["baseline"] = "milliseconds that a statement may take at the 99th percentile on the largest fleet, if it " +
+		"does not look at the whole fleet"
 	return bench.Result{
 		Name: "fleet", Value: worst, Unit: "ms, the slowest statement at the 99th percentile", Baseline: MostTime,
 		Ratio: worst / MostTime, Required: 1, Passed: len(wrong) == 0, Details: details,

@@ -213,7 +213,8 @@ func judge(opts Options, before, after seen, log records) bench.Result {
 	} else {
 		details["wal_bytes_per_minute_with_full_pages"] = wal
 		if wal > MostWAL {
-			notJudged = append(notJudged, "bytes of the write-ahead log: whole pages are in them, and how many is not known, because "+log.unknown)
+			notJudged = append(notJudged, "bytes of the write-ahead log: whole pages are in them, and how many is not known, "+
+				"because "+log.unknown)
 		}
 	}
 	return bench.Result{

@@ -21,7 +21,8 @@ var (
 		func(struct{}) string {
 			return `
 	SELECT s."resource_manager/record_type" AS name, s.count, s.record_size::bigint AS bytes, s.fpi_size::bigint AS pages
-	FROM pg_get_wal_stats('0/0'::pg_lsn + $1::numeric, LEAST('0/0'::pg_lsn + $2::numeric, pg_current_wal_flush_lsn()), true) s
+	FROM pg_get_wal_stats('0/0'::pg_lsn + $1::numeric, LEAST('0/0'::pg_lsn + $2::numeric, pg_current_wal_flush_lsn()),
+		true) s
 	WHERE s.count > 0 ORDER BY s.combined_size DESC, 1`
 		})
 )

@@ -114,7 +114,8 @@ func gone(ctx context.Context, url string, conns ...*pgx.Conn) error {
 }
 
 var countAutovacuums = pg.Define(pg.RoleOwner, "idle.count_autovacuums", `
-	SELECT COALESCE(sum(t.autovacuum_count), 0)::bigint AS vacuums, COALESCE(sum(t.autoanalyze_count), 0)::bigint AS analyzes FROM pg_stat_all_tables t`)
+	SELECT COALESCE(sum(t.autovacuum_count), 0)::bigint AS vacuums,
+		COALESCE(sum(t.autoanalyze_count), 0)::bigint AS analyzes FROM pg_stat_all_tables t`)
 
 // vacuums is how many tables the server has vacuumed and analyzed by itself.
 type vacuums struct {

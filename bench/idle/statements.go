@@ -24,7 +24,8 @@ var (
 	readStatements = pg.DefineUnprepared(pg.RoleOwner, "idle.read_statements", "the bench makes the extension",
 		func(struct{}) string {
 			return `
-	SELECT COALESCE(substring(s.query FROM '^/\* ([a-z0-9_.]+) \*/'), left(regexp_replace(s.query, '\s+', ' ', 'g'), 40)) AS name,
+	SELECT COALESCE(substring(s.query FROM '^/\* ([a-z0-9_.]+) \*/'),
+		left(regexp_replace(s.query, '\s+', ' ', 'g'), 40)) AS name,
 		sum(s.calls)::bigint AS calls, sum(s.wal_bytes)::bigint AS wal
 	FROM pg_stat_statements s WHERE s.toplevel GROUP BY 1 ORDER BY 2 DESC, 3 DESC, 1`
 		})

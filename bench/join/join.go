@@ -154,7 +154,8 @@ func (r *server) build(joins *lock.Lock) error {
 
 var (
 	finishRuns = pg.Define(pg.RoleOwner, "join.finish_runs", `
-	UPDATE lifecycle.saga_run SET state = 'succeeded', finished_at = mesh.clock(), why_waiting = '' WHERE finished_at IS NULL`)
+	UPDATE lifecycle.saga_run SET state = 'succeeded', finished_at = mesh.clock(), why_waiting = ''
+		WHERE finished_at IS NULL`)
 	activateWorkspaces = pg.Define(pg.RoleOwner, "join.activate_workspaces",
 		`UPDATE lifecycle.workspace SET state = 'active'`)
 )

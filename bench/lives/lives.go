@@ -73,11 +73,12 @@ retention.events_seconds: 60
 retention.audit_seconds: 60
 `
 
-// forgetAfter is how long tables that services work with keep what has ended, and how long a secret of a launch is good.
+// forgetAfter is how long tables that services work with keep what has ended, and how long a secret of a launch is
+// good.
 const forgetAfter = 3 * time.Minute
 
-// longest is the longest time until a row of a life that has ended is over: the secret of its launch expires, and then the
-// term.
+// longest is the longest time until a row of a life that has ended is over: the secret of its launch expires, and then
+// the term.
 const longest = forgetAfter + time.Minute
 
 // sweep is how often the services of the bench cut.

@@ -248,8 +248,8 @@ func (s sample) print(o SoakOptions) error {
 	return nil
 }
 
-// growth returns by how much one value rises over the samples, as a share of its mean, by the least-squares line through
-// them.
+// growth returns by how much one value rises over the samples, as a share of its mean, by the least-squares line
+// through them.
 func growth(samples []sample, value int) float64 {
 	if len(samples) < 2 {
 		return 0

@@ -139,7 +139,9 @@ func (a *agent) open(id string) error {
 		}
 		switch {
 		case frame.GetWelcome() != nil:
-			ready := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: frame.GetWelcome().GetGeneration()}}}
+			ready := &nodev1.ConnectRequest{
+				Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: frame.GetWelcome().GetGeneration()}},
+			}
 			if err := a.stream.Send(ready); err != nil {
 				return fmt.Errorf("send Ready: %w", err)
 			}
@@ -160,7 +162,9 @@ func (f *fleet) beat(a *agent, sequence int64, every time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a.timer = time.AfterFunc(after, func() {
-		if a.stream.Send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: &nodev1.Heartbeat{Sequence: sequence}}}) == nil {
+		if a.stream.Send(
+			&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: &nodev1.Heartbeat{Sequence: sequence}}},
+		) == nil {
 			f.beat(a, sequence+1, every)
 		}
 	})

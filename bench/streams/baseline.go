@@ -36,7 +36,9 @@ func (bare) Connect(s grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.Con
 			return err
 		}
 		ack := &nodev1.HeartbeatAck{Sequence: frame.GetHeartbeat().GetSequence()}
-		if err := s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: ack}}); err != nil {
+		if err := s.Send(
+			&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: ack}},
+		); err != nil {
 			return err
 		}
 	}

@@ -111,7 +111,8 @@ func noArgs(_ *cobra.Command, args []string) error {
 func (p *program) hostFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&p.cfg.WorkDir, "work-dir", "",
-		"directory of what workspaces see; all above it must be open to traversal (default `workspaces` in the state directory)")
+		"directory of what workspaces see; all above it must be open to traversal (default `workspaces` in the state "+
+			"directory)")
 	flags.StringVar(&p.cfg.UIDDir, "uid-dir", agent.DefaultUIDDir,
 		"directory of the uids of workspaces, shared by all agents of a host")
 	flags.IntVar(&p.cfg.SimulatedGPUs, "gpus", 0, "declare this many simulated GPUs instead of looking for real ones")

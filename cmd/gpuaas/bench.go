@@ -50,7 +50,8 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 	o.version, _ = obs.Build()
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure this build against raw baselines on this machine", GroupID: groupMesh, Args: noArgs,
-		Long: "Each bench measures its raw baseline in the same run and prints both in absolutes, with the environment and the ratio.\n" +
+		Long: "Each bench measures its raw baseline in the same run and prints both in absolutes, with the environment " +
+			"and the ratio.\n" +
 			"It starts a Postgres of its own, with fsync on. A ratio that misses what is required ends with exit code 7.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -93,9 +94,12 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 	alone := func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	quiet.PreRun = alone
 	quiet.Flags().IntVar(&o.minutes, "minutes", 2, "how long to measure, after a minute of rest")
-	fences := add("fence", "Time from a decision about a node to its closed session, and from its reactivation to the next", 0, benchFence)
-	fences.Long = "Holds, quarantines and fences the nodes of a mesh in turn and reactivates them, each at moments of its own.\n" +
-		"At p99 a session is to be closed 2 s after the decision, the next one admitted 12 s after the reactivation, and a task whose hint was lost\n" +
+	fences := add("fence", "Time from a decision about a node to its closed session, and from its reactivation to "+
+		"the next", 0, benchFence)
+	fences.Long = "Holds, quarantines and fences the nodes of a mesh in turn and reactivates them, each at moments of " +
+		"its own.\n" +
+		"At p99 a session is to be closed 2 s after the decision, the next one admitted 12 s after the reactivation, and " +
+		"a task whose hint was lost\n" +
 		"to have ended 12 s after it was queued."
 	fences.PreRun = alone
 	fences.Flags().IntVar(&o.nodes, "nodes", 8, "how many nodes")
@@ -114,8 +118,10 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 		return runBenches(cmd, o, which)
 	}
 	large := add("fleet", "Rows, buffers and time of every statement on fleets of three sizes", 0, benchFleet)
-	large.Long = "Copies the rows of one machine and one workspace that a mesh has written, for a tenth, three tenths and all of the fleet, and runs every\n" +
-		"statement of the services on each. The table on stderr says what each costs on the largest one, and how that grew: x 1 is as the fleet."
+	large.Long = "Copies the rows of one machine and one workspace that a mesh has written, for a tenth, three tenths " +
+		"and all of the fleet, and runs every\n" +
+		"statement of the services on each. The table on stderr says what each costs on the largest one, and how that " +
+		"grew: x 1 is as the fleet."
 	large.PreRun = alone
 	large.Flags().IntVar(&o.nodes, "nodes", 1000, "machines of the largest fleet")
 	large.Flags().IntVar(&o.spaces, "workspaces", 10000, "workspaces of the largest fleet")
@@ -127,7 +133,8 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 	large.Flags().IntVar(&o.days, "history-days", 0,
 		"load workspaces that have ended within so many days as well: 1 % of the fleet a day, with their events")
 	large.Flags().BoolVar(&o.sweeps, "sweeps", false,
-		"start services on the largest fleet instead, and check that their sweeps find nothing and no brake engages, for some three minutes")
+		"start services on the largest fleet instead, and check that their sweeps find nothing and no brake engages, for "+
+			"some three minutes")
 	large.Flags().StringVar(&o.cache, "cache", "",
 		"keep the loaded databases in this directory, and take what this build has left there within 20 hours")
 	large.MarkFlagsMutuallyExclusive("sweeps", "cache")
@@ -145,8 +152,10 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 		"log in to and to drop, and what it takes to read the names of all."
 	tenants.Flags().IntVar(&o.schemas, "schemas", 10000, "schemas of the largest database")
 	whole := add("lives", "What a workspace leaves in the database after its terms", 0, benchLives)
-	whole.Long = "Creates, recreates and decommissions workspaces in a mesh whose terms are a minute, waits until retention has cut what it cuts, and\n" +
-		"reads what is left. The table on stderr says what each table keeps of one life, indexes included; all may keep 40 KB."
+	whole.Long = "Creates, recreates and decommissions workspaces in a mesh whose terms are a minute, waits until " +
+		"retention has cut what it cuts, and\n" +
+		"reads what is left. The table on stderr says what each table keeps of one life, indexes included; all may " +
+		"keep 40 KB."
 	whole.PreRun = alone
 	whole.Flags().IntVar(&o.lives, "lives", 1000, "how many workspaces live")
 	whole.Flags().IntVar(&o.clients, "clients", 4, "how many of them at once")

@@ -30,9 +30,12 @@ func newClusterUpCommand() *cobra.Command {
 	var level, contextName string
 	cmd := &cobra.Command{
 		Use: "up", Short: "Start every service as a process of its own, and keep them running until Ctrl-C", Args: noArgs,
-		Long: "up runs the topology of a production mesh as separate processes: each service by its own command and configuration file, in replicas\n" +
-			"behind TCP balancers, agents, Postgres and Redis. Whatever ends by itself is started again, so any of it may be killed.\n" +
-			"The node authority is embedded in recovery here, and the balancers stand where an ingress would: new connections go to replicas\n" +
+		Long: "up runs the topology of a production mesh as separate processes: each service by its own command and " +
+			"configuration file, in replicas\n" +
+			"behind TCP balancers, agents, Postgres and Redis. Whatever ends by itself is started again, so any of it may be " +
+			"killed.\n" +
+			"The node authority is embedded in recovery here, and the balancers stand where an ingress would: new " +
+			"connections go to replicas\n" +
 			"that are ready and answer.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return runCluster(cmd, cfg, level, contextName) },
 	}

@@ -58,7 +58,8 @@ func newComposeAdmitCommand() *cobra.Command {
 	var life time.Duration
 	cmd := &cobra.Command{
 		Use: "admit", Short: "Give a person a session before any identity provider is configured", Args: noArgs,
-		Long: "admit makes a session in the database of readmodel and puts its token into a file; a good one that is there is kept.",
+		Long: "admit makes a session in the database of readmodel and puts its token into a file; a good one that is " +
+			"there is kept.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			url, err := config.SecretFile(urlFile).Read()
 			if err != nil {

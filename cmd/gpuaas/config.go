@@ -34,7 +34,8 @@ func newConfigCheckCommand() *cobra.Command {
 	names := kit.TextsOf(topology.Kinds(), func(k topology.Kind) string { return k.Name })
 	cmd := &cobra.Command{
 		Use: "check FILE", Short: "Show all problems of a service's configuration file",
-		Long: "check reads a configuration file as the service would and reports all problems at once, each with its line.\n" +
+		Long: "check reads a configuration file as the service would and reports all problems at once, each with its " +
+			"line.\n" +
 			"The key `service` or --service names the service that the file is for. Nothing is contacted.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {

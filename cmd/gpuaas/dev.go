@@ -32,12 +32,17 @@ func newDevCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "dev", Short: "Run a whole mesh on this machine, real agents and a demo workspace included", Args: noArgs,
 		GroupID: groupMesh,
-		Long: "dev runs the four services in one process, over the same mutual TLS as anywhere, with Postgres, Redis and real node agents beside it.\n" +
-			"It writes a context named `dev` and makes it current, so that every other command finds this mesh. While another mesh runs under\n" +
-			"that name the context is `dev-2`. It makes a person of each role too, each with a context: dev-viewer, dev-tenant (of the demo\n" +
+		Long: "dev runs the four services in one process, over the same mutual TLS as anywhere, with Postgres, Redis and " +
+			"real node agents beside it.\n" +
+			"It writes a context named `dev` and makes it current, so that every other command finds this mesh. While " +
+			"another mesh runs under\n" +
+			"that name the context is `dev-2`. It makes a person of each role too, each with a context: dev-viewer, " +
+			"dev-tenant (of the demo\n" +
 			"tenant), dev-operator, dev-security. Data is kept between runs.\n" +
-			"Ctrl-C ends everything that it started, workloads included. Another one more than five seconds later kills it all.\n" +
-			"With --ephemeral the directory and the context are removed either way, and by the next start if the mesh was killed itself;\n" +
+			"Ctrl-C ends everything that it started, workloads included. Another one more than five seconds later kills " +
+			"it all.\n" +
+			"With --ephemeral the directory and the context are removed either way, and by the next start if the mesh was " +
+			"killed itself;\n" +
 			"the context that was current before is current again.",
 		Example: "  gpuaas dev\n  gpuaas dev --ephemeral --nodes 1\n  gpuaas dev --policy policy.yaml --no-demo",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,7 +58,8 @@ func newDevCommand() *cobra.Command {
 	f.StringVar(&cfg.DatabaseURL, "database-url", "",
 		"use the Postgres at this URL, as an administrator, instead of one of our own")
 	f.StringVar(&cfg.RedisURL, "redis-url", "",
-		"use the Redis at this URL instead of a redis-server of our own; `embedded`: an imitation in this process, as without redis-server")
+		"use the Redis at this URL instead of a redis-server of our own; `embedded`: an imitation in this process, as "+
+			"without redis-server")
 	f.StringVar(&cfg.ConsoleAddr, "console-addr", "",
 		"where people and their clients connect (default "+dev.DefaultConsoleAddr+")")
 	f.StringVar(&cfg.NodeAddr, "node-addr", "", "where agents connect (default "+dev.DefaultNodeAddr+")")

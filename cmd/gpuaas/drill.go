@@ -116,10 +116,13 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 	var o drillOptions
 	cmd := &cobra.Command{
 		Use: "run NAME...|--all", Short: "Run drills and judge them by their budgets",
-		Long: "run starts a mesh of separate processes, injects real faults, and holds what the API reports and how long recovery takes to the budgets.\n" +
+		Long: "run starts a mesh of separate processes, injects real faults, and holds what the API reports and how long " +
+			"recovery takes to the budgets.\n" +
 			"The mesh ends with it.\n" +
-			"With --context it runs on the mesh of that context, limited to what can be injected through its API; the others are refused.\n" +
-			"A drill that fails or misses a budget ends with exit code 7. Without --production-timers the mesh has short policy values and the budgets are scaled.",
+			"With --context it runs on the mesh of that context, limited to what can be injected through its API; the others " +
+			"are refused.\n" +
+			"A drill that fails or misses a budget ends with exit code 7. Without --production-timers the mesh has short " +
+			"policy values and the budgets are scaled.",
 		Example: "  gpuaas drill run saga-step-wedged\n  gpuaas drill run --all --controls -o json",
 		RunE:    func(cmd *cobra.Command, args []string) error { return runDrills(cmd, program, o, args) },
 		ValidArgsFunction: func(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -156,7 +159,8 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 		return exit.Usage(err)
 	}
 	if program.Named() && (o.production || o.dir != "") {
-		return exit.Usage(errors.New("--production-timers and --data-dir are for a mesh of the drills' own: a mesh with a context runs with its own policy"))
+		return exit.Usage(errors.New("--production-timers and --data-dir are for a mesh of the drills' own: a mesh with a " +
+			"context runs with its own policy"))
 	}
 	if o.dir, err = absolute(o.dir); err != nil {
 		return exit.Usage(err)

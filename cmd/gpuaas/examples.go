@@ -15,10 +15,13 @@ func examples() map[string][]string {
 			"gpuaas dev", "gpuaas status", "gpuaas nodes list",
 			"gpuaas workspaces create demo2 --tenant acme --wait", "gpuaas workspaces timeline acme/demo2",
 		},
-		"gpuaas cluster up":       {"gpuaas cluster up", "gpuaas cluster up --replicas 3 --nodes 1"},
-		"gpuaas compose prepare":  {"gpuaas compose prepare --dir state --host mesh.example.org"},
-		"gpuaas compose admit":    {"gpuaas compose admit --database-url-file state/readmodel.url --token-file state/person.token"},
-		"gpuaas config check":     {"gpuaas config check lifecycle.yaml", "gpuaas config check --service nodeapi agents.yaml"},
+		"gpuaas cluster up":      {"gpuaas cluster up", "gpuaas cluster up --replicas 3 --nodes 1"},
+		"gpuaas compose prepare": {"gpuaas compose prepare --dir state --host mesh.example.org"},
+		"gpuaas compose admit": {"gpuaas compose admit --database-url-file state/readmodel.url --token-file " +
+			"state/person.token"},
+		"gpuaas config check": {
+			"gpuaas config check lifecycle.yaml", "gpuaas config check --service nodeapi agents.yaml",
+		},
 		"gpuaas issuer list":      {"gpuaas issuer list --dir /var/lib/gpuaas/dev"},
 		"gpuaas issuer next":      {"gpuaas issuer next --dir /var/lib/gpuaas/dev"},
 		"gpuaas issuer renew":     {"gpuaas issuer renew --dir state"},

@@ -24,9 +24,12 @@ func newIssuerCommand(program *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "issuer", Short: "The issuer of services' certificates, where dev, cluster or compose has made it",
 		GroupID: groupServices,
-		Long: "The issuer of services' certificates of a mesh that dev, cluster or compose has prepared: no service has its key, it stands in the\n" +
-			"directory of the mesh. A rotation goes: `gpuaas keys rotate services`, then next, then renew once `gpuaas keys list` shows the next\n" +
-			"issuer as signing, then forget once it shows the one before as retired (docs/keys.md). Services take the files within seconds;\n" +
+		Long: "The issuer of services' certificates of a mesh that dev, cluster or compose has prepared: no service has " +
+			"its key, it stands in the\n" +
+			"directory of the mesh. A rotation goes: `gpuaas keys rotate services`, then next, then renew once `gpuaas keys " +
+			"list` shows the next\n" +
+			"issuer as signing, then forget once it shows the one before as retired (docs/keys.md). Services take the files " +
+			"within seconds;\n" +
 			"nothing is restarted. Where another authority issues the certificates of services, it does these steps.",
 	}
 	var dir string
@@ -57,14 +60,16 @@ func newIssuerCommand(program *kit.Program) *cobra.Command {
 		step("list", "List the issuers that services are given, with the services whose certificates they issued", "",
 			func(*cobra.Command, *material.Material) error { return nil }),
 		step("next", "Make the next issuer, and give it to services and new machines with its cross certificate",
-			"next makes the next issuer and a cross certificate of the present one for it, and adds both to what services, and machines that enrol,\n"+
+			"next makes the next issuer and a cross certificate of the present one for it, and adds both to what services, "+
+				"and machines that enrol,\n"+
 				"trust. Certificates stay as they are: renew replaces them.",
 			func(_ *cobra.Command, m *material.Material) error {
 				return refusedWith(m.NextIssuer(), material.ErrUnused,
 					"replace the certificates with `gpuaas issuer renew` before another issuer is made")
 			}),
 		step("renew", "Replace certificates of services that an earlier issuer has issued, or that are near their end",
-			"renew replaces certificates of services. A service shows the new one once each live replica trusts its issuer, and reports it until\n"+
+			"renew replaces certificates of services. A service shows the new one once each live replica trusts its issuer, "+
+				"and reports it until\n"+
 				"then. `gpuaas dev` does the same each hour.",
 			func(cmd *cobra.Command, m *material.Material) error {
 				renewed, err := m.Renew()
@@ -78,11 +83,15 @@ func newIssuerCommand(program *kit.Program) *cobra.Command {
 	)
 }
 
-func newIssuerForget(step func(use, short, long string, do func(*cobra.Command, *material.Material) error) *cobra.Command) *cobra.Command {
+func newIssuerForget(
+	step func(use, short, long string, do func(*cobra.Command, *material.Material) error) *cobra.Command,
+) *cobra.Command {
 	var yes bool
 	cmd := step("forget", "Take earlier issuers off what services and new machines trust",
-		"forget takes the issuers before the newest off what services, and machines that enrol, trust. It is refused while a certificate of\n"+
-			"one stands in the files. Wait until `gpuaas keys list` shows them as retired: a replica that still shows a certificate of one is cut\n"+
+		"forget takes the issuers before the newest off what services, and machines that enrol, trust. It is refused "+
+			"while a certificate of\n"+
+			"one stands in the files. Wait until `gpuaas keys list` shows them as retired: a replica that still shows a "+
+			"certificate of one is cut\n"+
 			"off at once. Do not wait where others know the key of an issuer.",
 		func(cmd *cobra.Command, m *material.Material) error {
 			issuers, err := m.Issuers()

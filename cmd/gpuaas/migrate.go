@@ -50,7 +50,8 @@ func newMigrateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "migrate", Short: "Create databases, roles and schema, and show which migrations are applied",
 		GroupID: groupServices,
-		Long: "migrate up makes the databases and one role for each service, then brings the schema up to this version; it may be run again at any time.\n" +
+		Long: "migrate up makes the databases and one role for each service, then brings the schema up to this version; " +
+			"it may be run again at any time.\n" +
 			"With --database-url-file it only brings the schema up, as the owner of the schema.\n" +
 			"migrate status shows which migrations the database has, its era, and whether rollback mode is active.\n" +
 			"migrate restored is run once after the database was restored from a backup, before any service is started:\n" +

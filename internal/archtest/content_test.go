@@ -43,7 +43,10 @@ var forbidden = []mark{
 	{
 		"the host of a registry",
 		[]string{"proxy.", "sum.g", "registry.", "deb.d"},
-		regexp.MustCompile(`\b(proxy\.[g]olang\.org|sum\.[g]olang\.org|registry\.[n]pmjs\.org|registry\.[y]arnpkg\.com|deb\.[d]ebian\.org|goproxy\.[a-z]+)\b`),
+		regexp.MustCompile(
+			`\b(proxy\.[g]olang\.org|sum\.[g]olang\.org|registry\.[n]pmjs\.org|registry\.[y]arnpkg\.com|` +
+				`deb\.[d]ebian\.org|goproxy\.[a-z]+)\b`,
+		),
 	},
 	{"an unfinished mark", []string{"TOD", "FIXM", "XXX"}, regexp.MustCompile(`(//|#|/\*|--)\s*(T[O]DO|F[I]XME|X[X]X)\b`)},
 }

@@ -208,9 +208,19 @@ func (tr *tree) reach(start string) [][]string {
 // TestReachFindsTheWay proves the walk itself on a small module.
 func TestReachFindsTheWay(t *testing.T) {
 	tr := &tree{pkgs: map[string]*pkg{
-		"agent":         {dir: "agent", files: []*file{{inBuild: true, imports: []string{module + "/internal/pki"}}}},
-		"internal/pki":  {dir: "internal/pki", files: []*file{{inBuild: true, imports: []string{"crypto/tls", module + "/internal/ca"}}, {test: true, inBuild: true, imports: []string{"testing"}}}},
-		"internal/ca":   {dir: "internal/ca", files: []*file{{inBuild: true, imports: []string{"example.org/heavy"}}, {inBuild: false, imports: []string{"example.org/unbuilt"}}}},
+		"agent": {dir: "agent", files: []*file{{inBuild: true, imports: []string{module + "/internal/pki"}}}},
+		"internal/pki": {
+			dir: "internal/pki", files: []*file{
+				{inBuild: true, imports: []string{"crypto/tls", module + "/internal/ca"}}, {
+					test: true, inBuild: true, imports: []string{"testing"},
+				},
+			},
+		},
+		"internal/ca": {
+			dir: "internal/ca", files: []*file{
+				{inBuild: true, imports: []string{"example.org/heavy"}}, {inBuild: false, imports: []string{"example.org/unbuilt"}},
+			},
+		},
 		"internal/else": {dir: "internal/else", files: []*file{{inBuild: true, imports: []string{"example.org/else"}}}},
 	}}
 	got := tr.reach("agent")

@@ -44,8 +44,8 @@ func runtimeRooms() []wall {
 	}
 }
 
-// gatewayRooms are the walls between the packages of readmodel's gateway: queries see the others, and the others see what
-// a caller may read alone.
+// gatewayRooms are the walls between the packages of readmodel's gateway: queries see the others, and the others see
+// what a caller may read alone.
 func gatewayRooms() []wall {
 	const g = "services/readmodel/gateway"
 	return []wall{
@@ -96,8 +96,8 @@ func clientRooms() []wall {
 	return all
 }
 
-// rpcRooms are the walls between the packages of rpc: the port knows the guard and what the guard needs, and the client's
-// side knows neither.
+// rpcRooms are the walls between the packages of rpc: the port knows the guard and what the guard needs, and the
+// client's side knows neither.
 func rpcRooms() []wall {
 	const r = "internal/rpc/"
 	return []wall{
@@ -135,8 +135,8 @@ func sessionRooms() []wall {
 	}
 }
 
-// drillRooms are the walls between the packages of drills. What the host shows proves that a fault took effect, so it is
-// read without code of the programs that the fault is injected into.
+// drillRooms are the walls between the packages of drills. What the host shows proves that a fault took effect, so it
+// is read without code of the programs that the fault is injected into.
 func drillRooms() []wall {
 	const k = "drill/kit"
 	return []wall{

@@ -10,7 +10,8 @@ import (
 
 // unregistered are the directories whose statements are not registered, with the reason.
 var unregistered = map[string]string{
-	"internal/pg":       "it defines the registry, and what it runs as the administrator makes the roles that the registry names",
+	"internal/pg": "it defines the registry, and what it runs as the administrator makes the roles that the " +
+		"registry names",
 	"devstack/pgserver": "it runs a server of its own, before there are roles",
 	"internal/testkit":  "it prepares databases of tests",
 	"bench/peers":       "it is a module of its own, and makes the databases of other engines",

@@ -34,7 +34,8 @@ var (
 	reported = map[occasion]bool{}
 	counted  = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rows_set_aside_total",
-		Help: "Rows and messages with a value that this build does not know, which were set aside alone, by the reader that met them; each is counted once.",
+		Help: "Rows and messages with a value that this build does not know, which were set aside alone, by the reader " +
+			"that met them; each is counted once.",
 	}, []string{"reader"})
 )
 

@@ -320,7 +320,8 @@ func TestAFailedFirstWriteDropsNothing(t *testing.T) {
 	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting bool
 		err := w.db.OwnerPool().QueryRow(ctx,
-			`SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'lifecycle.audit_window'::regclass)`).Scan(&waiting)
+			`SELECT EXISTS (SELECT FROM pg_locks
+				WHERE NOT granted AND relation = 'lifecycle.audit_window'::regclass)`).Scan(&waiting)
 		if err == nil && !waiting {
 			err = errors.New("the first write does not wait")
 		}

@@ -117,9 +117,9 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 }
 
 // take returns how many occurrences with the key settles are counted here and not yet written, for a transaction to
-// write them. They are counted here again if the transaction does not commit, and forgotten if it does or may have. From
-// a transaction whose end cannot be observed take returns 0: those occurrences are written later, as a window of their
-// own.
+// write them. They are counted here again if the transaction does not commit, and forgotten if it does or may have.
+// From a transaction whose end cannot be observed take returns 0: those occurrences are written later, as a window of
+// their own.
 func (l *Log) take(tx pgx.Tx, settles string) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

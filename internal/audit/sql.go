@@ -32,9 +32,10 @@ var (
 	settleWindows = pg.DefineByRole(roles, "audit.settle_windows", func(schema string) string {
 		return `
 		WITH gone AS (DELETE FROM ` + schema + `.audit_window WHERE settles = $1 RETURNING count, first_at, last_at)
-		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id, tenant_id, workspace_id, workflow_id,
-			allocation_id, node_id)
-		SELECT $2::uuid, $3, $4, $5, 1, $6::jsonb || jsonb_build_object('count', (coalesce(sum(g.count), 0) + $13::bigint)::text,
+		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id,
+			tenant_id, workspace_id, workflow_id, allocation_id, node_id)
+		SELECT $2::uuid, $3, $4, $5, 1,
+			$6::jsonb || jsonb_build_object('count', (coalesce(sum(g.count), 0) + $13::bigint)::text,
 				'first_at', to_char(coalesce(min(g.first_at), mesh.clock()) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
 				'last_at', to_char(coalesce(max(g.last_at), mesh.clock()) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
 			NULLIF($7, ''), NULLIF($8, ''), NULLIF($9, ''), NULLIF($10, ''), NULLIF($11, ''), NULLIF($12, '')

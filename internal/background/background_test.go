@@ -297,7 +297,11 @@ func TestJobsAreWhole(t *testing.T) {
 		"no period":  {{Name: "a", Timeout: time.Second, Run: work}},
 		"no timeout": {{Name: "a", Every: time.Second, Run: work}},
 		"no work":    {{Name: "a", Every: time.Second, Timeout: time.Second}},
-		"two alike":  {{Name: "a", Every: time.Second, Timeout: time.Second, Run: work}, {Name: "a", Every: time.Minute, Timeout: time.Second, Run: work}},
+		"two alike": {
+			{Name: "a", Every: time.Second, Timeout: time.Second, Run: work}, {
+				Name: "a", Every: time.Minute, Timeout: time.Second, Run: work,
+			},
+		},
 	} {
 		deps := background.Deps{Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()}
 		if _, err := background.New(deps, jobs...); err == nil {

@@ -20,7 +20,8 @@ type dueRow struct {
 var (
 	// A job that is new is due at once.
 	addJobs = pg.DefineShared(runners, "background.add_jobs", `
-		INSERT INTO mesh.periodic_job (service, name, due_at) SELECT current_user, n.name, mesh.clock() FROM unnest($1::text[]) AS n (name) ORDER BY n.name
+		INSERT INTO mesh.periodic_job (service, name, due_at) SELECT current_user, n.name, mesh.clock()
+			FROM unnest($1::text[]) AS n (name) ORDER BY n.name
 		ON CONFLICT (service, name) DO NOTHING`)
 
 	// takeJobs moves each job that is due by its period and returns all jobs. A job whose time is more than a period ahead
@@ -36,14 +37,16 @@ var (
 			SELECT j.name, j.due_at, w.every FROM mesh.periodic_job j JOIN wanted w USING (name)
 			WHERE j.service = current_user AND (j.due_at <= mesh.clock() OR j.due_at > mesh.clock() + w.every)
 		), alone AS MATERIALIZED (
-			SELECT due.* FROM due WHERE (SELECT pg_try_advisory_xact_lock(hashtextextended('mesh.periodic_job/' || current_user, 0)))
+			SELECT due.* FROM due
+				WHERE (SELECT pg_try_advisory_xact_lock(hashtextextended('mesh.periodic_job/' || current_user, 0)))
 		), taken AS (
 			UPDATE mesh.periodic_job j SET due_at = mesh.clock() + due.every FROM alone due
 			WHERE j.service = current_user AND j.name = due.name AND j.due_at = due.due_at
 			RETURNING j.name, j.due_at AS next_at, due.due_at
 		)
 		SELECT j.name, t.name IS NOT NULL AS taken,
-			CASE WHEN t.name IS NOT NULL AND j.name <> ALL ($3::text[]) THEN pg_try_advisory_lock(`+jobLock("j.name")+`) ELSE false END AS free,
+			CASE WHEN t.name IS NOT NULL AND j.name <> ALL ($3::text[])
+				THEN pg_try_advisory_lock(`+jobLock("j.name")+`) ELSE false END AS free,
 			COALESCE(GREATEST(extract(epoch FROM mesh.clock() - t.due_at), 0), 0)::float8 AS late,
 			extract(epoch FROM COALESCE(t.next_at, j.due_at) - mesh.clock())::float8 AS left
 		FROM mesh.periodic_job j JOIN wanted w USING (name) LEFT JOIN taken t USING (name)

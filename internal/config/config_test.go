@@ -77,7 +77,8 @@ func write(t *testing.T, text string) string {
 }
 
 func TestPrecedence(t *testing.T) {
-	file := write(t, "sweep: 10s\nratio: 0.5\ndatabase:\n  pool_size: 20\n  url: postgres://file\nregions: [a, b]\nplans:\n  - {name: small, gpus: 1, timeout: 5s}\nlabels: {x: y}\nera: 7\n")
+	file := write(t, "sweep: 10s\nratio: 0.5\ndatabase:\n  pool_size: 20\n  url: postgres://file\nregions: [a, "+
+		"b]\nplans:\n  - {name: small, gpus: 1, timeout: 5s}\nlabels: {x: y}\nera: 7\n")
 	got, err := config.Load(defaults(), config.LoadOptions{
 		File: file, EnvPrefix: "GPUAAS_LIFECYCLE_",
 		Environ: []string{

@@ -28,7 +28,9 @@ func TestALogOfAnEarlierBuildIsNotWrittenAnew(t *testing.T) {
 			must(t, err)
 			defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
 			_, err = admin.Exec(ctx, `DO $$ DECLARE s text; BEGIN
-				FOREACH s IN ARRAY '{events, lifecycle, nodeapi, recovery, readmodel, mesh}'::text[] LOOP EXECUTE 'DROP SCHEMA ' || s || ' CASCADE'; END LOOP;
+				FOREACH s IN ARRAY '{events, lifecycle, nodeapi, recovery, readmodel, mesh}'::text[] LOOP
+					EXECUTE 'DROP SCHEMA ' || s || ' CASCADE';
+				END LOOP;
 			END $$`)
 			must(t, err)
 			_, err = pg.Migrate(ctx, d.URL(pg.RoleOwner), pg.MigrateOptions{Files: upTo(t, last)})

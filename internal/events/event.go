@@ -91,17 +91,20 @@ func statementFor(evs []Event, contents []content) (*pg.Statement, []any) {
 
 const (
 	insertEvent = `
-		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, correlation_id,
+		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type,
+			correlation_id,
 			tenant_id, workspace_id, workflow_id, allocation_id, task_id, node_id, node_instance_id)`
 	insertUUIDs = `
-		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, correlation_uuid,
+		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type,
+			correlation_uuid,
 			tenant_uuid, workspace_uuid, workflow_uuid, allocation_uuid, task_uuid, node_uuid, node_instance_uuid)`
 )
 
 var (
 	appendOne = pg.DefineShared(writers, "events.append_one", insertEvent+`
-		VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, NULLIF($9::text, ''), NULLIF($10::text, ''), NULLIF($11::text, ''),
-			NULLIF($12::text, ''), NULLIF($13::text, ''), NULLIF($14::text, ''), NULLIF($15::text, ''), NULLIF($16::text, ''))`)
+		VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, NULLIF($9::text, ''), NULLIF($10::text, ''),
+			NULLIF($11::text, ''), NULLIF($12::text, ''), NULLIF($13::text, ''), NULLIF($14::text, ''),
+			NULLIF($15::text, ''), NULLIF($16::text, ''))`)
 	appendMany = pg.DefineShared(writers, "events.append_many", insertEvents(`e.aggregate_version`))
 	appendSeen = pg.Define(pg.RoleNodeAPI, "events.append_seen",
 		insertEvents(`(EXTRACT(EPOCH FROM mesh.clock()) * 1000000)::bigint - e.aggregate_version`))
@@ -111,9 +114,11 @@ var (
 	appendManyUUIDs = pg.DefineShared(writers, "events.append_many_uuids", insertUUIDs+`
 		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.payload::jsonb, e.body, e.body_type,
 			e.c1, e.c2, e.c3, e.c4, e.c5, e.c6, e.c7, e.c8
-		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bytea[], $8::text[], $9::uuid[],
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bytea[], $8::text[],
+			$9::uuid[],
 			$10::uuid[], $11::uuid[], $12::uuid[], $13::uuid[], $14::uuid[], $15::uuid[], $16::uuid[]) WITH ORDINALITY
-			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, c1, c2, c3, c4, c5, c6, c7, c8, n)
+			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, c1, c2, c3, c4, c5, c6,
+				c7, c8, n)
 		ORDER BY e.n`)
 )
 
@@ -124,9 +129,11 @@ func insertEvents(version string) string {
 		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, ` + version + `, e.payload::jsonb, e.body, e.body_type,
 			NULLIF(e.c1, ''), NULLIF(e.c2, ''), NULLIF(e.c3, ''), NULLIF(e.c4, ''),
 			NULLIF(e.c5, ''), NULLIF(e.c6, ''), NULLIF(e.c7, ''), NULLIF(e.c8, '')
-		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bytea[], $8::text[], $9::text[],
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bytea[], $8::text[],
+			$9::text[],
 			$10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[]) WITH ORDINALITY
-			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, c1, c2, c3, c4, c5, c6, c7, c8, n)
+			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, c1, c2, c3, c4, c5, c6,
+				c7, c8, n)
 		ORDER BY e.n`
 }
 

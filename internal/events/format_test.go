@@ -160,7 +160,8 @@ func TestAConsumerReadsBothFormats(t *testing.T) {
 	}
 	var asBytes, asJSON int
 	if err := pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE body IS NOT NULL AND payload IS NULL),
-		count(*) FILTER (WHERE payload IS NOT NULL AND body IS NULL) FROM events.event`).Scan(&asBytes, &asJSON); err != nil || asBytes != 2 || asJSON != 2 {
+		count(*) FILTER (WHERE payload IS NOT NULL AND body IS NULL)
+			FROM events.event`).Scan(&asBytes, &asJSON); err != nil || asBytes != 2 || asJSON != 2 {
 		t.Errorf("%d events as bytes, %d as JSON (%v)", asBytes, asJSON, err)
 	}
 }

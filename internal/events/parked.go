@@ -26,8 +26,8 @@ var (
 	park = pg.DefineByRole(writers, "events.park", func(schema string) string {
 		return `INSERT INTO ` + schema + `.parked_event (consumer, pos, event_id, kind, error, attempts)
 			VALUES ($1, $2, NULLIF($3, '')::uuid, $4, $5, $6)
-			ON CONFLICT (consumer, pos) DO UPDATE SET error = EXCLUDED.error, attempts = parked_event.attempts + EXCLUDED.attempts,
-				parked_at = mesh.clock()`
+			ON CONFLICT (consumer, pos) DO UPDATE
+			SET error = EXCLUDED.error, attempts = parked_event.attempts + EXCLUDED.attempts, parked_at = mesh.clock()`
 	})
 	listParked = pg.DefineByRole(writers, "events.list_parked", func(schema string) string {
 		return `SELECT ` + pg.Columns[ParkedEvent]("p") + ` FROM ` + schema +
@@ -40,7 +40,9 @@ var (
 		return `DELETE FROM ` + schema + `.parked_event WHERE consumer = $1 AND pos = $2`
 	})
 	parkAgain = pg.DefineByRole(writers, "events.park_again", func(schema string) string {
-		return `UPDATE ` + schema + `.parked_event SET error = $3, attempts = attempts + 1, parked_at = mesh.clock() WHERE consumer = $1 AND pos = $2`
+		return `UPDATE ` + schema + `.parked_event
+			SET error = $3, attempts = attempts + 1, parked_at = mesh.clock()
+			WHERE consumer = $1 AND pos = $2`
 	})
 )
 

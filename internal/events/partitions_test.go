@@ -32,7 +32,8 @@ func newDays(t *testing.T) days {
 	admin, err := pgx.Connect(ctx, d.AdminURL())
 	must(t, err)
 	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it has read
-	must(t, admin.QueryRow(ctx, `SELECT min(to_date(substr(c.relname, 7), 'YYYYMMDD')) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+	must(t, admin.QueryRow(ctx, `SELECT min(to_date(substr(c.relname, 7), 'YYYYMMDD')) FROM pg_inherits i
+		JOIN pg_class c ON c.oid = i.inhrelid
 		WHERE i.inhparent = 'events.event'::regclass AND c.relname ~ '[0-9]'`).Scan(&d.today))
 	d.seq = newSequencer(t, d.Database, nil, nil, events.SequencerConfig{})
 	d.at(0, 12*time.Hour)
@@ -72,7 +73,9 @@ func (d days) append(n int) {
 		must(d.t, d.seq.Drain(testkit.Context(d.t)))
 	}
 	for _, s := range []string{pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel} {
-		d.as(s, `INSERT INTO `+s+`.event_cursor (name, pos) SELECT 'c', max(last_pos) FROM events.numbered ON CONFLICT (name) DO UPDATE SET pos = excluded.pos`)
+		d.as(s, `INSERT INTO `+s+`.event_cursor (name, pos)
+			SELECT 'c', max(last_pos) FROM events.numbered
+			ON CONFLICT (name) DO UPDATE SET pos = excluded.pos`)
 	}
 }
 
@@ -82,7 +85,8 @@ func (d days) as(role, sql string) {
 	must(d.t, err)
 }
 
-const cutOnce = `SELECT x.cut, x.next IS NOT NULL FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 500) x`
+const cutOnce = `SELECT x.cut, x.next IS NOT NULL
+	FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 500) x`
 
 // cut walks to the end and returns how many events were cut.
 func (d days) cut() int64 {
@@ -102,9 +106,11 @@ func (d days) parts() string {
 	admin, err := pgx.Connect(ctx, d.AdminURL())
 	must(d.t, err)
 	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
-	rows, err := admin.Query(ctx, `SELECT concat_ws(' ', CASE WHEN c.relname ~ '[0-9]' THEN (to_date(substr(c.relname, 7), 'YYYYMMDD') - $1::date)::text
+	rows, err := admin.Query(ctx, `SELECT concat_ws(' ', CASE WHEN c.relname ~ '[0-9]'
+		THEN (to_date(substr(c.relname, 7), 'YYYYMMDD') - $1::date)::text
 			ELSE substr(c.relname, 7) END, nullif((SELECT count(*) FROM events.event e WHERE e.tableoid = c.oid), 0))
-		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'events.event'::regclass ORDER BY c.relname`, d.today)
+		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'events.event'::regclass
+			ORDER BY c.relname`, d.today)
 	must(d.t, err)
 	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	must(d.t, err)
@@ -153,8 +159,10 @@ func TestADayOfEventsIsDropped(t *testing.T) {
 	for why, keep := range map[string][2]string{
 		"unread": {`UPDATE recovery.event_cursor SET pos = pos - 11`, `UPDATE recovery.event_cursor SET pos = pos + 11`},
 		"parked": {`INSERT INTO recovery.parked_event (consumer, pos, event_id, kind, error, attempts)
-			SELECT 'c', min(first_pos), gen_random_uuid(), 'k', 'e', 1 FROM events.numbered`, `DELETE FROM recovery.parked_event`},
-		"rebuild": {`INSERT INTO recovery.event_cursor (name, pos) VALUES ('rebuild', 0)`, `DELETE FROM recovery.event_cursor WHERE name = 'rebuild'`},
+			SELECT 'c', min(first_pos), gen_random_uuid(), 'k', 'e', 1
+				FROM events.numbered`, `DELETE FROM recovery.parked_event`},
+		"rebuild": {`INSERT INTO recovery.event_cursor (name, pos)
+			VALUES ('rebuild', 0)`, `DELETE FROM recovery.event_cursor WHERE name = 'rebuild'`},
 	} {
 		d.as(pg.RoleRecovery, keep[0])
 		if n := d.cut(); n != 0 || !slices.Equal(d.read(), all) {
@@ -192,7 +200,8 @@ func TestADayOfEventsIsDropped(t *testing.T) {
 	}
 	var limit string
 	must(t, d.OwnerPool().QueryRow(ctx,
-		`SELECT array_to_string(proconfig, ', ') FROM pg_proc WHERE oid = 'events.keep_partitions(bigint)'::regprocedure`).Scan(&limit))
+		`SELECT array_to_string(proconfig, ', ') FROM pg_proc
+			WHERE oid = 'events.keep_partitions(bigint)'::regprocedure`).Scan(&limit))
 	if !strings.Contains(limit, "lock_timeout=200ms") {
 		t.Errorf("what changes partitions waits for locks by %q", limit)
 	}
@@ -213,7 +222,8 @@ func TestEventsOfNoPartitionAreCut(t *testing.T) {
 	d.append(1)
 	var next int64
 	must(t, d.OwnerPool().QueryRow(ctx,
-		`SELECT setval('events.event_seq_seq', (floor(extract(epoch FROM mesh.clock()) / 86400)::bigint + 4) << 32)`).Scan(&next))
+		`SELECT setval('events.event_seq_seq', (floor(extract(epoch
+			FROM mesh.clock()) / 86400)::bigint + 4) << 32)`).Scan(&next))
 	d.append(3)
 	d.at(3, 12*time.Hour)
 	d.cut()

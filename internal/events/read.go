@@ -30,7 +30,8 @@ var (
 
 	countBetween = pg.DefineShared(writers, "events.count_between", `
 		SELECT $1::bigint = 0
-				OR COALESCE((SELECT n.first_pos <= $1 FROM events.numbered n WHERE n.last_pos >= $1 ORDER BY n.last_pos LIMIT 1), false) AS known,
+				OR COALESCE((SELECT n.first_pos <= $1 FROM events.numbered n WHERE n.last_pos >= $1 ORDER BY n.last_pos
+					LIMIT 1), false) AS known,
 			LEAST($3::bigint, COALESCE((SELECT sum(LEAST(n.last_pos, $2) - GREATEST(n.first_pos - 1, $1)) FROM (
 				SELECT x.first_pos, x.last_pos FROM events.numbered x WHERE x.last_pos > $1 ORDER BY x.last_pos LIMIT $3) n
 				WHERE n.first_pos <= $2), 0))::bigint AS count`)
@@ -38,7 +39,8 @@ var (
 	rangesAfter = pg.DefineShared(writers, "events.ranges_after", `
 		SELECT `+pg.Columns[numberRange]("n")+`
 		FROM (SELECT x.first_pos, x.last_pos, x.seqs,
-				sum(x.last_pos - GREATEST(x.first_pos - 1, $1)) OVER (ORDER BY x.last_pos ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+				sum(x.last_pos - GREATEST(x.first_pos - 1, $1)) OVER (ORDER BY x.last_pos ROWS BETWEEN UNBOUNDED PRECEDING
+					AND 1 PRECEDING) AS before
 			FROM (SELECT first_pos, last_pos, seqs FROM events.numbered WHERE last_pos > $1 ORDER BY last_pos LIMIT $2) x) n
 		WHERE COALESCE(n.before, 0) < $2
 		ORDER BY n.last_pos`)

@@ -82,7 +82,8 @@ func TestACutKeepsWhatIsUnread(t *testing.T) {
 					continue // the event was replayed and cut before
 				}
 				slowest = min(slowest, parked-1)
-				exec(rt, s, `INSERT INTO `+s+`.parked_event (consumer, pos, event_id, kind, error, attempts) VALUES ('c', $1, $2, 'k', 'e', 1)`,
+				exec(rt, s, `INSERT INTO `+s+`.parked_event (consumer, pos, event_id, kind, error, attempts)
+						VALUES ('c', $1, $2, 'k', 'e', 1)`,
 					parked, before[parked])
 			}
 		}
@@ -92,7 +93,8 @@ func TestACutKeepsWhatIsUnread(t *testing.T) {
 			term = 0
 		}
 		// A term that the caller passes counts only if it is longer than that of the policy.
-		exec(rt, pg.RoleRecovery, `INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', $1, 'test')
+		exec(rt, pg.RoleRecovery, `INSERT INTO mesh.policy (key, value, updated_by)
+			VALUES ('retention.events_seconds', $1, 'test')
 			ON CONFLICT (key) DO UPDATE SET value = $1`, strconv.Itoa(int(term.Seconds())))
 		for next := new(string); next != nil; {
 			if err := reader.QueryRow(ctx, `SELECT x.next::text FROM events.cut_events(make_interval(secs => $1), $2, $3) x`,

@@ -154,7 +154,8 @@ const (
 	// event that this one was to number. The waiting session releases its place in the queue only when it has the lock, so
 	// no session relies on one that has already read the log. The inner CASE keeps that order.
 	turnUnlessCovered = `CASE WHEN pg_try_advisory_xact_lock(%[1]d) THEN true
-		WHEN pg_try_advisory_lock(%[2]d) THEN CASE WHEN pg_advisory_xact_lock(%[1]d)::text = '' THEN pg_advisory_unlock(%[2]d) END
+		WHEN pg_try_advisory_lock(%[2]d) THEN CASE WHEN pg_advisory_xact_lock(%[1]d)::text = '' THEN pg_advisory_unlock(%[2]d)
+			END
 		ELSE false END`
 	// turnAfterAll waits for the lock in any case.
 	turnAfterAll = `pg_advisory_xact_lock(%[1]d)::text = ''`

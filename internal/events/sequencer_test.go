@@ -45,7 +45,8 @@ func newest(t *testing.T, d *testkit.Database) string {
 	t.Helper()
 	var row string
 	must(t, d.Pool(pg.RoleReadmodel).QueryRow(t.Context(),
-		"SELECT seqs || ' at ' || first_pos || '-' || last_pos || ', open ' || open FROM events.numbered ORDER BY last_pos DESC LIMIT 1").Scan(&row))
+		"SELECT seqs || ' at ' || first_pos || '-' || last_pos || ', open ' || open FROM events.numbered ORDER BY "+
+			"last_pos DESC LIMIT 1").Scan(&row))
 	return row
 }
 
@@ -151,8 +152,10 @@ func TestATransactionHasItsIDBeforeItDrawsASeq(t *testing.T) {
 	defer func() { _ = admin.Close(context.Background()) }()
 	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting, hasID bool
-		if err := admin.QueryRow(ctx, `SELECT count(*) > 0, COALESCE(bool_and(a.backend_xid IS NOT NULL), false) FROM pg_locks l
-			JOIN pg_stat_activity a USING (pid) WHERE l.relation = 'events.event_seq_seq'::regclass AND NOT l.granted`).Scan(&waiting, &hasID); err != nil {
+		if err := admin.QueryRow(ctx, `SELECT count(*) > 0, COALESCE(bool_and(a.backend_xid IS NOT NULL), false)
+			FROM pg_locks l
+			JOIN pg_stat_activity a USING (pid)
+				WHERE l.relation = 'events.event_seq_seq'::regclass AND NOT l.granted`).Scan(&waiting, &hasID); err != nil {
 			return err
 		}
 		if waiting && !hasID {
@@ -172,7 +175,8 @@ func waiters(t *testing.T, conn *pgx.Conn) (waiting, holding int) {
 	t.Helper()
 	must(t, conn.QueryRow(t.Context(),
 		`SELECT count(*) FILTER (WHERE NOT granted), count(*) FILTER (WHERE granted) FROM pg_locks
-		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`).Scan(&waiting, &holding))
+		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database
+			WHERE datname = current_database())`).Scan(&waiting, &holding))
 	return waiting, holding
 }
 
@@ -348,7 +352,8 @@ func TestReadingOverManyRounds(t *testing.T) {
 				t.Fatalf("between neighbours: %d, %v", behind, err)
 			}
 		}
-		_, err = reader.Exec(ctx, `INSERT INTO readmodel.event_cursor (name, pos) VALUES ('probe', $1) ON CONFLICT (name) DO UPDATE SET pos = EXCLUDED.pos`, want[i].Pos)
+		_, err = reader.Exec(ctx, `INSERT INTO readmodel.event_cursor (name, pos) VALUES ('probe', $1)
+			ON CONFLICT (name) DO UPDATE SET pos = EXCLUDED.pos`, want[i].Pos)
 		must(t, err)
 		must(t, consumer.WaitFor(ctx, want[i].ID))
 		if i+1 < total {

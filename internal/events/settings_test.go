@@ -25,12 +25,16 @@ func TestChangesOfSettingsAreHeard(t *testing.T) {
 		t.Fatal("the signal does not know of the connection")
 	}
 	for _, change := range []struct{ role, sql string }{
-		{pg.RoleRecovery, `INSERT INTO mesh.policy (key, value, updated_at, updated_by, reason) VALUES ('k', '1', mesh.clock(), 'test', 'test')`},
+		{pg.RoleRecovery, `INSERT INTO mesh.policy (key, value, updated_at, updated_by, reason)
+			VALUES ('k', '1', mesh.clock(), 'test', 'test')`},
 		{pg.RoleRecovery, `UPDATE mesh.policy SET value = '2' WHERE key = 'k'`},
-		{pg.RoleRecovery, `INSERT INTO mesh.key_rotation (rotation_id, kind, idempotency_key, requested_by, reason, requested_at)
+		{pg.RoleRecovery, `INSERT INTO mesh.key_rotation (rotation_id, kind, idempotency_key, requested_by, reason,
+			requested_at)
 			VALUES (gen_random_uuid(), 'task_signing', 'k', 'test', 'test', mesh.clock())`},
-		{pg.RoleLifecycle, `INSERT INTO mesh.signing_key (kind, key_id, public_key, state, file, endorsed_by, endorsement, made_by, made_at, state_at)
-			VALUES ('task_signing', 'k', decode(repeat('00', 32), 'hex'), 'signing', 'f', '', '', 'test', mesh.clock(), mesh.clock())`},
+		{pg.RoleLifecycle, `INSERT INTO mesh.signing_key (kind, key_id, public_key, state, file, endorsed_by, endorsement,
+			made_by, made_at, state_at)
+			VALUES ('task_signing', 'k', decode(repeat('00', 32), 'hex'), 'signing', 'f', '', '', 'test', mesh.clock(),
+				mesh.clock())`},
 		{pg.RoleLifecycle, `UPDATE mesh.signing_key SET needed_by = 'a test' WHERE key_id = 'k'`},
 	} {
 		heard, other := settings.C(), numbered.C()

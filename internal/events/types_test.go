@@ -53,7 +53,8 @@ func TestWhatAKindSaysIsNotStored(t *testing.T) {
 		}
 	}
 	var repeated int
-	if err := pool.QueryRow(ctx, `SELECT count(*) FROM events.event WHERE body_type <> '' OR task_id IS NOT NULL OR task_uuid IS NOT NULL`).Scan(&repeated); err != nil {
+	if err := pool.QueryRow(ctx, `SELECT count(*) FROM events.event
+		WHERE body_type <> '' OR task_id IS NOT NULL OR task_uuid IS NOT NULL`).Scan(&repeated); err != nil {
 		t.Fatal(err)
 	}
 	if repeated != 1 {

@@ -85,8 +85,10 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 		TaskID: ids.New(), NodeID: ids.New(), NodeInstanceID: ids.New(),
 	}
 	first := ids.New()
-	before := `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, body, body_type, correlation_id, tenant_id, workspace_id,
-		workflow_id, allocation_id, task_id, node_id, node_instance_id) VALUES ($1, 'e', 'probe', 'x', 1, '', '', $2, $3, $4, $5, $6, $7, $8, $9)`
+	before := `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, body, body_type,
+		correlation_id, tenant_id, workspace_id,
+		workflow_id, allocation_id, task_id, node_id, node_instance_id)
+			VALUES ($1, 'e', 'probe', 'x', 1, '', '', $2, $3, $4, $5, $6, $7, $8, $9)`
 	args := []any{
 		first, of.CorrelationID, of.TenantID, of.WorkspaceID, of.WorkflowID, of.AllocationID, of.TaskID,
 		of.NodeID, of.NodeInstanceID,
@@ -211,7 +213,8 @@ func TestTheWayBackSaysWhatKindsSay(t *testing.T) {
 		if _, err := events.Append(ctx, tx, e, event("without.message", "x", 1)); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, body, body_type)
+		_, err := tx.Exec(ctx, `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, body,
+			body_type)
 			SELECT gen_random_uuid(), kind, 'kind', kind, 1, '\x0000', '' FROM unnest($1::text[]) AS u (kind)`,
 			slices.Sorted(maps.Keys(events.TypeOfKind)))
 		return err

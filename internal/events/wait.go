@@ -48,7 +48,8 @@ var (
 		return `
 		WITH cur AS (SELECT COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $1), 0) AS pos)
 		SELECT cur.pos, COALESCE((SELECT max(last_pos) FROM events.numbered), 0),
-			COALESCE((SELECT sum(n.last_pos - GREATEST(n.first_pos - 1, cur.pos)) FROM events.numbered n WHERE n.last_pos > cur.pos), 0)::bigint,
+			COALESCE((SELECT sum(n.last_pos - GREATEST(n.first_pos - 1, cur.pos))
+				FROM events.numbered n WHERE n.last_pos > cur.pos), 0)::bigint,
 			unnumbered.n, COALESCE(EXTRACT(EPOCH FROM mesh.clock() - unnumbered.oldest), 0)::float8,
 			(SELECT count(*) FROM ` + schema + `.parked_event p WHERE p.consumer = $1)
 		FROM cur, (
@@ -82,7 +83,8 @@ func positionsOf(schema, event string) string {
 // rows, however far behind the consumer is.
 func UnreadSQL(schema, consumer string) string {
 	return `COALESCE((SELECT max(EXTRACT(EPOCH FROM mesh.clock() - unread.created_at)) FROM (
-		SELECT e.created_at FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
+		SELECT e.created_at
+			FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
 			CROSS JOIN LATERAL (
 				SELECT x.created_at FROM events.event x WHERE x.seq >= lower(r) AND x.seq < COALESCE(upper(r), 9223372036854775807)
 				ORDER BY x.seq LIMIT 1) e

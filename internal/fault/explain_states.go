@@ -13,7 +13,8 @@ var states = []Explanation{
 		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
-		Code: "agent_down", Meaning: "nothing was heard of the agent for longer than node.heartbeat_stale_after_seconds, while we listened",
+		Code: "agent_down", Meaning: "nothing was heard of the agent for longer than node.heartbeat_stale_after_seconds, " +
+			"while we listened",
 		Impact: "no work is offered to it; its workloads go on unless the host is down", Owner: "agent / host",
 		NextAction: "wait; restart the agent on its host", Action: commonv1.Action_ACTION_WAIT,
 	},
@@ -29,37 +30,47 @@ var states = []Explanation{
 		Action: commonv1.Action_ACTION_STOP,
 	},
 	{
-		Code: "step_stalled", Meaning: "the step under way has shown no progress for longer than its budget, and has not succeeded since; the flag stops nothing",
+		Code: "step_stalled", Meaning: "the step under way has shown no progress for longer than its budget, and has not " +
+			"succeeded since; the flag stops nothing",
 		Impact: "the operation goes on waiting; other workspaces are not touched", Owner: "lifecycle",
-		NextAction: "read the likely cause and the advice of `gpuaas workspaces timeline`; an instance that does not connect is replaced by the watchdog within its budgets; " +
+		NextAction: "read the likely cause and the advice of `gpuaas workspaces timeline`; an instance that does not " +
+			"connect is replaced by the watchdog within its budgets; " +
 			"else cancel, reset and retry",
 		Action: commonv1.Action_ACTION_WAIT,
 	},
 	{
-		Code: "register_failing", Meaning: "the workspace's instance is refused when it registers; `gpuaas workspaces get` shows the count and the last refusal",
-		Impact:     "the workspace waits for its instance, whose agent asks again by itself; other workspaces are not touched",
-		Owner:      "recovery",
-		NextAction: "wait: the gate opens again for the instance of the present epoch; if the count goes on growing, recreate the workspace",
-		Action:     commonv1.Action_ACTION_WAIT,
+		Code: "register_failing", Meaning: "the workspace's instance is refused when it registers; `gpuaas workspaces " +
+			"get` shows the count and the last refusal",
+		Impact: "the workspace waits for its instance, whose agent asks again by itself; other workspaces are not " +
+			"touched",
+		Owner: "recovery",
+		NextAction: "wait: the gate opens again for the instance of the present epoch; if the count goes on growing, " +
+			"recreate the workspace",
+		Action: commonv1.Action_ACTION_WAIT,
 	},
 	{
-		Code: "workload_stopped", Meaning: "a workload of an active workspace has ended and is not restarted: its restart policy leaves it so",
-		Impact:     "what the workload did is done or has failed; its node, other workspaces and the platform are fine",
-		Owner:      "workload",
-		NextAction: "read its output with `gpuaas workspaces logs`; if it failed, correct what it depends on and recreate the workspace",
-		Action:     commonv1.Action_ACTION_STOP,
+		Code: "workload_stopped", Meaning: "a workload of an active workspace has ended and is not restarted: its restart " +
+			"policy leaves it so",
+		Impact: "what the workload did is done or has failed; its node, other workspaces and the platform are fine",
+		Owner:  "workload",
+		NextAction: "read its output with `gpuaas workspaces logs`; if it failed, correct what it depends on and recreate " +
+			"the workspace",
+		Action: commonv1.Action_ACTION_STOP,
 	},
 	{
-		Code: "operation_joined", Meaning: "an operation that serves the request was under way: the request was joined to it and began nothing",
+		Code: "operation_joined", Meaning: "an operation that serves the request was under way: the request was joined to " +
+			"it and began nothing",
 		Impact: "none: one operation runs, whoever asked", Owner: "lifecycle",
 		NextAction: "wait for the operation whose id was answered",
 		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
-		Code: "release_failed", Meaning: "what an allocation has left on its node could not be cleaned up before the deadline",
-		Impact:     "the node is cordoned and the allocation stays occupied; what already runs on the node goes on",
-		Owner:      "lifecycle",
-		NextAction: "bring the node back and `gpuaas allocations retry-release`; or `gpuaas allocations force-release` with evidence and a reason",
-		Action:     commonv1.Action_ACTION_WAIT,
+		Code: "release_failed", Meaning: "what an allocation has left on its node could not be cleaned up before the " +
+			"deadline",
+		Impact: "the node is cordoned and the allocation stays occupied; what already runs on the node goes on",
+		Owner:  "lifecycle",
+		NextAction: "bring the node back and `gpuaas allocations retry-release`; or `gpuaas allocations force-release` " +
+			"with evidence and a reason",
+		Action: commonv1.Action_ACTION_WAIT,
 	},
 }

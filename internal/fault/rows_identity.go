@@ -162,7 +162,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_RECORDS_MISSING: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerControl,
 		Public: "the control plane lacks records of many nodes at once and suspects itself",
-		Remedy: "find out what recovery has lost: `gpuaas brake status`, `gpuaas incidents list`; nodes come back by themselves once their records are back",
+		Remedy: "find out what recovery has lost: `gpuaas brake status`, `gpuaas incidents list`; nodes come back by " +
+			"themselves once their records are back",
 		Impact: "the node has no session meanwhile and is neither refused for good nor put on hold; its workloads go on",
 	},
 	commonv1.Reason_REASON_RECORD_UNREADABLE: {

@@ -48,7 +48,8 @@ var requestRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_UNAUTHENTICATED: {
 		Code: connect.CodeUnauthenticated, Action: stop, Owner: ownerCaller,
 		Public: "the caller has not proved who it is",
-		Remedy: "present a token that is known and has not ended: a person with the role security makes one with `gpuaas people create NAME --role R`; " +
+		Remedy: "present a token that is known and has not ended: a person with the role security makes one with `gpuaas " +
+			"people create NAME --role R`; " +
 			"a service presents the certificate that this listener asks for",
 		Impact: "only this caller",
 	},

@@ -177,7 +177,8 @@ var workspaceRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP: {
 		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerCaller,
 		Public: "the workload exits again and again",
-		Remedy: "read its last output in `gpuaas workspaces timeline`, or with `gpuaas workspaces logs --previous` if the workspace is active, " +
+		Remedy: "read its last output in `gpuaas workspaces timeline`, or with `gpuaas workspaces logs --previous` if the " +
+			"workspace is active, " +
 			"correct its command, image or environment, and create the workspace anew",
 		Impact: "this workspace's app; its node and the platform are fine",
 	},
@@ -214,13 +215,15 @@ var workspaceRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_NODE_DISK_FULL: {
 		Code: connect.CodeResourceExhausted, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerAgent + " / host",
 		Public: "the node's state directory has no room",
-		Remedy: "free room on the node's disk, in the directory that the finding names; the node takes work again by itself once its agent sees room",
+		Remedy: "free room on the node's disk, in the directory that the finding names; the node takes work again by " +
+			"itself once its agent sees room",
 		Impact: "nothing new is placed on this node and nothing is made there; what runs there goes on",
 	},
 	commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN: {
 		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerOperator,
 		Public: "an environment value of the workspace was sealed under a key that lifecycle does not have",
-		Remedy: "put the key back into lifecycle's workload_secrets_keys_file and restart lifecycle; without it, create the workspace anew with its values",
+		Remedy: "put the key back into lifecycle's workload_secrets_keys_file and restart lifecycle; without it, create " +
+			"the workspace anew with its values",
 		Impact: "the workspaces with values under that key cannot be deployed again; what runs goes on",
 	},
 	commonv1.Reason_REASON_WORKLOAD_SECRET_INVALID: {

@@ -160,7 +160,8 @@ func readKey(path string, kind Kind) (privateKey, error) {
 		return privateKey{}, errors.New("it cannot be read")
 	}
 	if !closedToOthers(info, os.Geteuid(), groupsOf()) {
-		return privateKey{}, fmt.Errorf("its mode is %04o: others than its owner may use it (`chmod 600`; a secret of Kubernetes: 0440 and the pod's group)",
+		return privateKey{}, fmt.Errorf("its mode is %04o: others than its owner may use it (`chmod 600`; a secret of "+
+			"Kubernetes: 0440 and the pod's group)",
 			info.Mode().Perm())
 	}
 	data, err := pki.ReadFile(path)

@@ -22,7 +22,9 @@ func (s *Set) due(p *part, rows []Key, open []Rotation) bool {
 		return true
 	}
 	// A request for an issuer of services waits for a file.
-	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == p.Kind && (r.Kind != Services || ended(r, s.now())) }) {
+	if slices.ContainsFunc(
+		open, func(r Rotation) bool { return r.Kind == p.Kind && (r.Kind != Services || ended(r, s.now())) },
+	) {
 		return true
 	}
 	if len(p.orphans(rows)) > 0 {

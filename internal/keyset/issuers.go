@@ -272,7 +272,8 @@ func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certi
 		out = append(out, difference{
 			what: fmt.Sprintf("the certificate in %s is of issuer %s, which the set does not have", i.Store.Path(),
 				pki.RootID(root)),
-			remedy: fmt.Sprintf("add the certificate of the issuer to the tls.ca_file of each service, or replace %s by a certificate of the issuer that "+
+			remedy: fmt.Sprintf("add the certificate of the issuer to the tls.ca_file of each service, or replace %s by a "+
+				"certificate of the issuer that "+
 				"`gpuaas keys list` shows as signing", i.Store.Path()),
 			starts: true,
 		})

@@ -68,11 +68,13 @@ var (
 		)
 		INSERT INTO mesh.key_replica (service, replica_id, takes, holds, problems, seen_at)
 		SELECT current_user, $1, $2, $3, $4, mesh.clock() WHERE NOT EXISTS (SELECT FROM kept)
-		ON CONFLICT (service, replica_id) DO UPDATE SET takes = EXCLUDED.takes, holds = EXCLUDED.holds, problems = EXCLUDED.problems,
+		ON CONFLICT (service, replica_id) DO UPDATE
+			SET takes = EXCLUDED.takes, holds = EXCLUDED.holds, problems = EXCLUDED.problems,
 			seen_at = EXCLUDED.seen_at`)
 
 	deleteReplicas = pg.DefineShared(services, "keyset.delete_replicas", `
-		DELETE FROM mesh.key_replica WHERE service = current_user AND (replica_id = $1 OR seen_at < mesh.clock() - interval '1 day')`)
+		DELETE FROM mesh.key_replica
+			WHERE service = current_user AND (replica_id = $1 OR seen_at < mesh.clock() - interval '1 day')`)
 
 	takeKindLock = pg.DefineShared(signers, "keyset.take_kind_lock", `
 		SELECT pg_advisory_xact_lock(hashtextextended('mesh.signing_key/' || $1::text, 0))`)
@@ -83,11 +85,13 @@ var (
 	readClock = pg.DefineShared(services, "keyset.read_clock", `SELECT mesh.clock()`)
 
 	insertKey = pg.DefineShared(signers, "keyset.insert_key", `
-		INSERT INTO mesh.signing_key (kind, key_id, public_key, state, file, endorsed_by, endorsement, made_by, made_at, state_at, returned)
+		INSERT INTO mesh.signing_key (kind, key_id, public_key, state, file, endorsed_by, endorsement, made_by, made_at,
+			state_at, returned)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, mesh.clock(), mesh.clock(), $9) ON CONFLICT DO NOTHING`)
 
 	moveKey = pg.DefineShared(signers, "keyset.move_key", `
-		UPDATE mesh.signing_key SET state = $4, state_at = mesh.clock(), needed_by = '' WHERE kind = $1 AND key_id = $2 AND state = $3`)
+		UPDATE mesh.signing_key SET state = $4, state_at = mesh.clock(), needed_by = ''
+			WHERE kind = $1 AND key_id = $2 AND state = $3`)
 
 	noteNeed = pg.DefineShared(signers, "keyset.note_need", `
 		UPDATE mesh.signing_key SET needed_by = $4 WHERE kind = $1 AND key_id = $2 AND state = $3 AND needed_by <> $4`)

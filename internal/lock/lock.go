@@ -135,7 +135,8 @@ func New(deps Deps, config Config) (*Lock, error) {
 		client: deps.Client, config: config,
 		breaker: &breaker{logger: deps.Logger, least: config.Cooldown, most: config.MaxCooldown},
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "lock_answers_total", Help: "Answers of the lock store by operation and outcome; unknown ones went straight to Postgres.",
+			Name: "lock_answers_total", Help: "Answers of the lock store by operation and outcome; unknown ones went " +
+				"straight to Postgres.",
 		}, []string{"operation", "outcome"}),
 	}
 	if deps.Metrics != nil {
@@ -188,7 +189,10 @@ func (l *Lock) acquire(ctx context.Context, workspaceID, runID string) Outcome {
 
 const compareAndDelete = `if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`
 
-const compareAndExpire = `if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("PEXPIRE", KEYS[1], ARGV[2]) end return 0`
+const compareAndExpire = `if redis.call("GET", KEYS[1]) == ARGV[1] then
+	return redis.call("PEXPIRE", KEYS[1], ARGV[2])
+end
+return 0`
 
 // Release removes the lock if this run has it, and reports whether it did. Without an answer it returns false; the lock
 // then ends at its expiry.
@@ -237,7 +241,8 @@ func (l *Lock) Check(ctx context.Context) error {
 	if err := l.client.Ping(ctx).Err(); err != nil {
 		return fault.New(commonv1.Reason_REASON_UNAVAILABLE,
 			"Redis does not answer within its budget; joins ask Postgres, which costs latency alone",
-			fault.Remedy("look at the Redis that redis_url_file names, and start it again; nothing waits for it and nothing in it is to be restored"),
+			fault.Remedy("look at the Redis that redis_url_file names, and start it again; nothing waits for it and nothing "+
+				"in it is to be restored"),
 			fault.Cause(err))
 	}
 	return nil

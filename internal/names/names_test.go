@@ -153,9 +153,14 @@ func TestMarshalJSONOfADenial(t *testing.T) {
 	}{
 		{
 			"unset fields are printed", &commonv1.Denial{},
-			`{"reason":"unspecified","action":"unspecified","retry_after":null,"message":"","remedy":"","unmet":[],"conflicting_id":"","correlation_id":""}`,
+			`{"reason":"unspecified","action":"unspecified","retry_after":null,"message":"","remedy":"","unmet":[],` +
+				`"conflicting_id":"","correlation_id":""}`,
 		},
-		{"full", full, `{"reason":"quota_exceeded","action":"stop","retry_after":1.5,"message":"a \"quote\" \u003ctag\u003e\n","remedy":"","unmet":["gpus"],"conflicting_id":"","correlation_id":"c"}`},
+		{
+			"full", full,
+			`{"reason":"quota_exceeded","action":"stop","retry_after":1.5,"message":"a \"quote\" \u003ctag\u003e\n",` +
+				`"remedy":"","unmet":["gpus"],"conflicting_id":"","correlation_id":"c"}`,
+		},
 		{"timestamp", timestamppb.New(time.Date(2026, 3, 1, 12, 0, 0, 250_000_000, time.UTC)), `"2026-03-01T12:00:00.25Z"`},
 		{"whole duration", durationpb.New(90 * time.Second), `90`},
 		{"negative duration", durationpb.New(-1500 * time.Millisecond), `-1.5`},
@@ -193,7 +198,10 @@ func kinds(t *testing.T) protoreflect.MessageType {
 	t.Helper()
 	type d = descriptorpb.FieldDescriptorProto
 	n := int32(0)
-	field := func(name string, kind descriptorpb.FieldDescriptorProto_Type, label descriptorpb.FieldDescriptorProto_Label, typeName string) *d {
+	field := func(
+		name string, kind descriptorpb.FieldDescriptorProto_Type, label descriptorpb.FieldDescriptorProto_Label,
+		typeName string,
+	) *d {
 		n++
 		f := &d{Name: proto.String(name), Number: proto.Int32(n), Type: kind.Enum(), Label: label.Enum()}
 		if typeName != "" {
@@ -264,11 +272,18 @@ func TestMarshalAndUnmarshalEveryKind(t *testing.T) {
 	}{
 		{
 			name: "empty",
-			json: `{"flag":false,"small":0,"big":0,"ubig":0,"usmall":0,"single":0,"double_value":0,"raw":"","type":"unspecified","at":null,"ttl_seconds":null,"denials":[],"states":[],"labels":{},"counts":{},"maybe":null,"text_choice":null,"number_choice":null}`,
+			json: `{"flag":false,"small":0,"big":0,"ubig":0,"usmall":0,"single":0,"double_value":0,"raw":"",` +
+				`"type":"unspecified","at":null,"ttl_seconds":null,"denials":[],"states":[],"labels":{},"counts":{},` +
+				`"maybe":null,"text_choice":null,"number_choice":null}`,
 		},
 		{
 			name: "set",
-			json: `{"flag":true,"small":-5,"big":9223372036854775807,"ubig":18446744073709551615,"usmall":7,"single":0.25,"double_value":1.5,"raw":"AAE=","type":"workload.deploy","at":"2026-03-01T12:00:00Z","ttl_seconds":2.25,"denials":[{"reason":"conflict","action":"wait","retry_after":3,"message":"m","remedy":"r","unmet":["a"],"conflicting_id":"x","correlation_id":"y"}],"states":["queued","outcome_unknown"],"labels":{"a":"1","b":"2"},"counts":{"-1":true,"2":false},"maybe":0,"text_choice":"","number_choice":null}`,
+			json: `{"flag":true,"small":-5,"big":9223372036854775807,"ubig":18446744073709551615,"usmall":7,` +
+				`"single":0.25,"double_value":1.5,"raw":"AAE=","type":"workload.deploy","at":"2026-03-01T12:00:00Z",` +
+				`"ttl_seconds":2.25,"denials":[{"reason":"conflict","action":"wait","retry_after":3,"message":"m",` +
+				`"remedy":"r","unmet":["a"],"conflicting_id":"x","correlation_id":"y"}],` +
+				`"states":["queued","outcome_unknown"],"labels":{"a":"1","b":"2"},"counts":{"-1":true,"2":false},` +
+				`"maybe":0,"text_choice":"","number_choice":null}`,
 		},
 	}
 	for _, tt := range tests {

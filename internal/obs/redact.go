@@ -10,10 +10,12 @@ import (
 const Redacted = "[redacted]"
 
 var (
-	pemBlock    = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)`)
-	compactJWT  = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*`)
-	bearer      = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`)
-	assignment  = regexp.MustCompile(`(?i)\b([a-z_-]*(?:password|secret|token|passwd|api_key))(["']?\s*[=:]\s*["']?)([^\s"'&,;]{4,})`)
+	pemBlock   = regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)`)
+	compactJWT = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*`)
+	bearer     = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}`)
+	assignment = regexp.MustCompile(
+		`(?i)\b([a-z_-]*(?:password|secret|token|passwd|api_key))(["']?\s*[=:]\s*["']?)([^\s"'&,;]{4,})`,
+	)
 	urlUserinfo = regexp.MustCompile(`([a-z][a-z0-9+.-]*://[^\s/:@]+):[^\s/@]+@`)
 	urlQuery    = regexp.MustCompile(`(https?|wss?)(://[^\s?"'<>]+)\?[^\s"'<>]*`)
 )

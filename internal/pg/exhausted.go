@@ -56,7 +56,8 @@ func exhausted(code string, cause error) error {
 	switch code {
 	case codeDiskFull:
 		public = "the database has no disk space left"
-		remedy = "free space on the volumes of the database and of its write-ahead log; what was acknowledged is kept, and running workloads go on"
+		remedy = "free space on the volumes of the database and of its write-ahead log; what was acknowledged is kept, " +
+			"and running workloads go on"
 	case codeOutOfMemory:
 		public, remedy = "the database has no memory left",
 			"give the database server more memory, or lower its work_mem and max_connections"

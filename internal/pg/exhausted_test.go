@@ -63,7 +63,8 @@ func TestRolesHaveTheTimeoutOfIdleTransactions(t *testing.T) {
 	d := testkit.DB(t)
 	admin := connect(t, d.AdminURL())
 	for _, role := range append(pg.Roles(), pg.RoleOwner) {
-		settings := list(t, admin, "SELECT unnest(setconfig) FROM pg_db_role_setting JOIN pg_roles r ON r.oid = setrole WHERE r.rolname = $1", role)
+		settings := list(t, admin, "SELECT unnest(setconfig) FROM pg_db_role_setting JOIN pg_roles r ON r.oid = setrole "+
+			"WHERE r.rolname = $1", role)
 		if got := strings.Join(settings, " "); !strings.Contains(got,
 			"idle_in_transaction_session_timeout="+pg.IdleInTxTimeout) {
 			t.Errorf("%s has %q", role, got)

@@ -45,7 +45,8 @@ func TestSessionsBecomePeople(t *testing.T) {
 			_, err := tx.Exec(
 				ctx,
 				`INSERT INTO readmodel.person_session (session_id, token_sha256, subject, roles, created_at, expires_at, revoked_at)
-				VALUES (gen_random_uuid(), sha256($1::text::bytea), $1, $2, mesh.clock() - $3::interval, mesh.clock() + $4::interval,
+				VALUES (gen_random_uuid(), sha256($1::text::bytea), $1, $2, mesh.clock() - $3::interval,
+					mesh.clock() + $4::interval,
 					CASE WHEN $5 THEN mesh.clock() END)`,
 				s.subject,
 				s.roles,

@@ -88,7 +88,8 @@ func TestNumbersAndClock(t *testing.T) {
 		t.Fatal(err)
 	}
 	owner := d.OwnerPool()
-	if _, err := owner.Exec(ctx, `CREATE TABLE mesh.probe AS SELECT now() + n * interval '1 s' AS at FROM generate_series(1, 20000) n;
+	if _, err := owner.Exec(ctx, `CREATE TABLE mesh.probe AS SELECT now() + n * interval '1 s' AS at
+		FROM generate_series(1, 20000) n;
 		CREATE INDEX ON mesh.probe (at); ANALYZE mesh.probe`); err != nil {
 		t.Fatal(err)
 	}
@@ -101,8 +102,8 @@ func TestNumbersAndClock(t *testing.T) {
 func TestInTxRetriesConflicts(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
-	if _, err := d.OwnerPool().Exec(ctx,
-		"CREATE TABLE lifecycle.counter (id int PRIMARY KEY, n int); INSERT INTO lifecycle.counter VALUES (1, 0), (2, 0)"); err != nil {
+	if _, err := d.OwnerPool().Exec(ctx, `CREATE TABLE lifecycle.counter (id int PRIMARY KEY, n int);
+		INSERT INTO lifecycle.counter VALUES (1, 0), (2, 0)`); err != nil {
 		t.Fatal(err)
 	}
 	pool := d.Pool(pg.RoleLifecycle)
@@ -420,7 +421,8 @@ func TestProvisionAndMigrateAtOnceAndAgain(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	// The password reaches the server as a verifier only.
-	if got := list(t, admin, "SELECT rolname::text FROM pg_authid WHERE rolname = ANY($1) AND rolpassword NOT LIKE 'SCRAM-SHA-256$%'", pg.Roles()); len(got) > 0 {
+	if got := list(t, admin, "SELECT rolname::text FROM pg_authid WHERE rolname = ANY($1) AND rolpassword NOT LIKE "+
+		"'SCRAM-SHA-256$%'", pg.Roles()); len(got) > 0 {
 		t.Errorf("passwords of %v are not verifiers", got)
 	}
 }
@@ -444,7 +446,11 @@ func TestMigrationIsAllOrNothing(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	file := func(second string) fstest.MapFS {
-		return fstest.MapFS{"99001_probe.sql": {Data: []byte("-- +goose Up\nCREATE TABLE mesh.half (a int);\n" + second + ";\n-- +goose Down\n")}}
+		return fstest.MapFS{
+			"99001_probe.sql": {
+				Data: []byte("-- +goose Up\nCREATE TABLE mesh.half (a int);\n" + second + ";\n-- +goose Down\n"),
+			},
+		}
 	}
 	if _, err := pg.Migrate(ctx, d.URL(pg.RoleOwner), pg.MigrateOptions{Files: file("SELECT 1/0")}); err == nil {
 		t.Fatal("a broken migration passed")

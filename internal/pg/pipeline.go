@@ -41,8 +41,8 @@ func OnEnd(tx pgx.Tx, fn func(committed bool)) bool {
 	return true
 }
 
-// OutcomeUnknown reports whether the answer to the COMMIT of a transaction of InTx was lost, for a function of OnEnd that
-// has to tell this from a transaction that was not committed.
+// OutcomeUnknown reports whether the answer to the COMMIT of a transaction of InTx was lost, for a function of OnEnd
+// that has to tell this from a transaction that was not committed.
 func OutcomeUnknown(tx pgx.Tx) bool {
 	switch x := tx.(type) {
 	case *pipelined:
@@ -174,7 +174,9 @@ func (p *pipelined) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 
 // SendBatch implements pgx.Tx.
 func (p *pipelined) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	answers, err := p.flush(ctx, func(with *pgx.Batch) { with.QueuedQueries = append(with.QueuedQueries, b.QueuedQueries...) })
+	answers, err := p.flush(
+		ctx, func(with *pgx.Batch) { with.QueuedQueries = append(with.QueuedQueries, b.QueuedQueries...) },
+	)
 	if err != nil {
 		return failedBatch{err: err}
 	}

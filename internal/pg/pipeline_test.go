@@ -19,7 +19,9 @@ func TestQueuedStatements(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
 	pool := testkit.DB(t).OwnerPool()
-	if _, err := pool.Exec(ctx, "CREATE TABLE mesh.queued (at bigint GENERATED ALWAYS AS IDENTITY, word text UNIQUE)"); err != nil {
+	if _, err := pool.Exec(
+		ctx, "CREATE TABLE mesh.queued (at bigint GENERATED ALWAYS AS IDENTITY, word text UNIQUE)",
+	); err != nil {
 		t.Fatal(err)
 	}
 	const add = "INSERT INTO mesh.queued (word) VALUES ($1)"

@@ -20,7 +20,8 @@ func TestFunctionsThatWritesCallArePlannedOnce(t *testing.T) {
 		JOIN pg_language l ON l.oid = p.prolang AND l.lanname = 'sql'
 		LEFT JOIN pg_depend d ON d.refclassid = 'pg_proc'::regclass AND d.refobjid = p.oid
 		LEFT JOIN pg_index i ON d.classid = 'pg_class'::regclass AND i.indexrelid = d.objid
-		WHERE p.pronamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema') AND p.proname NOT LIKE 'river_%' -- River's own is inlined
+		WHERE p.pronamespace::regnamespace::text NOT IN ('pg_catalog', 'information_schema')
+			AND p.proname NOT LIKE 'river_%' -- River's own is inlined
 			AND (i.indexrelid IS NOT NULL OR p.oid = 'mesh.rolled_back()'::regprocedure)`)
 	if err != nil {
 		t.Fatal(err)

@@ -97,7 +97,8 @@ func TestEachRoleIsRefusedEverywhereElse(t *testing.T) {
 			WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
 			ORDER BY a.attnum LIMIT 1), c.relkind::text
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') ORDER BY 1, 2`)
+		WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+			ORDER BY 1, 2`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,18 +188,21 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 	if owned := list(t, admin, `SELECT c.oid::regclass::text FROM pg_class c WHERE pg_get_userbyid(c.relowner) = ANY($1)
 		UNION ALL SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pg_get_userbyid(p.proowner) = ANY($1)
 		UNION ALL SELECT n.nspname::text FROM pg_namespace n WHERE pg_get_userbyid(n.nspowner) = ANY($1)
-		UNION ALL SELECT b.datname::text FROM pg_database b WHERE pg_get_userbyid(b.datdba) = ANY($1)`, pg.ServiceRoles()); len(owned) > 0 {
+		UNION ALL SELECT b.datname::text FROM pg_database b
+			WHERE pg_get_userbyid(b.datdba) = ANY($1)`, pg.ServiceRoles()); len(owned) > 0 {
 		t.Errorf("service roles own %v", owned)
 	}
 	if powerful := list(t, admin, `SELECT rolname::text FROM pg_roles WHERE rolname = ANY($1)
-		AND (rolsuper OR rolcreatedb OR rolcreaterole OR rolreplication OR rolbypassrls)`, pg.ServiceRoles()); len(powerful) > 0 {
+		AND (rolsuper OR rolcreatedb OR rolcreaterole OR rolreplication
+			OR rolbypassrls)`, pg.ServiceRoles()); len(powerful) > 0 {
 		t.Errorf("roles with powers: %v", powerful)
 	}
 	if members := list(t, admin, `SELECT member::regrole || ' in ' || roleid::regrole FROM pg_auth_members
 		WHERE member::regrole::text = ANY($1) OR roleid::regrole::text = ANY($1)`, pg.ServiceRoles()); len(members) > 0 {
 		t.Errorf("memberships: %v", members)
 	}
-	if definers := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+	if definers := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p
+		JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND pg_get_userbyid(p.proowner) <> $1
 		ORDER BY 1`, pg.RoleRetention); !slices.Equal(definers, []string{
 		"events.keep_partitions(bigint)", "mesh.event_consumers(interval)",
@@ -212,17 +216,22 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 	if odd := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pg_get_userbyid(p.proowner) = $1
 			AND (NOT p.prosecdef OR p.proname NOT LIKE 'cut\_%')
 		UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE pg_get_userbyid(c.relowner) = $1
-		UNION ALL SELECT 'logs in' FROM pg_roles WHERE rolname = $1 AND (rolcanlogin OR rolsuper OR rolbypassrls OR rolcreaterole)
-		UNION ALL SELECT member::regrole::text FROM pg_auth_members WHERE roleid::regrole::text = $1 AND member::regrole::text <> $2
+		UNION ALL SELECT 'logs in' FROM pg_roles
+			WHERE rolname = $1 AND (rolcanlogin OR rolsuper OR rolbypassrls OR rolcreaterole)
+		UNION ALL SELECT member::regrole::text FROM pg_auth_members
+			WHERE roleid::regrole::text = $1 AND member::regrole::text <> $2
 			AND NOT (SELECT rolsuper FROM pg_roles WHERE oid = member)`, pg.RoleRetention, pg.RoleOwner); len(odd) > 0 {
 		t.Errorf("of the role that cuts: %v", odd)
 	}
 	// They are the schema owner's or the cutting role's, take no names from the caller's search path, and are not
 	// executable by PUBLIC.
-	if loose := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND (pg_get_userbyid(p.proowner) NOT IN ($1, $2)
+	if loose := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p
+		JOIN pg_namespace n ON n.oid = p.pronamespace
+		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+			AND (pg_get_userbyid(p.proowner) NOT IN ($1, $2)
 			OR NOT COALESCE('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)
-			OR EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = 0) OR p.proacl IS NULL)`, pg.RoleOwner, pg.RoleRetention); len(loose) > 0 {
+			OR EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = 0)
+				OR p.proacl IS NULL)`, pg.RoleOwner, pg.RoleRetention); len(loose) > 0 {
 		t.Errorf("functions that run with their owner's rights and are not closed: %v", loose)
 	}
 	schemas := list(t, admin, "SELECT nspname::text FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%'")
@@ -297,7 +306,8 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 		}
 		// An event names its kind and its aggregate, by type and id.
 		for _, values := range []string{"'', 'a', 'a'", "'k', '', 'a'", "'k', 'a', ''"} {
-			sql := `INSERT INTO events.event (id, aggregate_version, payload, kind, aggregate_type, aggregate_id) VALUES (gen_random_uuid(), 1, '{}', ` + values + `)`
+			sql := `INSERT INTO events.event (id, aggregate_version, payload, kind, aggregate_type, aggregate_id)
+				VALUES (gen_random_uuid(), 1, '{}', ` + values + `)`
 			if err := inRolledBack(t, conn, sql); !pg.IsPrivilege(err) {
 				t.Errorf("%s appends %s: %v", role, values, err)
 			}
@@ -309,7 +319,8 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 		t.Errorf("the sequencer appends: %v", err)
 	}
 	columns := func(table string) []string {
-		return list(t, seq, `SELECT attname::text FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND attidentity = ''`, table)
+		return list(t, seq, `SELECT attname::text FROM pg_attribute
+			WHERE attrelid = $1::regclass AND attnum > 0 AND attidentity = ''`, table)
 	}
 	for _, table := range []string{"events.event", "events.numbered"} {
 		for _, column := range columns(table) {
@@ -342,7 +353,9 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 			t.Errorf("numbered %s: %v", seqs, err)
 		}
 	}
-	if got := list(t, seq, "SELECT first_pos || '-' || last_pos || ' ' || seqs FROM events.numbered ORDER BY last_pos"); !slices.Equal(got,
+	if got := list(
+		t, seq, "SELECT first_pos || '-' || last_pos || ' ' || seqs FROM events.numbered ORDER BY last_pos",
+	); !slices.Equal(got,
 		[]string{"1-2 {[2,3),[4,5)}", "3-3 {[1,2)}"}) {
 		t.Errorf("numbered %q", got)
 	}

@@ -27,7 +27,8 @@ func SecretKeyUses(ctx context.Context, ownerURL string) ([]SecretKeyUse, error)
 		!known {
 		return nil, err
 	}
-	rows, err := pool.Query(ctx, `SELECT replace(k, '!', '(none)'), sum(u.n)::bigint, u.what FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
+	rows, err := pool.Query(ctx, `SELECT replace(k, '!', '(none)'), sum(u.n)::bigint, u.what
+		FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
 		WHERE k <> '' GROUP BY k, u.what ORDER BY k, u.what`)
 	if err != nil {
 		return nil, fmt.Errorf("count rows by key: %w", err)

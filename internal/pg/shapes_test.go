@@ -16,16 +16,19 @@ import (
 // wrong are writes that no row of a saga may have, each with the rule that it breaks. Each changes one row that is
 // well.
 var wrong = map[string][]string{
-	"saga_run_kind_check":           {`UPDATE lifecycle.saga_run SET kind = 'creat'`},
-	"saga_run_state_check":          {`UPDATE lifecycle.saga_run SET state = 'runing'`, `UPDATE lifecycle.saga_run SET state = ''`},
-	"saga_run_phase_check":          {`UPDATE lifecycle.saga_run SET phase = 'redo'`},
-	"saga_run_step_check":           {`UPDATE lifecycle.saga_run SET step = -1`},
-	"saga_run_step_names_check":     {`UPDATE lifecycle.saga_run SET step_names = '{}'`},
-	"saga_run_owner_check":          {`UPDATE lifecycle.saga_run SET owner = '', lease_until = now()`},
-	"live_says_why":                 {`UPDATE lifecycle.saga_run SET why_waiting = ''`},
-	"stuck_says_why":                {`UPDATE lifecycle.saga_run SET state = 'stuck'`},
-	"lease_is_whole":                {`UPDATE lifecycle.saga_run SET owner = 'me'`, `UPDATE lifecycle.saga_run SET lease_until = now()`},
-	"ended_is_dated":                {`UPDATE lifecycle.saga_run SET state = 'failed'`, `UPDATE lifecycle.saga_run SET finished_at = now()`},
+	"saga_run_kind_check": {`UPDATE lifecycle.saga_run SET kind = 'creat'`},
+	"saga_run_state_check": {`UPDATE lifecycle.saga_run
+		SET state = 'runing'`, `UPDATE lifecycle.saga_run SET state = ''`},
+	"saga_run_phase_check":      {`UPDATE lifecycle.saga_run SET phase = 'redo'`},
+	"saga_run_step_check":       {`UPDATE lifecycle.saga_run SET step = -1`},
+	"saga_run_step_names_check": {`UPDATE lifecycle.saga_run SET step_names = '{}'`},
+	"saga_run_owner_check":      {`UPDATE lifecycle.saga_run SET owner = '', lease_until = now()`},
+	"live_says_why":             {`UPDATE lifecycle.saga_run SET why_waiting = ''`},
+	"stuck_says_why":            {`UPDATE lifecycle.saga_run SET state = 'stuck'`},
+	"lease_is_whole": {`UPDATE lifecycle.saga_run
+		SET owner = 'me'`, `UPDATE lifecycle.saga_run SET lease_until = now()`},
+	"ended_is_dated": {`UPDATE lifecycle.saga_run
+		SET state = 'failed'`, `UPDATE lifecycle.saga_run SET finished_at = now()`},
 	"workspace_name_check":          {`UPDATE lifecycle.workspace SET name = ''`},
 	"workspace_desired_state_check": {`UPDATE lifecycle.workspace SET desired_state = 'gone'`},
 	"workspace_state_check":         {`UPDATE lifecycle.workspace SET state = 'activ'`},
@@ -44,9 +47,11 @@ func TestRowsOfSagasHaveOneConstraintATable(t *testing.T) {
 	for _, sql := range []string{
 		`INSERT INTO lifecycle.tenant (id, name) VALUES ($1, 'a')`,
 		`INSERT INTO lifecycle.workspace (id, tenant_id, name, state) VALUES ($1, $1, 'a', 'active')`,
-		`INSERT INTO lifecycle.saga_run (id, workspace_id, tenant_id, kind, definition, def_version, step_names, epoch, state, why_waiting)
+		`INSERT INTO lifecycle.saga_run (id, workspace_id, tenant_id, kind, definition, def_version, step_names, epoch, state,
+			why_waiting)
 			VALUES ($1, $1, $1, 'create', 'd', 1, '{a}', 1, 'pending', 'waiting for a worker')`,
-		`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
+		`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state,
+			idem_key, stall_after)
 			VALUES ($1, 0, 'a', 'do', 1, $1, $1, 1, 1, 'running', 'k', '1 min')`,
 	} {
 		if _, err := owner.Exec(t.Context(), sql, id); err != nil {
@@ -71,7 +76,9 @@ func TestRowsOfSagasHaveOneConstraintATable(t *testing.T) {
 		t.Helper()
 		rows, err := owner.Query(t.Context(),
 			`SELECT c.conrelid::regclass::text, count(*)::int, bool_and(c.convalidated) FROM pg_constraint c
-			WHERE c.contype = 'c' AND c.conrelid IN ('lifecycle.saga_run'::regclass, 'lifecycle.workspace'::regclass, 'lifecycle.saga_step'::regclass) GROUP BY 1`)
+			WHERE c.contype = 'c'
+				AND c.conrelid IN ('lifecycle.saga_run'::regclass, 'lifecycle.workspace'::regclass, 'lifecycle.saga_step'::regclass)
+				GROUP BY 1`)
 		if err != nil {
 			t.Fatal(err)
 		}

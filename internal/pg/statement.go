@@ -162,7 +162,9 @@ func Statements() []*Statement {
 	registry.mu.Lock()
 	defer registry.mu.Unlock()
 	out := slices.Collect(maps.Values(registry.prepared))
-	slices.SortFunc(out, func(a, b *Statement) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.text, b.text)) })
+	slices.SortFunc(
+		out, func(a, b *Statement) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.text, b.text)) },
+	)
 	return out
 }
 

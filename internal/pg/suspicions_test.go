@@ -39,7 +39,8 @@ func TestSuspicionsAreKeptWhenTheyGetASource(t *testing.T) {
 		t.Helper()
 		var out string
 		err := d.Pool(pg.RoleLifecycle).QueryRow(ctx, `
-			SELECT coalesce(string_agg(format('%s %s %s', s.source, extract(epoch FROM s.since)::int, s.looks), ', ' ORDER BY s.source), '')
+			SELECT coalesce(string_agg(format('%s %s %s', s.source, extract(epoch FROM s.since)::int, s.looks), ', '
+				ORDER BY s.source), '')
 			FROM lifecycle.suspicion s`).Scan(&out)
 		if err != nil {
 			t.Fatal(err)

@@ -149,7 +149,9 @@ func TestServicesKeepTheirUsages(t *testing.T) {
 		"any":          {append(both[:2:2], x509.ExtKeyUsageAny), nil, false},
 		"unknown":      {both, []asn1.ObjectIdentifier{{1, 3, 6, 1, 4, 1, 99999, 1}}, false},
 	} {
-		leaf := services.issue(t, id, func(c *x509.Certificate) { c.ExtKeyUsage, c.UnknownExtKeyUsage = tt.known, tt.unknown }).Certificate().Leaf
+		leaf := services.issue(
+			t, id, func(c *x509.Certificate) { c.ExtKeyUsage, c.UnknownExtKeyUsage = tt.known, tt.unknown },
+		).Certificate().Leaf
 		_, err := pki.PeerFromChain([][]*x509.Certificate{{leaf, services.cert}}, td, x509.ExtKeyUsageClientAuth)
 		if (err == nil) != tt.ok {
 			t.Errorf("%s: %v", name, err)

@@ -148,8 +148,9 @@ var keys = prepare([]Key{
 	},
 	{
 		Name: CertificateTTLSeconds, Kind: Seconds, Default: "28800", Min: "20", Max: "172800", Tightens: Lower, Severity: P0,
-		Owner:   "recovery",
-		Meaning: "how long a node certificate lives; it is renewed at about half of that, and may not exceed a third of the recovery token's age",
+		Owner: "recovery",
+		Meaning: "how long a node certificate lives; it is renewed at about half of that, and may not exceed a third of " +
+			"the recovery token's age",
 	},
 	{
 		Name: StreamMaxAgeSeconds, Kind: Seconds, Default: "3600", Min: "10", Max: "86400", Tightens: Lower, Severity: P1,
@@ -197,26 +198,32 @@ var keys = prepare([]Key{
 	},
 	{
 		Name: ChurnRecreatesPerHour, Kind: Count, Default: "4", Min: "1", Max: "60", Tightens: Lower, Severity: P1,
-		Owner:   "recovery",
-		Meaning: "how often the watchdog may recreate a workspace within an hour; the instances of a placement share a budget of their own",
+		Owner: "recovery",
+		Meaning: "how often the watchdog may recreate a workspace within an hour; the instances of a placement share a " +
+			"budget of their own",
 	},
 	{
 		Name: WorkloadCrashLoopRestarts, Kind: Count, Default: "3", Min: "1", Max: "100", Tightens: Neither, Severity: P2,
 		Owner: "lifecycle",
-		Meaning: "after how many restarts the next exit of a workload that is not ready yet is a crash loop, which fails the operation that provisions it; " +
-			"one that is not restarted fails it with its first exit; a recreation fails by neither and waits on. In an active workspace as many restarts in a row, each " +
+		Meaning: "after how many restarts the next exit of a workload that is not ready yet is a crash loop, which fails " +
+			"the operation that provisions it; " +
+			"one that is not restarted fails it with its first exit; a recreation fails by neither and waits on. In an " +
+			"active workspace as many restarts in a row, each " +
 			"after a run shorter than a minute, and one more exit are shown as a crash loop",
 	},
 	{
 		Name: BrakeFleetFraction, Kind: Fraction, Default: "0.2", Min: "0.01", Max: "0.5", Tightens: Lower, Severity: P0,
-		Owner:   "recovery",
-		Meaning: "the share of the fleet that may drift within five minutes before we suspect ourselves and stop automatic repair",
+		Owner: "recovery",
+		Meaning: "the share of the fleet that may drift within five minutes before we suspect ourselves and stop " +
+			"automatic repair",
 	},
 	{
 		Name: BrakeIdentityFraction, Kind: Fraction, Default: "0.01", Min: "0.001", Max: "0.5", Tightens: Lower, Severity: P0,
 		Owner: "recovery",
-		Meaning: "the share of the active nodes that may be refused or held within five minutes because recovery lacks a record of theirs, before it suspects " +
-			"itself, engages the brake and tells them to wait. Such nodes come singly, machine by machine; many at once lack what we have lost",
+		Meaning: "the share of the active nodes that may be refused or held within five minutes because recovery lacks a " +
+			"record of theirs, before it suspects " +
+			"itself, engages the brake and tells them to wait. Such nodes come singly, machine by machine; many at once lack " +
+			"what we have lost",
 	},
 	{
 		Name: BrakeIdentityLeast, Kind: Count, Default: "3", Min: "1", Max: "1000", Tightens: Lower, Severity: P0,
@@ -286,7 +293,8 @@ var keys = prepare([]Key{
 	{
 		Name: RetentionAuthoritySeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither,
 		Severity: P2, Owner: "recovery",
-		Meaning: "how long certificates, tokens and revocations stay in the authority's own database after they have ended, where it has one",
+		Meaning: "how long certificates, tokens and revocations stay in the authority's own database after they have " +
+			"ended, where it has one",
 	},
 	{
 		Name: StorageLimitMebibytes, Kind: Count, Default: "0", Min: "0", Max: "1000000000", Tightens: Neither, Severity: P1,

@@ -344,7 +344,8 @@ func TestLoadFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("node.certificate_ttl_seconds: 30\nnode:\n  recovery_token_max_age_seconds: 120\n  auto_recovery: false\nbrake.fleet_fraction: 0.1\nsaga.stall_seconds: \"9\"\n")
+	write("node.certificate_ttl_seconds: 30\nnode:\n  recovery_token_max_age_seconds: 120\n  auto_recovery: " +
+		"false\nbrake.fleet_fraction: 0.1\nsaga.stall_seconds: \"9\"\n")
 	got, err := policy.LoadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -188,7 +188,9 @@ var workspaceStates = []StateRow{
 		commonv1.WorkspaceState_WORKSPACE_STATE_STUCK).key(SagaStallSeconds),
 	row(lifecycle, "", commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
-		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED).key(SagaStallSeconds).leads(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK),
+		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED).key(SagaStallSeconds).leads(
+		commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
+	),
 	row(lifecycle, "", commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED).end(),
 
 	row(lifecycle, "workspaces cancel", commonv1.RunState_RUN_STATE_PENDING,

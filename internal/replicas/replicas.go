@@ -48,21 +48,26 @@ var (
 		WITH c AS MATERIALIZED (SELECT mesh.clock() AS now),
 		chain AS MATERIALIZED (
 			SELECT COALESCE((
-					SELECT min(o.listening_since) FROM mesh.replica o WHERE o.service = current_user AND o.beat_at > c.now - interval '`+gap+`'
+					SELECT min(o.listening_since) FROM mesh.replica o
+						WHERE o.service = current_user AND o.beat_at > c.now - interval '`+gap+`'
 				), c.now) AS since FROM c
 		), kept AS (
 			UPDATE mesh.replica r SET address = $2, beat_at = c.now, listening_since = chain.since,
 				sessions = $3, late = $4, leaving = $5, version = r.version + 1
 			FROM c, chain WHERE r.replica_id = $1 RETURNING `+pg.Columns[Written]("r")+`
 		), made AS (
-			INSERT INTO mesh.replica AS r (service, replica_id, address, started_at, beat_at, listening_since, sessions, late, leaving, version)
+			INSERT INTO mesh.replica AS r (service, replica_id, address, started_at, beat_at, listening_since, sessions, late,
+				leaving, version)
 			SELECT current_user, $1, $2, c.now, c.now, chain.since, $3, $4, $5, 1
 			FROM c, chain WHERE NOT EXISTS (SELECT FROM kept)
-			ON CONFLICT (replica_id) DO UPDATE SET address = excluded.address, beat_at = excluded.beat_at, listening_since = excluded.listening_since,
+			ON CONFLICT (replica_id) DO UPDATE
+			SET address = excluded.address, beat_at = excluded.beat_at, listening_since = excluded.listening_since,
 				sessions = excluded.sessions, late = excluded.late, leaving = excluded.leaving, version = r.version + 1
 			RETURNING `+pg.Columns[Written]("r")+`
 		)
-		SELECT k.started_at, k.beat_at, k.version FROM kept k UNION ALL SELECT m.started_at, m.beat_at, m.version FROM made m`)
+		SELECT k.started_at, k.beat_at, k.version FROM kept k
+		UNION ALL
+		SELECT m.started_at, m.beat_at, m.version FROM made m`)
 
 	forget = pg.Define(pg.RoleNodeAPI, "replicas.forget", `
 		DELETE FROM mesh.replica r WHERE r.service = current_user AND r.beat_at < mesh.clock() - interval '`+keptFor+`'`)

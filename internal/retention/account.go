@@ -48,7 +48,8 @@ var (
 		SELECT mesh.clock() AS at,
 			(SELECT r.place::text FROM mesh.retention r WHERE r.service = current_user::text AND r.cut = $1) AS place`)
 	keepAccount = pg.DefineShared(walkers, "retention.keep_account", `
-		INSERT INTO mesh.retention AS r (service, cut, policy_key, total, last_cut, began_at, done_at, oldest_at, failure, place, every)
+		INSERT INTO mesh.retention AS r (service, cut, policy_key, total, last_cut, began_at, done_at, oldest_at, failure,
+			place, every)
 		VALUES (current_user, $1, $2, $3, $3, $4, CASE WHEN $6 = '' THEN mesh.clock() END, $5, $6, $7::uuid, $8)
 		ON CONFLICT (service, cut) DO UPDATE SET policy_key = EXCLUDED.policy_key, total = r.total + EXCLUDED.total,
 			last_cut = EXCLUDED.last_cut, began_at = EXCLUDED.began_at, done_at = coalesce(EXCLUDED.done_at, r.done_at),

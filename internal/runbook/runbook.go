@@ -28,7 +28,8 @@ func OfWorkload(step string) Row {
 	return Row{
 		Step:  step,
 		Cause: "the tenant's workload ends, or starts and ends again and again; its node and the platform work",
-		Advice: "this is the tenant's, not the platform's: read the last output, correct the command, the image or the environment, and create the " +
+		Advice: "this is the tenant's, not the platform's: read the last output, correct the command, the image or the " +
+			"environment, and create the " +
 			"workspace anew",
 	}
 }
@@ -42,20 +43,25 @@ const patience = "once that is repaired, `gpuaas workspaces retry-undo WS`; if i
 
 var rows = []Row{
 	{
-		Step:   "Validate request",
-		Cause:  "the request does not fit what the mesh offers: its plan, region, quota or schema. It fails at once and hardly ever hangs",
+		Step: "Validate request",
+		Cause: "the request does not fit what the mesh offers: its plan, region, quota or schema. It fails at once and " +
+			"hardly ever hangs",
 		Advice: "cancel, correct the request, create it again",
 	},
 	{
-		Step:  "End previous box",
-		Cause: "the placement does not confirm that the instance of the former epoch has ended, or the machine that holds the workspace cannot be reached",
-		Advice: "look at the node and at the placement's own list: the next epoch never starts before the former is confirmed ended; for a machine that never " +
-			"comes back, `gpuaas workspaces cancel WS`, and once it is failed `gpuaas workspaces recreate WS --fenced-proof PROOF --reason TEXT`",
+		Step: "End previous box",
+		Cause: "the placement does not confirm that the instance of the former epoch has ended, or the machine that holds " +
+			"the workspace cannot be reached",
+		Advice: "look at the node and at the placement's own list: the next epoch never starts before the former is " +
+			"confirmed ended; for a machine that never " +
+			"comes back, `gpuaas workspaces cancel WS`, and once it is failed `gpuaas workspaces recreate WS --fenced-proof " +
+			"PROOF --reason TEXT`",
 	},
 	{
 		Step:  StepInstance,
 		Cause: "no slot, device or storage is free, the instance does not start, or its agent cannot enrol",
-		Advice: "look at the platform's health, at free capacity and at the workspace's register failures; after five minutes without progress the " +
+		Advice: "look at the platform's health, at free capacity and at the workspace's register failures; after five " +
+			"minutes without progress the " +
 			"watchdog replaces an instance that does not connect, within its budgets; otherwise cancel, reset and retry",
 	},
 	{
@@ -99,8 +105,9 @@ var rows = []Row{
 		Advice: "the control plane is at fault: look at lifecycle and its database; " + patience,
 	},
 	{
-		Step:   "Release storage and box",
-		Cause:  "the placement does not confirm the end of the instance, or the machine that holds the storage cannot be reached",
+		Step: "Release storage and box",
+		Cause: "the placement does not confirm the end of the instance, or the machine that holds the storage cannot be " +
+			"reached",
 		Advice: "look at the node and at the placement's own list; " + patience,
 	},
 	{

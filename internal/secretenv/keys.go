@@ -34,7 +34,8 @@ type key struct {
 	digest []byte
 }
 
-const remedy = "the file has a line for each key, 32 random bytes in base64, as `openssl rand -base64 32` writes them; the first one seals. " +
+const remedy = "the file has a line for each key, 32 random bytes in base64, as `openssl rand -base64 32` writes " +
+	"them; the first one seals. " +
 	"Restore the file of this mesh: a new one cannot open the values that are stored"
 
 // Load reads the key set from a file that only its owner may read.

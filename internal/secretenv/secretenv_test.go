@@ -104,9 +104,15 @@ func TestSealedValuesStayWhereTheyWereSealed(t *testing.T) {
 		"another purpose": {owner: owner(), edit: func(d *nodev1.WorkloadDeploy) {
 			d.SealedSecretEnv, d.GetWorkload().SealedEnv = d.GetWorkload().GetSealedEnv(), nil
 		}},
-		"altered":            {owner: owner(), edit: func(d *nodev1.WorkloadDeploy) { d.GetWorkload().GetSealedEnv()["TOKEN"][30] ^= 1 }},
-		"truncated":          {owner: owner(), edit: func(d *nodev1.WorkloadDeploy) { d.GetWorkload().GetSealedEnv()["TOKEN"] = []byte{1} }},
-		"a version of later": {owner: owner(), edit: func(d *nodev1.WorkloadDeploy) { d.GetWorkload().GetSealedEnv()["TOKEN"][0] = 2 }},
+		"altered": {
+			owner: owner(), edit: func(d *nodev1.WorkloadDeploy) { d.GetWorkload().GetSealedEnv()["TOKEN"][30] ^= 1 },
+		},
+		"truncated": {
+			owner: owner(), edit: func(d *nodev1.WorkloadDeploy) { d.GetWorkload().GetSealedEnv()["TOKEN"] = []byte{1} },
+		},
+		"a version of later": {
+			owner: owner(), edit: func(d *nodev1.WorkloadDeploy) { d.GetWorkload().GetSealedEnv()["TOKEN"][0] = 2 },
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

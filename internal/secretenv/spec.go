@@ -30,7 +30,8 @@ func Check(spec *lifecyclev1.WorkspaceSpec) error {
 	if len(unmet) > 0 {
 		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT,
 			"environment values are never shown, and so a spec that was read has none to give",
-			fault.Unmet(unmet...), fault.Remedy("give each variable with its value in env, and leave env_names and sealed_env out"))
+			fault.Unmet(unmet...), fault.Remedy("give each variable with its value in env, and leave env_names and "+
+				"sealed_env out"))
 	}
 	return nil
 }

@@ -134,7 +134,8 @@ func TestHeld(t *testing.T) {
 // next.
 func TestCleanInPieces(t *testing.T) {
 	t.Parallel()
-	text := []byte("a\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07Ä€😀\rb\x1b]8;;u\x1b\\link\x1bx\n\u009b31mred\x9b0m \u009d0;t✜\u009c⛛x\n")
+	text := []byte("a\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07Ä€😀\rb\x1b]8;;u\x1b\\link\x1bx\n\u009b31mred\x9b0m " +
+		"\u009d0;t✜\u009c⛛x\n")
 	want := showable.Clean(text)
 	for first := range text {
 		for second := first; second <= len(text); second++ {

@@ -8,7 +8,8 @@ func Beat(d *Database, replicaID, address string, from time.Duration, leaving bo
 	_, err := d.OwnerPool().Exec(Context(d.t), `
 		INSERT INTO mesh.replica (service, replica_id, address, started_at, beat_at, listening_since, leaving, version)
 		SELECT 'nodeapi', $1, $2, c.at, c.at, c.at, $4, 1 FROM (SELECT mesh.clock() + $3::interval AS at) c
-		ON CONFLICT (replica_id) DO UPDATE SET address = excluded.address, beat_at = excluded.beat_at, leaving = excluded.leaving`,
+		ON CONFLICT (replica_id) DO UPDATE
+			SET address = excluded.address, beat_at = excluded.beat_at, leaving = excluded.leaving`,
 		replicaID, address, from, leaving)
 	if err != nil {
 		d.t.Fatalf("write a beat: %v", err)

@@ -49,7 +49,8 @@ func (e Event) Text(path ...string) string {
 // EventRows is the FROM item of queries of events: the columns of ids are texts, however they are stored.
 var EventRows = func() string {
 	var columns strings.Builder
-	columns.WriteString("xid, seq, source, id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, created_at")
+	columns.WriteString("xid, seq, source, id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, " +
+		"body_type, created_at")
 	for _, c := range []string{
 		"correlation", "tenant", "workspace", "workflow", "allocation", "task", "node",
 		"node_instance",

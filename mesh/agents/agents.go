@@ -46,7 +46,8 @@ func Find(named string) (string, error) {
 		}
 		path, err := exec.LookPath(Program)
 		if err != nil {
-			return "", fmt.Errorf("%s stands neither beside this program nor on PATH: build it with `make build`, or name it with --agent-binary", Program)
+			return "", fmt.Errorf("%s stands neither beside this program nor on PATH: build it with `make build`, or name it "+
+				"with --agent-binary", Program)
 		}
 		named = path
 	}

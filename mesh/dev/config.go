@@ -46,8 +46,8 @@ type Config struct {
 	Statements  bool // our Postgres counts what each statement costs, if it can
 	// RetentionSweep is how often history is cut; zero: the default of the services.
 	RetentionSweep time.Duration
-	// ForgetAfter is how long recovery and nodeapi keep what has ended in working tables and memory, and how long the secret
-	// of a launched instance is good; zero: the defaults of the services.
+	// ForgetAfter is how long recovery and nodeapi keep what has ended in working tables and memory, and how long the
+	// secret of a launched instance is good; zero: the defaults of the services.
 	ForgetAfter time.Duration
 	// KeepEnded is how long the files of an ended instance stay on its host; zero: the default of lifecycle.
 	KeepEnded time.Duration

@@ -60,7 +60,8 @@ func TestContextsFollowTheMeshes(t *testing.T) {
 	if !strings.Contains(second.out.String(), "context: dev-2\n") {
 		t.Errorf("the name is not printed: %s", second.out)
 	}
-	if want := "the context \"dev\" is in use by another mesh, or is a person's own; that of this mesh is \"dev-2\"\n"; !strings.Contains(second.errs.String(), want) {
+	want := "the context \"dev\" is in use by another mesh, or is a person's own; that of this mesh is \"dev-2\"\n"
+	if !strings.Contains(second.errs.String(), want) {
 		t.Errorf("it does not say so: %s", second.errs)
 	}
 	second.interrupt()

@@ -95,7 +95,8 @@ func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 			"boxes", `SELECT concat_ws(' ', epoch, state) FROM lifecycle.instance ORDER BY epoch`,
 			[]string{"1 ended", "2 live"},
 		},
-		{"order", `SELECT (a.ended_at < b.started_at)::text FROM lifecycle.instance a JOIN lifecycle.instance b ON b.epoch = 2 WHERE a.epoch = 1`, []string{"true"}},
+		{"order", `SELECT (a.ended_at < b.started_at)::text FROM lifecycle.instance a JOIN lifecycle.instance b ON b.epoch = 2
+			WHERE a.epoch = 1`, []string{"true"}},
 		{
 			"budgets", `SELECT concat_ws(' ', scope, tokens) FROM recovery.churn_bucket ORDER BY scope`,
 			[]string{"placement 3", "workspace 3"},

@@ -28,7 +28,8 @@ func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 	}
 	conn := database(t, c, pg.DatabaseMesh)
 	keysOfNode := func(name string) []string {
-		return column(t, conn, fmt.Sprintf(`SELECT array_to_string(task_keys, ',') FROM lifecycle.node_gate WHERE name = '%s'`, name))
+		return column(t, conn, fmt.Sprintf(`SELECT array_to_string(task_keys, ',') FROM lifecycle.node_gate
+			WHERE name = '%s'`, name))
 	}
 	const kind = recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING
 	away := c.Nodes[1]
@@ -66,7 +67,8 @@ func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 		t.must("the key to sign", 2*time.Minute,
 			func(ctx context.Context) error { return states(ctx, keyset.VerifyingAfter) })
 		// The overlap passes at once: package keyset tests how long it is.
-		if _, err := conn.Exec(t.ctx, `UPDATE mesh.signing_key SET state_at = state_at - make_interval(secs => $1) WHERE state = 'verifying_after'`,
+		if _, err := conn.Exec(t.ctx, `UPDATE mesh.signing_key SET state_at = state_at - make_interval(secs => $1)
+			WHERE state = 'verifying_after'`,
 			keyset.TaskSigning.Overlap().Seconds()); err != nil {
 			t.Fatal(err)
 		}
@@ -86,7 +88,8 @@ func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 		running.Go(func() { load.run(loaded, c, node.Name()) })
 	}
 	t.must("work on both nodes", 2*time.Minute, func(context.Context) error {
-		done := column(t, conn, `SELECT DISTINCT g.name FROM lifecycle.task t JOIN lifecycle.node_gate g USING (node_id) WHERE t.state = 'succeeded'`)
+		done := column(t, conn, `SELECT DISTINCT g.name FROM lifecycle.task t JOIN lifecycle.node_gate g USING (node_id)
+			WHERE t.state = 'succeeded'`)
 		if len(done) != 2 {
 			return fmt.Errorf("it was done on %q", done)
 		}

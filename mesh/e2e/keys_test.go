@@ -223,7 +223,8 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 	working("after the agents came back")
 	// The overlap of the former keys passes at once: package keyset tests how long it is.
 	conn := database(t, c, pg.DatabaseMesh)
-	if _, err := conn.Exec(t.ctx, `UPDATE mesh.signing_key SET state_at = state_at - make_interval(secs => $1) WHERE state = 'verifying_after'`,
+	if _, err := conn.Exec(t.ctx, `UPDATE mesh.signing_key SET state_at = state_at - make_interval(secs => $1)
+		WHERE state = 'verifying_after'`,
 		keyset.JoinState.Overlap().Seconds()); err != nil {
 		t.Fatal(err)
 	}
@@ -261,15 +262,18 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 	if load.bad != nil {
 		t.Error(load.bad)
 	}
-	if held := column(t, conn, `SELECT name || ' ' || state || ' ' || state_reason FROM recovery.identity WHERE state <> 'active'`); len(held) > 0 {
+	if held := column(t, conn, `SELECT name || ' ' || state || ' ' || state_reason FROM recovery.identity
+		WHERE state <> 'active'`); len(held) > 0 {
 		t.Errorf("nodes are not active: %q", held)
 	}
-	if refused := column(t, conn, `SELECT DISTINCT reason FROM lifecycle.task WHERE reason LIKE '%signature%'`); len(refused) > 0 {
+	if refused := column(t, conn, `SELECT DISTINCT reason FROM lifecycle.task
+		WHERE reason LIKE '%signature%'`); len(refused) > 0 {
 		t.Errorf("tasks were refused: %q", refused)
 	}
 	signs := column(t, conn, `SELECT key_id FROM mesh.signing_key WHERE kind = 'task_signing' AND state = 'signing'`)
 	t.must("the agents to hold the key that signs alone", time.Minute, func(context.Context) error {
-		if keys := column(t, conn, `SELECT DISTINCT array_to_string(task_keys, ',') FROM lifecycle.node_gate`); !slices.Equal(keys, signs) {
+		if keys := column(t, conn, `SELECT DISTINCT array_to_string(task_keys, ',')
+			FROM lifecycle.node_gate`); !slices.Equal(keys, signs) {
 			return fmt.Errorf("they hold %q, and %q signs", keys, signs)
 		}
 		return nil

@@ -43,8 +43,9 @@ var elsewhere = map[string]string{
 	"recovery.renew.after_commit":             "as above",
 	"recovery.renew.before_commit":            "as above",
 	"nodeapi.renew.before_send":               "as above",
-	"recovery.watchdog.before_request":        "it asks for what is lost for good, of which there is none here: TestTheWatchdogRecreatesOnceThoughItIsKilled",
-	"recovery.watchdog.after_request":         "as above",
+	"recovery.watchdog.before_request": "it asks for what is lost for good, of which there is none here: " +
+		"TestTheWatchdogRecreatesOnceThoughItIsKilled",
+	"recovery.watchdog.after_request": "as above",
 }
 
 // literals returns the kill points that stand in the source of a part of the tree.

@@ -282,7 +282,8 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 	none("live claims of workspaces that are not active",
 		`SELECT w.name || ' ' || c.kind FROM lifecycle.resource_claim c JOIN lifecycle.workspace w ON w.id = c.workspace_id
 		WHERE c.released_at IS NULL AND w.state <> 'active'`)
-	none("orphaned claims", `SELECT kind || ' ' || deterministic_name FROM lifecycle.resource_claim WHERE orphaned_at IS NOT NULL`)
+	none("orphaned claims", `SELECT kind || ' ' || deterministic_name FROM lifecycle.resource_claim
+		WHERE orphaned_at IS NOT NULL`)
 	none("live allocations of workspaces that are not active",
 		`SELECT w.name || ' ' || a.state FROM lifecycle.allocation a JOIN lifecycle.workspace w ON w.id = a.workspace_id
 		WHERE a.state <> 'released' AND w.state <> 'active'`)
@@ -292,15 +293,19 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 	none("live identities of boxes that ended",
 		`SELECT r.name || ' ' || r.state FROM recovery.identity r JOIN recovery.instance i ON i.node_id = r.node_id
 		WHERE i.retired_at IS NOT NULL AND r.state <> 'retired'`)
-	none("live runs", `SELECT id || ' ' || state || ' ' || why_waiting FROM lifecycle.saga_run WHERE state NOT IN ('succeeded', 'failed')`)
-	none("open attempts", `SELECT run_id || ' ' || name || ' ' || state FROM lifecycle.saga_step WHERE state IN ('running', 'waiting')
+	none("live runs", `SELECT id || ' ' || state || ' ' || why_waiting FROM lifecycle.saga_run
+		WHERE state NOT IN ('succeeded', 'failed')`)
+	none("open attempts", `SELECT run_id || ' ' || name || ' ' || state FROM lifecycle.saga_step
+		WHERE state IN ('running', 'waiting')
 		UNION ALL SELECT id || ' ' || step || ' ' || open_attempt FROM lifecycle.saga_run WHERE open_attempt > 0`)
-	none("tasks in flight", `SELECT task_id || ' ' || type || ' ' || state FROM lifecycle.task WHERE state IN ('queued', 'dispatched', 'delivered', 'running')`)
+	none("tasks in flight", `SELECT task_id || ' ' || type || ' ' || state FROM lifecycle.task
+		WHERE state IN ('queued', 'dispatched', 'delivered', 'running')`)
 	for _, problem := range inLog(t, mesh) {
 		complain("%s", problem)
 	}
 	none("alarms", `SELECT name || ' ' || state || ' ' || alarm FROM recovery.identity WHERE alarm <> ''`)
-	none("identities shut", `SELECT name || ' ' || state FROM recovery.identity WHERE state IN ('held', 'quarantined', 'fenced')`)
+	none("identities shut", `SELECT name || ' ' || state FROM recovery.identity
+		WHERE state IN ('held', 'quarantined', 'fenced')`)
 	none("enrolments in flight", `SELECT node_id::text FROM recovery.enrollment WHERE state = 'claimed'`)
 	none("events without a number", `SELECT e.kind FROM events.event e
 		WHERE NOT EXISTS (SELECT FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq)`)
@@ -309,8 +314,8 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 		len(column(t, mesh, `SELECT task_id::text FROM lifecycle.task`)))
 }
 
-// inLog returns contradictions in the event log: tasks without exactly one end, and epochs that fell. A result that comes
-// after the end is reported with the state that stands, and with the time of that end.
+// inLog returns contradictions in the event log: tasks without exactly one end, and epochs that fell. A result that
+// comes after the end is reported with the state that stands, and with the time of that end.
 func inLog(t test, mesh *pgx.Conn) []string {
 	t.Helper()
 	list, err := testkit.ReadEvents(t.ctx, mesh, `kind IN ('task.changed', 'workspace.changed')`)

@@ -30,7 +30,8 @@ const Service = "readmodel"
 // sessionLasts reports whether a token still is a session of a person that lasts for at least $5.
 var sessionLasts = pg.Define(pg.RoleReadmodel, "person.session_lasts", `
 	SELECT EXISTS (SELECT FROM readmodel.person_session
-		WHERE token_sha256 = $1 AND subject = $2 AND roles = $3 AND COALESCE(tenant_id::text, '') = $4 AND person_id IS NOT NULL
+		WHERE token_sha256 = $1 AND subject = $2 AND roles = $3 AND COALESCE(tenant_id::text, '') = $4
+			AND person_id IS NOT NULL
 			AND revoked_at IS NULL AND expires_at > mesh.clock() + $5::interval)`)
 
 // Session is a person's session.

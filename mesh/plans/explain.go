@@ -86,7 +86,8 @@ func Explain(ctx context.Context, pool *pgxpool.Pool, s *pg.Statement, literals 
 	}
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
 		conn := tx.Conn().PgConn()
-		const settings = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL statement_timeout = '60s'; SET LOCAL lock_timeout = '5s'"
+		const settings = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL statement_timeout = '60s'; SET LOCAL " +
+			"lock_timeout = '5s'"
 		if _, err := conn.Exec(ctx, settings).ReadAll(); err != nil {
 			return fmt.Errorf("set up the session: %w", err)
 		}
@@ -191,8 +192,12 @@ func (a *Arguments) page(ctx context.Context, table, column string) (*string, *s
 }
 
 var (
-	fromTables = regexp.MustCompile(`(?i)\b((?:lifecycle|recovery|readmodel|nodeapi|events|mesh)\.[a-z_]+)(?:\s+(?:AS\s+)?([a-z]{1,8})\b)?`)
-	comparison = regexp.MustCompile(`(?:\b([a-z]{1,8})\.)?\b([a-z_]+)(?:::[a-z]+)?\s*(?:=|<>|<=|>=|<|>)\s*(?:ANY\s*)?\(?\s*\$(\d+)\b`)
+	fromTables = regexp.MustCompile(
+		`(?i)\b((?:lifecycle|recovery|readmodel|nodeapi|events|mesh)\.[a-z_]+)(?:\s+(?:AS\s+)?([a-z]{1,8})\b)?`,
+	)
+	comparison = regexp.MustCompile(
+		`(?:\b([a-z]{1,8})\.)?\b([a-z_]+)(?:::[a-z]+)?\s*(?:=|<>|<=|>=|<|>)\s*(?:ANY\s*)?\(?\s*\$(\d+)\b`,
+	)
 	// A page of a sweep: above one id and up to another.
 	pages   = regexp.MustCompile(`\b([a-z]{1,8})\.([a-z_]+) > \$(\d+)::uuid AND [a-z]{1,8}\.[a-z_]+ <= \$(\d+)::uuid`)
 	limits  = regexp.MustCompile(`LIMIT \$(\d+)`)

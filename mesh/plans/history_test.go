@@ -46,7 +46,8 @@ func TestWorkspacesThatHaveEndedHaveTheirHistory(t *testing.T) {
 			`SELECT count(*) FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
 			WHERE w.state = 'decommissioned' AND r.finished_at IS NOT NULL`, 150,
 		},
-		{"runs of active workspaces", `SELECT count(*) FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
+		{"runs of active workspaces", `SELECT count(*) FROM lifecycle.saga_run r
+			JOIN lifecycle.workspace w ON w.id = r.workspace_id
 			WHERE w.state = 'active'`, 100},
 		{"workspaces that are shown", `SELECT count(*) FROM readmodel.workspace`, 150},
 		{
@@ -69,7 +70,8 @@ func TestWorkspacesThatHaveEndedHaveTheirHistory(t *testing.T) {
 		}
 	}
 	var span time.Duration
-	if err := conn.QueryRow(ctx, `SELECT max(finished_at) - min(finished_at) FROM lifecycle.saga_run r JOIN lifecycle.workspace w
+	if err := conn.QueryRow(ctx, `SELECT max(finished_at) - min(finished_at) FROM lifecycle.saga_run r
+		JOIN lifecycle.workspace w
 		ON w.id = r.workspace_id WHERE w.state = 'decommissioned'`).Scan(&span); err != nil {
 		t.Fatal(err)
 	}

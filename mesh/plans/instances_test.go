@@ -45,9 +45,11 @@ func TestEachWorkspaceOfAFleetOfInstancesHasAMachineOfItsOwn(t *testing.T) {
 			"active workspaces with a machine of their own",
 			`SELECT count(DISTINCT node_id) FROM lifecycle.workspace WHERE state = 'active'`, 100,
 		},
-		{"live instances", `SELECT count(*) FROM lifecycle.instance i JOIN lifecycle.workspace w ON w.id = i.workspace_id AND w.node_id = i.node_id
+		{"live instances", `SELECT count(*) FROM lifecycle.instance i
+			JOIN lifecycle.workspace w ON w.id = i.workspace_id AND w.node_id = i.node_id
 			WHERE i.state = 'live' AND w.state = 'active' AND i.placement = 'process'`, 100},
-		{"gates of live instances", `SELECT count(*) FROM lifecycle.node_gate g JOIN lifecycle.instance i ON i.instance_id = g.instance_id
+		{"gates of live instances", `SELECT count(*) FROM lifecycle.node_gate g
+			JOIN lifecycle.instance i ON i.instance_id = g.instance_id
 			WHERE i.state = 'live' AND g.admitted AND g.session_open`, 100},
 		{
 			"active identities with a name of their own",
@@ -56,11 +58,14 @@ func TestEachWorkspaceOfAFleetOfInstancesHasAMachineOfItsOwn(t *testing.T) {
 		{"names of machines that are not those of their instances", `SELECT count(*) FROM recovery.identity d
 			JOIN lifecycle.instance i ON i.node_id = d.node_id
 			WHERE d.name <> 'box-' || right(i.workspace_id::text, 12) || '-' || i.epoch`, 0},
-		{"instances that have ended", `SELECT count(*) FROM lifecycle.instance i JOIN lifecycle.workspace w ON w.id = i.workspace_id
+		{"instances that have ended", `SELECT count(*) FROM lifecycle.instance i
+			JOIN lifecycle.workspace w ON w.id = i.workspace_id
 			WHERE w.state = 'decommissioned' AND i.state = 'ended'`, 100},
-		{"serials of their own", `SELECT count(DISTINCT s.serial) FROM recovery.serial s JOIN recovery.identity d ON d.node_id = s.node_id
+		{"serials of their own", `SELECT count(DISTINCT s.serial) FROM recovery.serial s
+			JOIN recovery.identity d ON d.node_id = s.node_id
 			WHERE d.state = 'active'`, 100},
-		{"machines that are shown", `SELECT count(*) FROM readmodel.node n JOIN lifecycle.instance i ON i.node_id = n.node_id AND i.state = 'live'`, 100},
+		{"machines that are shown", `SELECT count(*) FROM readmodel.node n
+			JOIN lifecycle.instance i ON i.node_id = n.node_id AND i.state = 'live'`, 100},
 	} {
 		var n int
 		if err := conn.QueryRow(ctx, tt.sql).Scan(&n); err != nil {

@@ -32,7 +32,8 @@ func TestTheMachinesOfATenantAreReadWithoutThoseOfOthers(t *testing.T) {
 		if _, err := db.OwnerPool().Exec(ctx,
 			`INSERT INTO readmodel.node (node_id, version, name, state, tenant_id, body)
 				SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 1, 'box-' || md5(n::text), 'active',
-					('00000000-0000-7000-9000-' || lpad((n % ($1::int / 100))::text, 12, '0'))::uuid, '{}' FROM generate_series(1, $1::int) n`, machines,
+					('00000000-0000-7000-9000-' || lpad((n % ($1::int / 100))::text, 12, '0'))::uuid, '{}'
+						FROM generate_series(1, $1::int) n`, machines,
 		); err != nil {
 			t.Fatal(err)
 		}

@@ -31,13 +31,17 @@ func TestTheFleetIsNotReadWhileNobodyListens(t *testing.T) {
 	const replica = `'00000000-0000-7000-a000-000000000001'`
 	exec(`SET session_replication_role = replica`) // triggers do not change the rows
 	exec(`INSERT INTO mesh.replica (service, replica_id, started_at, beat_at, listening_since, version)
-		VALUES ('nodeapi', ` + replica + `, mesh.clock(), mesh.clock() + interval '1 hour', mesh.clock() - interval '1 hour', 1)`)
-	exec(`INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch, run_id, node_id, placement,
-			register_failures, last_error_code, last_error, served_by)
-		SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 1, '00000000-0000-7000-9000-000000000001', 'acme', 'w' || n, 'active',
-			mesh.clock(), 1, 'r', ('00000000-0000-7000-b000-' || lpad(n::text, 12, '0'))::uuid, 'static', 0, '', '', ` + replica + `
+		VALUES ('nodeapi',
+			` + replica + `, mesh.clock(), mesh.clock() + interval '1 hour', mesh.clock() - interval '1 hour', 1)`)
+	exec(`INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch,
+		run_id, node_id, placement, register_failures, last_error_code, last_error, served_by)
+		SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 1, '00000000-0000-7000-9000-000000000001',
+			'acme', 'w' || n, 'active',
+			mesh.clock(), 1, 'r', ('00000000-0000-7000-b000-' || lpad(n::text, 12, '0'))::uuid, 'static', 0, '', '',
+				` + replica + `
 		FROM generate_series(1, 2000) n`)
-	exec(`INSERT INTO recovery.watch_session (session_id, version, node_id, generation, replica_id, serving, since, close_reason)
+	exec(`INSERT INTO recovery.watch_session (session_id, version, node_id, generation, replica_id, serving, since,
+		close_reason)
 		SELECT w.workspace_id, 1, w.node_id, 1, w.served_by, true, mesh.clock(), '' FROM recovery.watch_workspace w`)
 	exec(`VACUUM ANALYZE recovery.watch_workspace, recovery.watch_session, mesh.replica`)
 	for _, tt := range []struct {
@@ -52,7 +56,8 @@ func TestTheFleetIsNotReadWhileNobodyListens(t *testing.T) {
 		{
 			name: "while another replica listens", returned: workspaces, most: 10 * workspaces,
 			sql: `INSERT INTO mesh.replica (service, replica_id, started_at, beat_at, listening_since, version)
-				VALUES ('nodeapi', '00000000-0000-7000-a000-000000000002', mesh.clock(), mesh.clock() + interval '1 hour', mesh.clock(), 1)`,
+				VALUES ('nodeapi', '00000000-0000-7000-a000-000000000002', mesh.clock(), mesh.clock() + interval '1 hour',
+					mesh.clock(), 1)`,
 		},
 		{
 			name: "while none serves any", returned: workspaces, most: 10 * workspaces,

@@ -19,7 +19,8 @@ type schemaOf struct {
 
 var (
 	schemasOfFleet = pg.Define(pg.RoleOwner, "plans.schemas_of_fleet", `
-		SELECT `+pg.Columns[schemaOf]("c")+` FROM lifecycle.resource_claim c WHERE c.kind = 'schema' AND c.released_at IS NULL`)
+		SELECT `+pg.Columns[schemaOf]("c")+` FROM lifecycle.resource_claim c
+			WHERE c.kind = 'schema' AND c.released_at IS NULL`)
 	schemasThere = pg.DefineUnprepared(pg.RoleOwner, "plans.schemas_there", "it is of the workload database",
 		func(struct{}) string {
 			return `SELECT name FROM gpuaas_fence.schema`

@@ -26,9 +26,10 @@ var (
 	countFleet      = pg.Define(pg.RoleOwner, "plans.count_fleet", `SELECT recovery.recount_fleet()`)
 	numberEvents    = pg.Define(pg.RoleOwner, "plans.number_events", `
 	INSERT INTO events.numbered (seqs, oldest, xid, first_pos, last_pos, before, highest, open)
-	SELECT int8multirange(int8range(lo, hi, '[]')), pg_current_xact_id(), pg_current_xact_id(), base + lo, base + hi, lo - 1, hi,
-		int8multirange(int8range(hi + 1, NULL))
-	FROM (SELECT min(e.seq) AS lo, max(e.seq) AS hi FROM events.event e GROUP BY e.seq / 100) x, (SELECT era << 40 AS base FROM mesh.era) y`)
+	SELECT int8multirange(int8range(lo, hi, '[]')), pg_current_xact_id(), pg_current_xact_id(), base + lo, base + hi,
+		lo - 1, hi, int8multirange(int8range(hi + 1, NULL))
+	FROM (SELECT min(e.seq) AS lo, max(e.seq) AS hi FROM events.event e GROUP BY e.seq / 100) x, (SELECT era << 40 AS base
+		FROM mesh.era) y`)
 	restartEvents = pg.Define(pg.RoleOwner, "plans.restart_events",
 		`SELECT setval(pg_get_serial_sequence('events.event', 'seq'), greatest((SELECT max(seq) FROM events.event), 1))`)
 	// Replicas that beat for a day, so that the sessions of the fleet stand.

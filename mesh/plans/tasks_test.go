@@ -40,9 +40,11 @@ func TestNodesWithWorkAreListedByNodeAndNotByTask(t *testing.T) {
 	const nodes, tasks, page = 200, 100, 50
 	for _, sql := range []string{
 		`INSERT INTO lifecycle.node_gate (node_id, name, fence_epoch, admitted, session_epoch, session_open)
-			SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'n' || n, 1, true, 1, true FROM generate_series(1, 200) n`,
+			SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'n' || n, 1, true, 1, true
+				FROM generate_series(1, 200) n`,
 		`INSERT INTO lifecycle.task (task_id, type, node_id, state, idem_key, payload, expires_at)
-			SELECT gen_random_uuid(), 'probe.noop', ('00000000-0000-7000-8000-' || lpad((n % 200 + 1)::text, 12, '0'))::uuid, 'queued', n::text, '',
+			SELECT gen_random_uuid(), 'probe.noop', ('00000000-0000-7000-8000-' || lpad((n % 200 + 1)::text, 12, '0'))::uuid,
+				'queued', n::text, '',
 				mesh.clock() + interval '1 hour' FROM generate_series(1, 20000) n`,
 	} {
 		if _, err := db.Pool(pg.RoleLifecycle).Exec(ctx, sql); err != nil {

@@ -54,13 +54,15 @@ type column struct {
 // Tables that are for the whole mesh, or are derived from the log by numbers that copies cannot have, are taken as they
 // are and not copied.
 var columnsOfTables = pg.Define(pg.RoleOwner, "plans.columns_of_tables", `
-	SELECT format('%I.%I', n.nspname, c.relname) AS table_name, quote_ident(a.attname) AS column_name, format_type(a.atttypid, NULL) AS column_type
+	SELECT format('%I.%I', n.nspname, c.relname) AS table_name, quote_ident(a.attname) AS column_name,
+		format_type(a.atttypid, NULL) AS column_type
 	FROM pg_class c
 	JOIN pg_namespace n ON n.oid = c.relnamespace
 	JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 	WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
 		AND n.nspname IN ('lifecycle', 'recovery', 'readmodel', 'nodeapi', 'events', 'mesh')
-		AND c.relname NOT LIKE 'river\_%' AND c.relname NOT LIKE 'scratch\_%' AND c.relname NOT IN ('goose_db_version', 'clock_offset')
+		AND c.relname NOT LIKE 'river\_%' AND c.relname NOT LIKE 'scratch\_%'
+			AND c.relname NOT IN ('goose_db_version', 'clock_offset')
 	ORDER BY 1, a.attnum`)
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)

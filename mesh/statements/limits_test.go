@@ -111,7 +111,8 @@ func functions(t *testing.T) map[string]string {
 	t.Helper()
 	ctx, out := testkit.Context(t), map[string]string{}
 	rows, err := testkit.DB(t).OwnerPool().Query(ctx, `SELECT p.oid::regprocedure::text, p.prosrc FROM pg_proc p
-		JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'public')`)
+		JOIN pg_namespace n ON n.oid = p.pronamespace
+			WHERE n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'public')`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,8 +70,10 @@ func TestEveryTableHasATerm(t *testing.T) {
 	rows, err := db.OwnerPool().Query(t.Context(),
 		`SELECT n.nspname || '.' || c.relname, has_table_privilege('mesh_retention', c.oid, 'DELETE')
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname IN ('lifecycle', 'nodeapi', 'recovery', 'readmodel', 'events', 'mesh')
-			AND c.relname NOT LIKE 'river\_%' AND c.relname NOT LIKE 'scratch\_%' AND c.relname NOT IN ('event_cursor', 'parked_event')`)
+		WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
+			AND n.nspname IN ('lifecycle', 'nodeapi', 'recovery', 'readmodel', 'events', 'mesh')
+			AND c.relname NOT LIKE 'river\_%' AND c.relname NOT LIKE 'scratch\_%'
+				AND c.relname NOT IN ('event_cursor', 'parked_event')`)
 	if err != nil {
 		t.Fatal(err)
 	}

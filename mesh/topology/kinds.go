@@ -141,7 +141,8 @@ func Lookup(name string) (Kind, bool) {
 }
 
 // ErrUndetected is returned if a file does not name the service that it configures.
-var ErrUndetected = errors.New("the file does not say whose configuration it is: add `service:` with the name of one, or name it with --service")
+var ErrUndetected = errors.New("the file does not say whose configuration it is: add `service:` with the name of " +
+	"one, or name it with --service")
 
 // Detect returns the kind of service that a file configures, by its key `service`.
 func Detect(file string) (Kind, error) {

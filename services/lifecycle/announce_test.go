@@ -41,7 +41,8 @@ func TestLiveRowsAreAnnounced(t *testing.T) {
 			break
 		}
 	}
-	rows, err := pool.Query(ctx, `SELECT e.kind || ' ' || e.aggregate_id || ' ' || e.aggregate_version FROM events.event e ORDER BY 1`)
+	rows, err := pool.Query(ctx, `SELECT e.kind || ' ' || e.aggregate_id || ' ' || e.aggregate_version FROM events.event e
+		ORDER BY 1`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -209,7 +209,8 @@ const sweepTimeout = 5 * time.Minute
 // check by no more than that.
 const twoTimeout = time.Minute
 
-// sweeps are the periodic jobs on what belongs to no workspace, on claims, on rows past their retention and on findings.
+// sweeps are the periodic jobs on what belongs to no workspace, on claims, on rows past their retention and on
+// findings.
 func (p *parts) sweeps(ctx context.Context, tasks *dispatch.Server, launches *launchlog.Guard,
 	finder *findings.Sweeper,
 ) (*background.Runner, error) {
@@ -248,7 +249,10 @@ func (p *parts) sweeps(ctx context.Context, tasks *dispatch.Server, launches *la
 		background.Job{Name: "claims", Every: orphanEvery, Timeout: sweepTimeout, Run: uncounted(confirmer.Sweep)},
 		retention,
 		background.Job{Name: "findings", Every: findEvery, Timeout: sweepTimeout, Run: uncounted(finder.Sweep)},
-		background.Job{Name: "two_instances", Every: findEvery, Timeout: twoTimeout, Run: uncounted(finder.SweepTwoInstances)})
+		background.Job{
+			Name: "two_instances", Every: findEvery, Timeout: twoTimeout,
+			Run: uncounted(finder.SweepTwoInstances),
+		})
 }
 
 // uncounted returns a sweep without its counts, which it logs and measures itself.

@@ -40,35 +40,43 @@ func (l *life) insert(ctx context.Context, db *pgxpool.Pool) error {
 			[]any{l.of["workspace"], l.of["tenant"], l.workspace, l.of["run"], age},
 		},
 		{
-			`INSERT INTO lifecycle.saga_run (id, workspace_id, tenant_id, kind, definition, def_version, step_names, epoch, state, why_waiting,
-				stuck_reason, finished_at)
+			`INSERT INTO lifecycle.saga_run (id, workspace_id, tenant_id, kind, definition, def_version, step_names, epoch,
+				state, why_waiting, stuck_reason, finished_at)
 			VALUES ($1, $2, $3, 'create', 'd', 1, '{a}', 1, $4, 'w', 's',
 				CASE WHEN $4 IN ('succeeded', 'failed') THEN mesh.clock() - make_interval(secs => $5) END)`,
 			[]any{l.of["run"], l.of["workspace"], l.of["tenant"], l.run, age},
 		},
 		{
-			`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
+			`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state,
+				idem_key, stall_after)
 			VALUES ($1, 0, 'a', 'do', 1, $2, $3, 1, 1, 'succeeded', 'k', '1 minute')`,
 			[]any{l.of["run"], l.of["workspace"], l.of["tenant"]},
 		},
 		{
-			`INSERT INTO lifecycle.task (task_id, type, node_id, workspace_id, run_id, state, idem_key, payload, expires_at, state_at)
-			VALUES ($1, 'probe.noop', $2, $3, $4, $5, $1::uuid::text, '', mesh.clock(), mesh.clock() - make_interval(secs => $6))`,
+			`INSERT INTO lifecycle.task (task_id, type, node_id, workspace_id, run_id, state, idem_key, payload, expires_at,
+				state_at)
+			VALUES ($1, 'probe.noop', $2, $3, $4, $5, $1::uuid::text, '', mesh.clock(),
+				mesh.clock() - make_interval(secs => $6))`,
 			[]any{l.of["task"], l.of["node"], l.of["workspace"], l.of["run"], l.task, age},
 		},
 		{
-			`INSERT INTO lifecycle.late_evidence (task_id, attempt, node_id, session_epoch, state) VALUES ($1, 1, $2, 1, 'succeeded')`,
+			`INSERT INTO lifecycle.late_evidence (task_id, attempt, node_id, session_epoch, state)
+				VALUES ($1, 1, $2, 1, 'succeeded')`,
 			[]any{l.of["task"], l.of["node"]},
 		},
 		{
-			`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, orphaned_at, released_at)
-			VALUES ($1, $2, $3, $4, 0, 'storage', 'shared', 'n', 1, CASE WHEN $5 = 'orphaned' THEN mesh.clock() - make_interval(secs => $6) END,
+			`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name,
+				epoch, orphaned_at, released_at)
+			VALUES ($1, $2, $3, $4, 0, 'storage', 'shared', 'n', 1, CASE WHEN $5 = 'orphaned'
+				THEN mesh.clock() - make_interval(secs => $6) END,
 				CASE WHEN $5 = 'released' THEN mesh.clock() - make_interval(secs => $6) END)`,
 			[]any{l.of["claim"], l.of["workspace"], l.of["tenant"], l.of["run"], l.claim, age},
 		},
 		{
-			`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, occupancy, state_at)
-			VALUES ($1, $2, $3, 1, $4, 'process', CASE WHEN $4 = 'released' THEN 'none' ELSE 'cleanup' END, mesh.clock() - make_interval(secs => $5))`,
+			`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, occupancy,
+				state_at)
+			VALUES ($1, $2, $3, 1, $4, 'process', CASE WHEN $4 = 'released' THEN 'none' ELSE 'cleanup'
+				END, mesh.clock() - make_interval(secs => $5))`,
 			[]any{l.of["allocation"], l.of["workspace"], l.of["tenant"], l.allocation, age},
 		},
 		{

@@ -82,7 +82,9 @@ func (s *Service) lockStore() (*lock.Lock, error) {
 }
 
 func (s *Service) drivers() (map[commonv1.PlacementDriver]placement.Driver, error) {
-	out := map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.base.DB)}
+	out := map[commonv1.PlacementDriver]placement.Driver{
+		commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.base.DB),
+	}
 	if s.cfg.Placement.Process.Dir == "" {
 		return out, nil
 	}

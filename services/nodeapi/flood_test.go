@@ -309,7 +309,8 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 			bytes := grown()
 			slices.Sort(took)
 			middle, slowest := took[len(took)/2], took[len(took)-1]
-			t.Logf("the heap grew by %.1f MiB and %d goroutines at most; the bystander's answers took %.0f ms (p50), %.0f ms at most", float64(bytes)/(1<<20), most,
+			t.Logf("the heap grew by %.1f MiB and %d goroutines at most; the bystander's answers took %.0f ms (p50), %.0f ms "+
+				"at most", float64(bytes)/(1<<20), most,
 				middle.Seconds()*1000, slowest.Seconds()*1000)
 			if bytes > mostGrowth {
 				t.Errorf("the heap grew by %d MiB", bytes>>20)

@@ -254,7 +254,9 @@ func ready(generation int64) *nodev1.ConnectRequest {
 }
 
 func beat(sequence int64) *nodev1.ConnectRequest {
-	return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: &nodev1.Heartbeat{Sequence: sequence}}}
+	return &nodev1.ConnectRequest{
+		Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: &nodev1.Heartbeat{Sequence: sequence}},
+	}
 }
 
 func result(ref *nodev1.TaskRef, output []byte) *nodev1.ConnectRequest {
@@ -390,7 +392,9 @@ func (k *kit) facts(session string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read facts: %w", err)
 	}
-	slices.SortStableFunc(list, func(a, b testkit.Event) int { return cmp.Compare(a.AggregateVersion, b.AggregateVersion) })
+	slices.SortStableFunc(
+		list, func(a, b testkit.Event) int { return cmp.Compare(a.AggregateVersion, b.AggregateVersion) },
+	)
 	var out []string
 	for _, e := range list {
 		out = append(out, e.Text("state")+" "+e.Text("close_reason"))

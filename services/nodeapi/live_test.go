@@ -46,8 +46,18 @@ func TestWorkGoesOutAndComesBack(t *testing.T) {
 	if len(offer.GetEnvelope()) != 100 || offer.GetCorrelationId() != task.GetTask().GetTaskId() {
 		t.Errorf("offered %v", offer)
 	}
-	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{task.GetTask()}}}})
-	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: &nodev1.TaskStarted{Task: task.GetTask()}}})
+	a.send(
+		&nodev1.ConnectRequest{
+			Frame: &nodev1.ConnectRequest_TaskDelivered{
+				TaskDelivered: &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{task.GetTask()}},
+			},
+		},
+	)
+	a.send(
+		&nodev1.ConnectRequest{
+			Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: &nodev1.TaskStarted{Task: task.GetTask()}},
+		},
+	)
 	a.send(result(task.GetTask(), []byte("out")))
 	ack := a.next("an acknowledgement", isAck).GetTaskResultAck()
 	if len(ack.GetTasks()) != 1 || ack.GetTasks()[0].GetTaskId() != task.GetTask().GetTaskId() {
@@ -312,7 +322,13 @@ func TestRenewalOverTheStream(t *testing.T) {
 	renew := func(size int) *nodev1.CertificateIssued {
 		t.Helper()
 		id := ids.New()
-		a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{RenewRequest: &nodev1.RenewRequest{RequestId: id, Csr: make([]byte, size)}}})
+		a.send(
+			&nodev1.ConnectRequest{
+				Frame: &nodev1.ConnectRequest_RenewRequest{
+					RenewRequest: &nodev1.RenewRequest{RequestId: id, Csr: make([]byte, size)},
+				},
+			},
+		)
 		return a.next("a certificate",
 			func(f *nodev1.ConnectResponse) bool { return f.GetCertificateIssued().GetRequestId() == id }).GetCertificateIssued()
 	}
@@ -524,7 +540,11 @@ func TestUpdatesOfATaskStayTogether(t *testing.T) {
 	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{
 		Tasks: []*nodev1.TaskRef{short.GetTask(), long.GetTask()},
 	}}})
-	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: &nodev1.TaskStarted{Task: long.GetTask()}}})
+	a.send(
+		&nodev1.ConnectRequest{
+			Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: &nodev1.TaskStarted{Task: long.GetTask()}},
+		},
+	)
 	a.send(result(short.GetTask(), nil))
 	a.next("an acknowledgement", isAck)
 	a.send(result(long.GetTask(), nil))

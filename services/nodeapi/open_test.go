@@ -357,7 +357,9 @@ func TestAShutNodeMayAskAtItsPace(t *testing.T) {
 	r := k.replica(func(c *nodeapi.Config) { c.OpenBurst, c.OpenEvery = 1, time.Hour })
 	a := k.session(r)
 	shut.Store(true)
-	k.backend.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.State = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD })
+	k.backend.Change(
+		a.id, func(n *recoveryv1.NodeAuthority) { n.State = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD },
+	)
 	wait := a.denied(commonv1.Reason_REASON_IDENTITY_HELD).GetRetryAfter().AsDuration()
 	if wait <= 0 || wait > 5*time.Second {
 		t.Fatalf("a held node is told to ask again after %s", wait)
@@ -376,7 +378,9 @@ func TestAShutNodeMayAskAtItsPace(t *testing.T) {
 		a = a.again()
 		k.connect(a, r.AgentAddr(), true)
 		a.send(a.hello())
-		reason := a.next("Denied", func(f *nodev1.ConnectResponse) bool { return f.GetDenied() != nil }).GetDenied().GetReason()
+		reason := a.next(
+			"Denied", func(f *nodev1.ConnectResponse) bool { return f.GetDenied() != nil },
+		).GetDenied().GetReason()
 		if reason == commonv1.Reason_REASON_RATE_LIMITED {
 			return
 		}
@@ -458,7 +462,13 @@ func (a *agent) answer(nonce []byte, nodeID string) {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_ChallengeAnswer{ChallengeAnswer: &nodev1.ChallengeAnswer{Nonce: nonce, Signature: signature}}})
+	a.send(
+		&nodev1.ConnectRequest{
+			Frame: &nodev1.ConnectRequest_ChallengeAnswer{
+				ChallengeAnswer: &nodev1.ChallengeAnswer{Nonce: nonce, Signature: signature},
+			},
+		},
+	)
 }
 
 // TestGateIsAskedUntilItOpens: a node whose fence has not reached lifecycle yet is admitted and waits for work, not

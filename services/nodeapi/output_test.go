@@ -109,7 +109,13 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	task := nodeapitest.Task(a.id, 100)
 	k.backend.Queue(a.id, true, task)
 	a.next("an offer", isOffer)
-	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{task.GetTask()}}}})
+	a.send(
+		&nodev1.ConnectRequest{
+			Frame: &nodev1.ConnectRequest_TaskDelivered{
+				TaskDelivered: &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{task.GetTask()}},
+			},
+		},
+	)
 	a.send(result(task.GetTask(), []byte("out")))
 	a.next("an acknowledgement", isAck)
 	want := &nodev1.WorkloadOutput{
@@ -117,7 +123,9 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 		Next: &nodev1.OutputCursor{Run: "r", Offset: 15},
 	}
 	chunk := func(id string) *nodev1.ConnectRequest {
-		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_OutputChunk{OutputChunk: &nodev1.OutputChunk{RequestId: id, Output: want}}}
+		return &nodev1.ConnectRequest{
+			Frame: &nodev1.ConnectRequest_OutputChunk{OutputChunk: &nodev1.OutputChunk{RequestId: id, Output: want}},
+		}
 	}
 	a.send(chunk(ids.New())) // an answer for which there is no request
 	a.send(chunk(req.GetRequestId()))

@@ -18,7 +18,8 @@ func TestAPolicyThatChangesWhileASessionOpensIsSent(t *testing.T) {
 	opening.send(opening.hello())
 	w := opening.exactly("Welcome", func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil }).GetWelcome()
 	if _, err := k.db.OwnerPool().Exec(t.Context(),
-		`INSERT INTO mesh.policy (key, value, updated_by) VALUES ('node.stream_max_age_seconds', '7200', 'test')`); err != nil {
+		`INSERT INTO mesh.policy (key, value, updated_by)
+			VALUES ('node.stream_max_age_seconds', '7200', 'test')`); err != nil {
 		t.Fatal(err)
 	}
 	changed := func(f *nodev1.ConnectResponse) bool {

@@ -116,7 +116,11 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 	if err != nil || len(unbelieved) > 0 || len(next.IDs()) != 2 {
 		t.Fatalf("an agent believes %v, not %q, %v", next, unbelieved, err)
 	}
-	now.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskKeysHeld{TaskKeysHeld: &nodev1.TaskKeysHeld{KeyIds: next.IDs()}}})
+	now.send(
+		&nodev1.ConnectRequest{
+			Frame: &nodev1.ConnectRequest_TaskKeysHeld{TaskKeysHeld: &nodev1.TaskKeysHeld{KeyIds: next.IDs()}},
+		},
+	)
 	testkit.Eventually(t, patience, func() error {
 		if got := k.backend.Held(now.session); !slices.Equal(got, next.IDs()) {
 			return fmt.Errorf("lifecycle knows of %q", got)

@@ -53,8 +53,10 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 		return nil
 	})
 	const gone = "lifecycle/row-witness"
-	exec(`INSERT INTO lifecycle.event_cursor (name, pos, updated_at) VALUES ('row-witness', 0, mesh.clock() - interval '1 hour')`)
-	exec(`INSERT INTO lifecycle.parked_event (consumer, pos, kind, error, attempts) VALUES ('row-witness', 1, 'x.y', 'it is of no use', 3)`)
+	exec(`INSERT INTO lifecycle.event_cursor (name, pos, updated_at)
+		VALUES ('row-witness', 0, mesh.clock() - interval '1 hour')`)
+	exec(`INSERT INTO lifecycle.parked_event (consumer, pos, kind, error, attempts)
+		VALUES ('row-witness', 1, 'x.y', 'it is of no use', 3)`)
 	exec(`INSERT INTO lifecycle.parked_event (consumer, pos, kind, error, attempts)
 		SELECT 'row-witness', n, 'x.y', 'it is of no use', 3 FROM generate_series(2, 10001) n`)
 	forget := func(name string, dry bool) (*readmodelv1.EventConsumer, error) {
@@ -82,7 +84,8 @@ func TestAConsumerThatIsGoneIsForgotten(t *testing.T) {
 		t.Errorf("the status of retention says %q, next %q: %v", status.GetHeld(), status.GetNextAction(), err)
 	}
 	// A live replica of a build that does not report its consumers may run this one.
-	exec(`INSERT INTO mesh.key_replica (service, replica_id, takes, holds, problems, seen_at) VALUES ('lifecycle', 'old', '{}', '{}', '{}', mesh.clock())`)
+	exec(`INSERT INTO mesh.key_replica (service, replica_id, takes, holds, problems, seen_at)
+		VALUES ('lifecycle', 'old', '{}', '{}', '{}', mesh.clock())`)
 	refused := func(name, why string) {
 		t.Helper()
 		_, err := forget(name, false)

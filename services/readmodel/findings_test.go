@@ -86,7 +86,9 @@ func TestFindingsAreShownWhereTheyMatter(t *testing.T) {
 	}{
 		"no such finding": {operator, ids.New(), commonv1.Reason_REASON_NOT_FOUND},
 		"not an id":       {operator, "1", commonv1.Reason_REASON_INVALID_ARGUMENT},
-		"a tenant":        {k.token(k.A.ID, "tenant", "operator"), stranded.GetFindingId(), commonv1.Reason_REASON_PERMISSION_DENIED},
+		"a tenant": {
+			k.token(k.A.ID, "tenant", "operator"), stranded.GetFindingId(), commonv1.Reason_REASON_PERMISSION_DENIED,
+		},
 	} {
 		_, err := readmodelv1connect.NewFindingServiceClient(k.http(tc.token, true), k.url()).GetFinding(ctx,
 			&readmodelv1.GetFindingRequest{FindingId: tc.id})

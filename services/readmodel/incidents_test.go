@@ -100,8 +100,8 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 		!proto.Equal(got.GetRecoveries()[0], theirs) || !proto.Equal(got.GetRecoveries()[1], own) {
 		t.Fatalf("%v", got) // not the one of three hours ago
 	}
-	if _, err := operator.GetIncident(ctx,
-		&readmodelv1.GetIncidentRequest{IncidentId: ids.New()}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+	_, err = operator.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: ids.New()})
+	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
 		t.Fatalf("%v", err)
 	}
 	if brake, err = operator.GetBrake(ctx, &readmodelv1.GetBrakeRequest{}); err != nil || !brake.GetBrake().GetEngaged() ||
@@ -129,8 +129,8 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Fatalf("%v %v", list, err)
 	}
-	if _, err := tenant.GetIncident(ctx,
-		&readmodelv1.GetIncidentRequest{IncidentId: open.GetIncidentId()}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+	_, err = tenant.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: open.GetIncidentId()})
+	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
 		t.Fatalf("%v", err)
 	}
 	for _, procedure := range []string{"GetBrake", "ReleaseBrake"} {
@@ -162,8 +162,8 @@ func TestReleasingTheBrakeIsItsOwnersDecision(t *testing.T) {
 		t.Fatalf("%v after %v", out, heard)
 	}
 	k.owners.refuse(fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the fleet brake is not engaged"))
-	if _, err = k.incidents(k.token("", "operator")).ReleaseBrake(ctx,
-		&readmodelv1.ReleaseBrakeRequest{Reason: "again"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PRECONDITION_FAILED {
+	_, err = k.incidents(k.token("", "operator")).ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "again"})
+	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PRECONDITION_FAILED {
 		t.Fatalf("%v", err)
 	}
 	k.owners.refuse(nil)

@@ -131,7 +131,9 @@ func (o *owners) ReadOutput(ctx context.Context, r *lifecyclev1.ReadOutputReques
 func (o *owners) GetActions(ctx context.Context, r *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse,
 	error,
 ) {
-	return &lifecyclev1.GetActionsResponse{Actions: []*lifecyclev1.ActionOption{{Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL, Possible: true}}}, o.note(ctx, r)
+	return &lifecyclev1.GetActionsResponse{
+		Actions: []*lifecyclev1.ActionOption{{Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL, Possible: true}},
+	}, o.note(ctx, r)
 }
 
 func (o *owners) EnqueueProbe(ctx context.Context,

@@ -69,7 +69,8 @@ func TestTheTokenOfAPersonIsKeptNowhere(t *testing.T) {
 			pg.RoleReadmodel,
 		).QueryRow(
 			ctx,
-			"SELECT count(*), count(*) FILTER (WHERE x::text LIKE '%' || $1 || '%' OR x::text LIKE '%' || encode($1::bytea, 'hex') || '%') FROM "+table+" x",
+			"SELECT count(*), count(*) FILTER (WHERE x::text LIKE '%' || $1 || '%' OR x::text LIKE '%' || encode($1::bytea, "+
+				"'hex') || '%') FROM "+table+" x",
 			secret,
 		).Scan(
 			&rows,

@@ -186,7 +186,10 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 		"the token is unknown, expired or ended") {
 		t.Errorf("the id of the lost token with another secret: %s", got)
 	}
-	refused := func(what string, by readmodelv1connect.PeopleServiceClient, want commonv1.Reason, edit func(*readmodelv1.CreatePersonRequest)) {
+	refused := func(
+		what string, by readmodelv1connect.PeopleServiceClient, want commonv1.Reason,
+		edit func(*readmodelv1.CreatePersonRequest),
+	) {
 		t.Helper()
 		other := person("robot", "alpha", "tenant")
 		other.IdempotencyKey = "robot-1"

@@ -82,8 +82,8 @@ func TestWhoIsRefusedForTheRolesIsInTheAuditLog(t *testing.T) {
 	}
 	// A person of a tenant with an operator's role is refused by the method itself, which is recorded too.
 	tenant := readmodelv1connect.NewIncidentServiceClient(k.http(k.token(k.A.ID, "operator"), true), k.url())
-	if _, err := tenant.ReleaseBrake(ctx,
-		&readmodelv1.ReleaseBrakeRequest{Reason: "mine"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
+	_, err = tenant.ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "mine"})
+	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Fatalf("a tenant's operator: %v", err)
 	}
 	if got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "brake.release"}); len(got) != 1 ||

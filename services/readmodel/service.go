@@ -183,9 +183,12 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 	}
 	probe := func(name string, c service.Client, parts ...string) meshstatus.Probe {
 		health := commonv1connect.NewHealthServiceClient(c.HTTP, c.BaseURL, c.Options...)
-		return meshstatus.Probe{Name: name, Parts: parts, Ask: func(ctx context.Context) (*commonv1.GetHealthResponse, error) {
-			return health.GetHealth(ctx, &commonv1.GetHealthRequest{})
-		}}
+		return meshstatus.Probe{
+			Name: name, Parts: parts,
+			Ask: func(ctx context.Context) (*commonv1.GetHealthResponse, error) {
+				return health.GetHealth(ctx, &commonv1.GetHealthRequest{})
+			},
+		}
 	}
 	announcer := func(c service.Client) project.Owner {
 		return commonv1connect.NewAnnounceServiceClient(c.HTTP, c.BaseURL, c.Options...)

@@ -102,7 +102,9 @@ func foreign(x projecttest.Tenant) map[string][]string {
 		"workspace": {x.WorkspaceID, x.Name + "/" + x.WorkspaceName, x.WorkspaceName}, "workspace_id": {x.WorkspaceID},
 		"node": {x.NodeID, x.NodeName}, "node_id": {x.NodeID}, "task_id": {x.TaskID}, "tenant": {x.ID, x.Name},
 		"run_id": {x.RunID},
-		"ref":    {x.WorkspaceID, x.WorkspaceID[24:], x.RunID[26:], x.Name + "/" + x.WorkspaceName, x.NodeName, x.TaskID[24:]},
+		"ref": {
+			x.WorkspaceID, x.WorkspaceID[24:], x.RunID[26:], x.Name + "/" + x.WorkspaceName, x.NodeName, x.TaskID[24:],
+		},
 	}
 }
 

@@ -348,7 +348,11 @@ func (v *viewer) measure() {
 	var took []time.Duration
 	for i := range int64(50) {
 		began := time.Now()
-		if err := v.send(&recoveryv1.WatchAuthorityRequest{Frame: &recoveryv1.WatchAuthorityRequest_Ping{Ping: &recoveryv1.AuthorityPing{PingId: i}}}); err != nil {
+		if err := v.send(
+			&recoveryv1.WatchAuthorityRequest{
+				Frame: &recoveryv1.WatchAuthorityRequest_Ping{Ping: &recoveryv1.AuthorityPing{PingId: i}},
+			},
+		); err != nil {
 			v.t.Fatal(err)
 		}
 		for v.next().GetPong().GetPingId() != i {
@@ -505,7 +509,8 @@ func TestDatabaseAwayInvitesToAskAgain(t *testing.T) {
 				return
 			default:
 			}
-			_, err := admin.Exec(m.ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'recovery' AND datname = current_database()`)
+			_, err := admin.Exec(m.ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+				WHERE usename = 'recovery' AND datname = current_database()`)
 			if err != nil {
 				t.Error(err)
 				return

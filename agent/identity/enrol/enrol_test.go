@@ -412,8 +412,10 @@ func TestNewTrustIsTriedBeforeItReplacesWhatWorks(t *testing.T) {
 				}
 				old := append(h.services.PEM(), other.PEM()...)
 				for file, content := range map[string][]byte{
-					"ca-bundle.crt":  old,
-					"node-agent.env": []byte("GPUAAS_API_URL=old:1\nGPUAAS_RECOVERY_API_URL=https://enrol:1\nGPUAAS_ENROLLMENT_TOKEN=" + token + "\n"),
+					"ca-bundle.crt": old,
+					"node-agent.env": []byte(
+						"GPUAAS_API_URL=old:1\nGPUAAS_RECOVERY_API_URL=https://enrol:1\nGPUAAS_ENROLLMENT_TOKEN=" + token + "\n",
+					),
 				} {
 					if err := os.WriteFile(filepath.Join(etc, file), content, 0o600); err != nil {
 						t.Fatal(err)

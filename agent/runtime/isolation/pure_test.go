@@ -14,7 +14,8 @@ import (
 )
 
 func TestDetect(t *testing.T) {
-	v1 := "cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\ncgroup /sys/fs/cgroup/freezer cgroup rw,freezer 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\n"
+	v1 := "cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\ncgroup /sys/fs/cgroup/freezer cgroup rw,freezer 0 0\ncgroup " +
+		"/sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\n"
 	tests := []struct {
 		name, mounts, own string
 		refuse            string

@@ -6,6 +6,6 @@
 // the agent has, reads pieces of at most MaxPiece bytes by a cursor.
 //
 // Guarantees: output that is not kept is counted, and never joined to what is kept behind it; a failure or a kill at
-// any step of a change loses no output that was kept; a masked value is hidden wherever a piece or a cut divides it. The
-// package never decides whether a workload runs, nor which of its values are secret.
+// any step of a change loses no output that was kept; a masked value is hidden wherever a piece or a cut divides it.
+// The package never decides whether a workload runs, nor which of its values are secret.
 package output

@@ -67,11 +67,13 @@ func TestWhatIsWrittenDuringARotationIsCounted(t *testing.T) {
 		writes [5]string // behind each step
 		want   string
 	}{
-		"nothing":         {want: "<4>456789abcdef<1>"},
-		"before the cut":  {writes: [5]string{"12", "345", "6", "", ""}, want: "<4>456789abcdef<6>"},
-		"behind it":       {writes: [5]string{3: "next", 4: " line"}, want: "<4>456789abcdef<1>next line"},
-		"on both sides":   {writes: [5]string{"1", "2", "3", "next", " line"}, want: "<4>456789abcdef<3>next line"},
-		"more than there": {writes: [5]string{3: strings.Repeat("n", 40)}, want: "<4>456789abcdef<1>" + strings.Repeat("n", 40)},
+		"nothing":        {want: "<4>456789abcdef<1>"},
+		"before the cut": {writes: [5]string{"12", "345", "6", "", ""}, want: "<4>456789abcdef<6>"},
+		"behind it":      {writes: [5]string{3: "next", 4: " line"}, want: "<4>456789abcdef<1>next line"},
+		"on both sides":  {writes: [5]string{"1", "2", "3", "next", " line"}, want: "<4>456789abcdef<3>next line"},
+		"more than there": {
+			writes: [5]string{3: strings.Repeat("n", 40)}, want: "<4>456789abcdef<1>" + strings.Repeat("n", 40),
+		},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			w, out := tooLarge(t, "", "0123456789abcdef")

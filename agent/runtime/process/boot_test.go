@@ -104,7 +104,9 @@ func TestStopAllStopsForGood(t *testing.T) {
 	// One more workload shows that a round was made since.
 	g.deploy(sh("zulu", "exec sleep 600"))
 	kill9(t, g.shimOf("zulu"))
-	g.until("zulu", "adopted", func(st *nodev1.WorkloadStatus) bool { return st.GetAdopted() && running(g.shimOf("zulu")) })
+	g.until(
+		"zulu", "adopted", func(st *nodev1.WorkloadStatus) bool { return st.GetAdopted() && running(g.shimOf("zulu")) },
+	)
 	for _, name := range []string{"down", "up"} {
 		if st := g.status(name); st.GetPid() != 0 || st.GetPhase() == phaseRunning {
 			t.Errorf("%s was started again: %v", name, st)

@@ -35,7 +35,10 @@ func (g *rig) read(req process.OutputRequest) *nodev1.WorkloadOutput {
 func TestLastOutputOfACrashLoop(t *testing.T) {
 	eachHost(t, func(t *testing.T, g *rig) {
 		t.Helper()
-		w := sh("loop", `printf 'key=%s\n\033[31mred\033[0m\nstatus of %s\n' "$KEY" "$GPUAAS_WORKLOAD"; printf 'colour %.5s\033[m%s\n' "$KEY" "${KEY#?????}"; exit 3`)
+		w := sh(
+			"loop", `printf 'key=%s\n\033[31mred\033[0m\nstatus of %s\n' "$KEY" "$GPUAAS_WORKLOAD"
+				printf 'colour %.5s\033[m%s\n' "$KEY" "${KEY#?????}"; exit 3`,
+		)
 		w.Env = map[string]string{"KEY": secret}
 		g.deploy(w)
 		st := g.until("loop", "restarted three times", func(st *nodev1.WorkloadStatus) bool { return st.GetRestarts() >= 3 })
@@ -78,7 +81,11 @@ func TestLastOutputOfWhatIsNeverRestarted(t *testing.T) {
 func TestOutputInPieces(t *testing.T) {
 	g := newRig(t, host(t), false)
 	const lines = 40
-	w := sh("pieces", fmt.Sprintf(`i=0; while [ $i -lt %d ]; do echo "$i: €$KEY-ü"; i=$((i+1)); done; echo end; exec sleep 600`, lines))
+	w := sh(
+		"pieces", fmt.Sprintf(
+			`i=0; while [ $i -lt %d ]; do echo "$i: €$KEY-ü"; i=$((i+1)); done; echo end; exec sleep 600`, lines,
+		),
+	)
 	w.Env = map[string]string{"KEY": secret}
 	g.deploy(w)
 	g.output("pieces", "end\n")
@@ -145,7 +152,10 @@ func TestAValueThatIsWrittenInTwoGoesIsHidden(t *testing.T) {
 // end of that run and then the new one.
 func TestOutputOfThePreviousRun(t *testing.T) {
 	g := newRig(t, host(t), false)
-	w := sh("turns", `n=$(cat n 2>/dev/null || echo 0); n=$((n+1)); echo $n > n; echo "run $n begins"; while [ ! -e "go$n" ]; do sleep 0.02; done; echo "run $n ends"; exit 1`)
+	w := sh(
+		"turns", `n=$(cat n 2>/dev/null || echo 0); n=$((n+1)); echo $n > n; echo "run $n begins"
+			while [ ! -e "go$n" ]; do sleep 0.02; done; echo "run $n ends"; exit 1`,
+	)
 	g.deploy(w)
 	g.output("turns", "run 1 begins")
 	if _, err := g.Output(g.ctx, process.OutputRequest{
@@ -208,7 +218,8 @@ func TestSecretsOfAFormerDeployStayHidden(t *testing.T) {
 func TestOutputThatWasCut(t *testing.T) {
 	const limit = 64 << 10 // of a file, in newRuntime
 	g := newRig(t, host(t), false)
-	g.deploy(sh("loud", `i=0; while [ $i -lt 3000 ]; do echo "line $i 0123456789012345678901234567890123456789012345678901234567890123456789"; i=$((i+1)); done
+	g.deploy(sh("loud", `i=0; while [ $i -lt 3000 ]; do
+			echo "line $i 0123456789012345678901234567890123456789012345678901234567890123456789"; i=$((i+1)); done
 		: > written; while [ ! -e go ]; do sleep 0.02; done; echo done; exec sleep 600`))
 	// However fast lines come, and however often the file is cut meanwhile: once all are written, it is cut a last time if
 	// it is too large.

@@ -190,14 +190,22 @@ func TestRefusedSpecs(t *testing.T) {
 		{name: "name climbs", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Name = "../x" }},
 		{name: "workspace climbs", ws: "../../../../../../../../../etc/passwd", change: func(*nodev1.WorkloadDeploy) {}},
 		{name: "NUL in argument", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Args = []string{"a\x00b"} }},
-		{name: "loader variable", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Env = map[string]string{"LD_PRELOAD": "/x.so"} }},
-		{name: "own devices", change: func(d *nodev1.WorkloadDeploy) { d.SecretEnv = map[string]string{"CUDA_VISIBLE_DEVICES": "0"} }},
+		{name: "loader variable", change: func(d *nodev1.WorkloadDeploy) {
+			d.Workload.Env = map[string]string{"LD_PRELOAD": "/x.so"}
+		}},
+		{name: "own devices", change: func(d *nodev1.WorkloadDeploy) {
+			d.SecretEnv = map[string]string{"CUDA_VISIBLE_DEVICES": "0"}
+		}},
 		{
 			name:   "variable with equals",
 			change: func(d *nodev1.WorkloadDeploy) { d.Workload.Env = map[string]string{"A=B": "1"} },
 		},
-		{name: "sealed variable", change: func(d *nodev1.WorkloadDeploy) { d.Workload.SealedEnv = map[string][]byte{"A": {1}} }},
-		{name: "sealed credential", change: func(d *nodev1.WorkloadDeploy) { d.SealedSecretEnv = map[string][]byte{"A": {1}} }},
+		{name: "sealed variable", change: func(d *nodev1.WorkloadDeploy) {
+			d.Workload.SealedEnv = map[string][]byte{"A": {1}}
+		}},
+		{name: "sealed credential", change: func(d *nodev1.WorkloadDeploy) {
+			d.SealedSecretEnv = map[string][]byte{"A": {1}}
+		}},
 		{name: "device with comma", change: func(d *nodev1.WorkloadDeploy) { d.GpuDeviceIds = []string{"0,1"} }},
 		{
 			name:   "readiness without port",
@@ -369,7 +377,9 @@ func TestReadiness(t *testing.T) {
 
 func TestOutputIsBounded(t *testing.T) {
 	g := newRig(t, host(t), false)
-	g.deploy(sh("loud", `i=0; while [ $i -lt 3000 ]; do echo "line $i 0123456789012345678901234567890123456789012345678901234567890123456789"; i=$((i+1)); done; echo done >&2; exec sleep 600`))
+	g.deploy(sh("loud", `i=0; while [ $i -lt 3000 ]; do
+			echo "line $i 0123456789012345678901234567890123456789012345678901234567890123456789"; i=$((i+1)); done
+		echo done >&2; exec sleep 600`))
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if len(g.file("loud", "output.log.1")) == 0 {
 			return errors.New("not rotated")
@@ -471,7 +481,8 @@ func TestControlGroups(t *testing.T) {
 func TestForkBombEnds(t *testing.T) {
 	eachHost(t, func(t *testing.T, g *rig) {
 		t.Helper()
-		g.deploy(sh("bomb", `f() { setsid sh -c 'i=0; while :; do sleep 0.01 & i=$((i+1)); [ $i -gt 50 ] && wait; done' & }; f; f; f; echo lit; wait`))
+		g.deploy(sh("bomb", `f() { setsid sh -c 'i=0; while :; do sleep 0.01 & i=$((i+1)); [ $i -gt 50 ] && wait; done' & }
+			f; f; f; echo lit; wait`))
 		g.output("bomb", "lit")
 		if _, err := g.Stop(g.ctx, workspaceA, "bomb", 50*time.Millisecond); err != nil {
 			t.Fatal(err)

@@ -47,7 +47,8 @@ func validate(req Request) error {
 	case len(w.GetSealedEnv())+len(req.Deploy.GetSealedSecretEnv()) > 0:
 		// The replica that signed the task could not open the sealed values. Without its variables the workload would be
 		// another one.
-		return invalid("the workload's environment values are sealed, and an agent cannot open them: lifecycle runs in two versions")
+		return invalid("the workload's environment values are sealed, and an agent cannot open them: lifecycle runs in " +
+			"two versions")
 	}
 	for _, p := range workrules.Check(w) {
 		// In specs from before requests with these names were refused, the platform's values override the tenant's.

@@ -1,3 +1,3 @@
-// Package memory has an identity of a node without a disk, for load generators and tests of sessions. An agent must not use
-// it: its certificates and generations are gone with the process.
+// Package memory has an identity of a node without a disk, for load generators and tests of sessions. An agent must not
+// use it: its certificates and generations are gone with the process.
 package memory

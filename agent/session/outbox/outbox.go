@@ -61,8 +61,8 @@ type Reports struct {
 	outputs     []*nodev1.OutputChunk
 }
 
-// New returns an outbox of at most maxLen frames of each kind, and of results of at most maxBytes, which lets deliveries
-// and starts wait for their results for the time linger.
+// New returns an outbox of at most maxLen frames of each kind, and of results of at most maxBytes, which lets
+// deliveries and starts wait for their results for the time linger.
 func New(maxLen, maxBytes int, linger time.Duration) *Outbox {
 	return &Outbox{&Reports{maxLen: maxLen, maxBytes: maxBytes, linger: linger, wake: make(chan struct{}, 1)}}
 }
@@ -278,7 +278,9 @@ func (o *Outbox) Next() *nodev1.ConnectRequest {
 		if o.delivered = o.delivered[n:]; len(o.delivered) == 0 {
 			o.delivered = nil
 		}
-		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{Tasks: batch}}}
+		return &nodev1.ConnectRequest{
+			Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{Tasks: batch}},
+		}
 	case len(o.results) > 0:
 		msg := o.results[0]
 		if started := o.startOfLocked(msg.GetTask()); started != nil {

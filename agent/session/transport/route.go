@@ -23,8 +23,8 @@ type Route struct {
 	known int // addresses at the last lookup
 }
 
-// NewRoute returns the route of a client. dial nil means TCP, and with it lookup nil the system's resolver; where dial is
-// set and lookup nil, no lookup is made.
+// NewRoute returns the route of a client. dial nil means TCP, and with it lookup nil the system's resolver; where dial
+// is set and lookup nil, no lookup is made.
 func NewRoute(
 	lookup func(ctx context.Context, host string) ([]string, error),
 	dial func(ctx context.Context, address string) (net.Conn, error),

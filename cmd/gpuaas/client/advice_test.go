@@ -18,10 +18,11 @@ func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
 	f := mesh(t)
 	stock(f)
 	for line, want := range map[string]string{
-		"workspaces lst":              `unknown command "lst" of "gpuaas workspaces": did you mean list`,
-		"workspaces nothinglikeit":    `unknown command "nothinglikeit" of "gpuaas workspaces"`,
-		"workspaces create x":         "--tenant T, or $GPUAAS_TENANT",
-		"allocations force-release A": "needs --expected-fence F, --fenced-proof P, --reason TEXT: `gpuaas allocations get A`",
+		"workspaces lst":           `unknown command "lst" of "gpuaas workspaces": did you mean list`,
+		"workspaces nothinglikeit": `unknown command "nothinglikeit" of "gpuaas workspaces"`,
+		"workspaces create x":      "--tenant T, or $GPUAAS_TENANT",
+		"allocations force-release A": "needs --expected-fence F, --fenced-proof P, --reason TEXT: `gpuaas " +
+			"allocations get A`",
 		"allocations force-release A --reason x --expected-fence 3": "needs --fenced-proof P:",
 		"instances end I": "instances end needs --reason TEXT",
 	} {

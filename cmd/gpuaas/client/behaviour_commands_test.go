@@ -138,7 +138,8 @@ func TestReadsAfterCommands(t *testing.T) {
 	for _, req := range sent[*readmodelv1.ChangeNodeIdentityRequest](f) {
 		verbs = append(verbs, req.GetVerb().String())
 	}
-	if want := "IDENTITY_VERB_HOLD IDENTITY_VERB_QUARANTINE IDENTITY_VERB_FENCE IDENTITY_VERB_REACTIVATE IDENTITY_VERB_RETIRE"; strings.Join(verbs, " ") != want {
+	if want := "IDENTITY_VERB_HOLD IDENTITY_VERB_QUARANTINE IDENTITY_VERB_FENCE IDENTITY_VERB_REACTIVATE " +
+		"IDENTITY_VERB_RETIRE"; strings.Join(verbs, " ") != want {
 		t.Errorf("verbs %v", verbs)
 	}
 	refuse(f, "GetNode", fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, ""))

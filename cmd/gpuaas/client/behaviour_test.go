@@ -44,7 +44,9 @@ func stepItem(name string, number int32, state commonv1.AttemptState) *readmodel
 }
 
 func bootstrapped() *readmodelv1.WatchResponse {
-	return &readmodelv1.WatchResponse{Frame: &readmodelv1.WatchResponse_Bootstrapped{Bootstrapped: &readmodelv1.Bootstrapped{Total: 1}}}
+	return &readmodelv1.WatchResponse{
+		Frame: &readmodelv1.WatchResponse_Bootstrapped{Bootstrapped: &readmodelv1.Bootstrapped{Total: 1}},
+	}
 }
 
 // hold keeps a stream open until the client ends it.
@@ -276,7 +278,8 @@ func TestCreateWaits(t *testing.T) {
 		t.Errorf("printed %+v", object)
 	}
 	want := "create " + runID + " (epoch 2199023255559)\n" +
-		"  step 1/2 reserve_slot: running\n  step 1/2 reserve_slot: waiting\n  step 1/2 reserve_slot: succeeded in 1s\n  step 2/2 launch_box: running\n" +
+		"  step 1/2 reserve_slot: running\n  step 1/2 reserve_slot: waiting\n  step 1/2 reserve_slot: succeeded in 1s\n  " +
+		"step 2/2 launch_box: running\n" +
 		"  step 2/2 launch_box: succeeded in 1s\n"
 	if got.err != want {
 		t.Errorf("stderr (-want +got):\n%s", cmp.Diff(want, got.err))
@@ -383,7 +386,11 @@ func TestWaitSurvives(t *testing.T) {
 	}
 
 	// The client does not wait for a condition that can never hold, nor for a workspace that does not exist.
-	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)})
+	always(
+		f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{
+			Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
+		},
+	)
 	call(t, "workspaces", "wait", "demo2").wants(t, 5)
 	refuse(f, "GetWorkspace", fault.New(commonv1.Reason_REASON_NOT_FOUND, ""))
 	call(t, "workspaces", "wait", "demo2").wants(t, 3)

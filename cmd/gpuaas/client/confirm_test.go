@@ -161,7 +161,9 @@ var destructive = []struct {
 
 // acted counts the requests that change something.
 func acted(f *fake) int {
-	n := len(sent[*readmodelv1.ChangeNodeIdentityRequest](f)) + len(sent[*readmodelv1.AcceptRollbackRequest](f)) + len(sent[*readmodelv1.EndPersonRequest](f))
+	n := len(sent[*readmodelv1.ChangeNodeIdentityRequest](f)) + len(
+		sent[*readmodelv1.AcceptRollbackRequest](f),
+	) + len(sent[*readmodelv1.EndPersonRequest](f))
 	for _, req := range sent[*readmodelv1.OperateWorkspaceRequest](f) {
 		if !req.GetDryRun() {
 			n++
@@ -188,14 +190,22 @@ func destructible(t *testing.T) *fake {
 		AllocationId: taskID,
 		WorkspaceId:  workspaceID,
 	}})
-	always(f, "ForceRelease", &readmodelv1.ForceReleaseResponse{Response: &lifecyclev1.ForceReleaseResponse{Operation: operation()}})
+	always(
+		f, "ForceRelease", &readmodelv1.ForceReleaseResponse{
+			Response: &lifecyclev1.ForceReleaseResponse{Operation: operation()},
+		},
+	)
 	always(f, "ChangeNodeIdentity", &readmodelv1.ChangeNodeIdentityResponse{
 		Node: &recoveryv1.NodeIdentity{
 			NodeId: nodeID, Name: "node-1",
 			State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
 		}, Pos: "5",
 	})
-	always(f, "EndInstance", &readmodelv1.EndInstanceResponse{Response: &lifecyclev1.EndInstanceResponse{Consequence: "ends the instance"}})
+	always(
+		f, "EndInstance", &readmodelv1.EndInstanceResponse{
+			Response: &lifecyclev1.EndInstanceResponse{Consequence: "ends the instance"},
+		},
+	)
 	always(f, "GetRollback", &readmodelv1.GetRollbackResponse{Rollback: rolledBack()})
 	always(f, "AcceptRollback", &readmodelv1.AcceptRollbackResponse{Rollback: &recoveryv1.RollbackMode{}})
 	return f
@@ -311,15 +321,22 @@ func TestDestructiveVerbsNeedYesWithoutATerminal(t *testing.T) {
 func TestInterruptedWaits(t *testing.T) {
 	f := mesh(t)
 	stock(f)
-	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING)})
+	always(
+		f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{
+			Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING),
+		},
+	)
 	ending := operation()
 	ending.Kind = commonv1.OperationKind_OPERATION_KIND_DECOMMISSION
 	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: ending})
 	for line, want := range map[string]string{
-		"workspaces create demo2 --tenant acme --wait":          "interrupted; the operation goes on: gpuaas workspaces wait acme/demo2\n",
-		"workspaces wait demo2 --for state=active,failed":       "interrupted; acme/demo2 goes on: gpuaas workspaces wait acme/demo2 --for state=active,failed\n",
-		"workspaces decommission demo2 --reason r --yes --wait": "interrupted; the operation goes on: gpuaas workspaces wait acme/demo2 --for state=decommissioned\n",
-		"workspaces watch demo2":                                "interrupted\n",
+		"workspaces create demo2 --tenant acme --wait": "interrupted; the operation goes on: gpuaas workspaces " +
+			"wait acme/demo2\n",
+		"workspaces wait demo2 --for state=active,failed": "interrupted; acme/demo2 goes on: gpuaas workspaces wait " +
+			"acme/demo2 --for state=active,failed\n",
+		"workspaces decommission demo2 --reason r --yes --wait": "interrupted; the operation goes on: gpuaas workspaces " +
+			"wait acme/demo2 --for state=decommissioned\n",
+		"workspaces watch demo2": "interrupted\n",
 	} {
 		for _, form := range []string{"table", "json"} {
 			ctx, cancel := context.WithCancel(t.Context())

@@ -139,7 +139,9 @@ func (f *fake) Watch(ctx context.Context, req *readmodelv1.WatchRequest,
 	return watch(ctx, req, stream.Send)
 }
 
-func (f *fake) watching(fn func(context.Context, *readmodelv1.WatchRequest, func(*readmodelv1.WatchResponse) error) error) {
+func (f *fake) watching(
+	fn func(context.Context, *readmodelv1.WatchRequest, func(*readmodelv1.WatchResponse) error) error,
+) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.watch = fn

@@ -47,9 +47,15 @@ func TestIncidentsAndRecoveries(t *testing.T) {
 	always(f, "GetIncident", &readmodelv1.GetIncidentResponse{Incident: incident(), Recoveries: recoveries()})
 	always(f, "ListRecoveries", &readmodelv1.ListRecoveriesResponse{Items: recoveries()})
 	for line, want := range map[string][]string{
-		"incidents list":                                                    {claimID, "fleet_brake", "P0", "5 of 9 failed at once"},
-		"incidents get " + claimID:                                          {"find what they have in common", "WORKSPACE\tacme/demo2", taskID, tenantID, "acme/demo2", "recreate"},
-		"workspaces recoveries acme/demo2":                                  {"session_lost", "recovered", "recreate", "Allocate storage", "the budget is used up (next "},
+		"incidents list": {
+			claimID, "fleet_brake", "P0", "5 of 9 failed at once",
+		},
+		"incidents get " + claimID: {
+			"find what they have in common", "WORKSPACE\tacme/demo2", taskID, tenantID, "acme/demo2", "recreate",
+		},
+		"workspaces recoveries acme/demo2": {
+			"session_lost", "recovered", "recreate", "Allocate storage", "the budget is used up (next ",
+		},
 		"workspaces recoveries acme/demo2 -o wide":                          {"it was away"},
 		"workspaces recoveries acme/demo2 -o name":                          {taskID, runID},
 		"incidents list -o json --jq .items[0].kind":                        {"fleet_brake"},

@@ -67,7 +67,9 @@ func TestListFollows(t *testing.T) {
 		node("a", true, 1),
 		node("b", true, 1),
 	}})
-	f.watching(func(ctx context.Context, req *readmodelv1.WatchRequest, send func(*readmodelv1.WatchResponse) error) error {
+	f.watching(func(
+		ctx context.Context, req *readmodelv1.WatchRequest, send func(*readmodelv1.WatchResponse) error,
+	) error {
 		if len(req.GetTopics()) != 1 || req.GetTopics()[0] != readmodelv1.Topic_TOPIC_NODES {
 			t.Errorf("watches %v", req.GetTopics())
 		}
@@ -82,7 +84,11 @@ func TestListFollows(t *testing.T) {
 		}
 		frame(readmodelv1.Change_CHANGE_SNAPSHOT, node("a", true, 1))
 		frame(readmodelv1.Change_CHANGE_SNAPSHOT, node("b", true, 2)) // heard again: no change
-		if err := send(&readmodelv1.WatchResponse{Frame: &readmodelv1.WatchResponse_Bootstrapped{Bootstrapped: &readmodelv1.Bootstrapped{Total: 2}}}); err != nil {
+		if err := send(
+			&readmodelv1.WatchResponse{
+				Frame: &readmodelv1.WatchResponse_Bootstrapped{Bootstrapped: &readmodelv1.Bootstrapped{Total: 2}},
+			},
+		); err != nil {
 			t.Log(err)
 		}
 		frame(readmodelv1.Change_CHANGE_UPDATED, node("a", false, 2))

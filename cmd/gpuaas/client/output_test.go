@@ -120,7 +120,11 @@ func stock(f *fake) {
 	away := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
 	away.UserState, away.AgentConnected, away.Reason = commonv1.UserState_USER_STATE_TEMPORARY, false, "agent_down"
 	away.AgentDetail = "the agent cannot be reached since 2026-01-02T03:04:13Z; the workload may well run"
-	always(f, "ListWorkspaces", &readmodelv1.ListWorkspacesResponse{Items: []*readmodelv1.Workspace{workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE), away}})
+	always(
+		f, "ListWorkspaces", &readmodelv1.ListWorkspacesResponse{
+			Items: []*readmodelv1.Workspace{workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE), away},
+		},
+	)
 	drifted := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
 	drifted.Findings = []*lifecyclev1.Finding{finding()}
 	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: drifted})
@@ -166,7 +170,11 @@ func stock(f *fake) {
 			Reason: commonv1.Reason_REASON_PRECONDITION_FAILED,
 		},
 	}})
-	always(f, "ListTasks", &readmodelv1.ListTasksResponse{Items: []*readmodelv1.Task{task(commonv1.TaskState_TASK_STATE_RUNNING)}})
+	always(
+		f, "ListTasks", &readmodelv1.ListTasksResponse{
+			Items: []*readmodelv1.Task{task(commonv1.TaskState_TASK_STATE_RUNNING)},
+		},
+	)
 	always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(commonv1.TaskState_TASK_STATE_SUCCEEDED,
 		commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DISPATCHED,
 		commonv1.TaskState_TASK_STATE_SUCCEEDED)})

@@ -272,10 +272,14 @@ func TestPeopleCreateTakesOverADeadContext(t *testing.T) {
 	file, err := contexts.Load(f.path)
 	own, _ := file.Get("test")
 	for name, other := range map[string]contexts.Context{
-		"authority": {Server: own.Server, TrustDomain: own.TrustDomain, CAPEM: string(rpctest.NewAuthorities(t).ServiceRoots.PEM()), Token: "gps_dead"},
-		"domain":    {Server: own.Server, TrustDomain: "other.test", CAPEM: own.CAPEM, Token: "gps_dead"},
-		"server":    {Server: "127.0.0.1:1", TrustDomain: own.TrustDomain, CAPEM: own.CAPEM, Token: "gps_dead"},
-		"file":      {Server: own.Server, TrustDomain: own.TrustDomain, CAPEM: own.CAPEM, TokenFile: "gone"},
+		"authority": {
+			Server: own.Server, TrustDomain: own.TrustDomain, CAPEM: string(
+				rpctest.NewAuthorities(t).ServiceRoots.PEM(),
+			), Token: "gps_dead",
+		},
+		"domain": {Server: own.Server, TrustDomain: "other.test", CAPEM: own.CAPEM, Token: "gps_dead"},
+		"server": {Server: "127.0.0.1:1", TrustDomain: own.TrustDomain, CAPEM: own.CAPEM, Token: "gps_dead"},
+		"file":   {Server: own.Server, TrustDomain: own.TrustDomain, CAPEM: own.CAPEM, TokenFile: "gone"},
 	} {
 		other.Name = name
 		if err = errors.Join(err, contexts.Put(f.path, other, false)); err != nil {

@@ -25,7 +25,8 @@ func TestSpecs(t *testing.T) {
 	stock(f)
 	process := commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
 	file := filepath.Join(t.TempDir(), "spec.yaml")
-	write(t, file, "gpus: 1\nstorage: 10Gi\nworkloads:\n- name: web\n  command: [python3]\n  ports: [{name: http, port: 80}]\n", 0o600)
+	write(t, file, "gpus: 1\nstorage: 10Gi\nworkloads:\n- name: web\n  command: [python3]\n  ports: [{name: http, "+
+		"port: 80}]\n", 0o600)
 	tests := []struct {
 		name  string
 		args  []string
@@ -34,7 +35,8 @@ func TestSpecs(t *testing.T) {
 	}{
 		{"nothing", nil, "", &lifecyclev1.WorkspaceSpec{}},
 		{
-			"flags", strings.Fields("--command python3 --command -m --arg http.server --port 8080 --port admin=0 --env A=b=c --ready-path / --gpus 2 --storage 1.5Gi --placement process"), "",
+			"flags", strings.Fields("--command python3 --command -m --arg http.server --port 8080 --port admin=0 --env A=b=c " +
+				"--ready-path / --gpus 2 --storage 1.5Gi --placement process"), "",
 			&lifecyclev1.WorkspaceSpec{Gpus: 2, StorageBytes: 3 << 29, Placement: process, Workloads: []*nodev1.Workload{{
 				Name: "main", Command: []string{"python3", "-m"}, Args: []string{"http.server"}, Env: map[string]string{"A": "b=c"},
 				Ports: []*nodev1.Port{{Name: "http", Port: 8080}, {Name: "admin"}}, Readiness: &nodev1.Readiness{HttpPath: "/"},
@@ -102,7 +104,8 @@ func TestNamesResolve(t *testing.T) {
 	for _, noun := range []string{"instances", "claims", "allocations", "tasks"} {
 		call(t, noun, "list", "--workspace", "acme/demo2").wants(t, 0)
 	}
-	if got := sent[*readmodelv1.ListTasksRequest](f)[0].GetWorkspaceId() + sent[*readmodelv1.ListClaimsRequest](f)[0].GetWorkspaceId(); got != workspaceID+workspaceID {
+	tasks, claims := sent[*readmodelv1.ListTasksRequest](f)[0], sent[*readmodelv1.ListClaimsRequest](f)[0]
+	if got := tasks.GetWorkspaceId() + claims.GetWorkspaceId(); got != workspaceID+workspaceID {
 		t.Errorf("asked for %q", got)
 	}
 	if n := len(sent[*readmodelv1.ResolveRequest](f)); n != 4 {

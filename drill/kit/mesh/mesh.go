@@ -87,7 +87,8 @@ func (m *Mesh) Policy(ctx context.Context) (policy.Set, error) {
 }
 
 // ErrNotOwn is the refusal of a fault that the drills' own mesh alone takes.
-var ErrNotOwn = errors.New("this fault hurts hosts and processes: it is injected into a mesh of the drill's own alone; leave --context out")
+var ErrNotOwn = errors.New("this fault hurts hosts and processes: it is injected into a mesh of the drill's own " +
+	"alone; leave --context out")
 
 // Cluster returns the cluster, or an error if the mesh is not the drills' own.
 func (m *Mesh) Cluster() (*cluster.Cluster, error) {

@@ -124,7 +124,8 @@ func (x *Race) met(ctx context.Context, recordID string, op *lifecyclev1.Operati
 	if err != nil {
 		return false, stage.At(stage.Evidence, err)
 	}
-	x.r.Note("%d people's requests stood before lifecycle when it went on, and the watchdog's, made %.2f s into the race; operation %s was asked for by %s, and by "+
+	x.r.Note("%d people's requests stood before lifecycle when it went on, and the watchdog's, made %.2f s into the "+
+		"race; operation %s was asked for by %s, and by "+
 		"the watchdog", waiting, asked.Sub(began).Seconds(), op.GetOperationId(), strings.Join(by, " and "))
 	return true, nil
 }

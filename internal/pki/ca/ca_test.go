@@ -265,8 +265,8 @@ func TestInstanceAndProfileCannotBreakOutOfTheTemplate(t *testing.T) {
 }
 
 // Scenario: root.pem of the node authority was lost, alone or with one of the files beside it. The authority does not
-// start, names the file and what to do, and writes nothing; with the file restored it has the root that it had. Where no
-// file of it is left, a new authority is made.
+// start, names the file and what to do, and writes nothing; with the file restored it has the root that it had. Where
+// no file of it is left, a new authority is made.
 func TestALostRootIsNotMadeAnew(t *testing.T) {
 	rootOf := func(dir string) (*x509.Certificate, error) {
 		authority, err := ca.Open(ca.Config{Dir: dir, TrustDomain: td})
@@ -321,8 +321,8 @@ func TestALostRootIsNotMadeAnew(t *testing.T) {
 	}
 }
 
-// Scenario: provisioner.pem and intermediate.pem of the node authority were lost while a replica runs, and another replica
-// starts and makes new ones. No token outlives the call that it was made for, and a certificate comes with its
+// Scenario: provisioner.pem and intermediate.pem of the node authority were lost while a replica runs, and another
+// replica starts and makes new ones. No token outlives the call that it was made for, and a certificate comes with its
 // intermediate: both replicas sign, under the root that peers trust.
 func TestOnlyTheRootCannotBeMadeAnew(t *testing.T) {
 	dir := t.TempDir()

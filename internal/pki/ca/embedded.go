@@ -27,7 +27,8 @@ import (
 // prefix the authority would refuse the separators of the private extension.
 const template = `{"subject":{"commonName":{{toJson .Subject.CommonName}}},
 "sans":{{toJson .SANs}},"keyUsage":["digitalSignature"],"extKeyUsage":["clientAuth"],
-"extensions":[{"id":"1.3.6.1.4.1.59999.1.1","value":{{asn1Enc (printf "utf8:%s|%s|%s" .Token.node_id .Token.node_instance_id .Token.env_profile) | toJson}}}]}`
+"extensions":[{"id":"1.3.6.1.4.1.59999.1.1","value":
+{{asn1Enc (printf "utf8:%s|%s|%s" .Token.node_id .Token.node_instance_id .Token.env_profile) | toJson}}}]}`
 
 // Config describes the embedded authority.
 type Config struct {

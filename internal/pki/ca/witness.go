@@ -60,5 +60,6 @@ func (w *Witness) Check(ctx context.Context) error {
 
 func down(public string, cause error) error {
 	return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, public, fault.Cause(cause),
-		fault.Remedy("look at recovery's log and at the authority itself; nodes wait by themselves, and the next certificate that is signed clears it"))
+		fault.Remedy("look at recovery's log and at the authority itself; nodes wait by themselves, and the next "+
+			"certificate that is signed clears it"))
 }

@@ -23,7 +23,9 @@ var (
 
 	putValue = pg.DefineShared([]string{pg.RoleOwner, pg.RoleRecovery}, "policy.put", `
 		INSERT INTO mesh.policy AS p (key, value, updated_at, updated_by, reason) VALUES ($1, $2, mesh.clock(), $3, $4)
-		ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value, updated_at = EXCLUDED.updated_at, updated_by = EXCLUDED.updated_by, reason = EXCLUDED.reason`)
+		ON CONFLICT (key) DO UPDATE
+			SET value = EXCLUDED.value, updated_at = EXCLUDED.updated_at, updated_by = EXCLUDED.updated_by,
+			reason = EXCLUDED.reason`)
 )
 
 // Load returns the function with which a policy.Source reads the table. Every service's role may.

@@ -98,7 +98,8 @@ func (c *codec) Unmarshal(data []byte, message any) error {
 // quoting are the decoding errors that quote the body, and with it perhaps a secret: a refusal is logged. Their first
 // group is the part that may be repeated.
 var quoting = regexp.MustCompile(
-	`(?s)^(syntax error \(line \d+:\d+\)|\(line \d+:\d+\): (?:unexpected token|invalid value for (?:string|bytes) field [^\s:]+)).*$`)
+	`(?s)^(syntax error \(line \d+:\d+\)|\(line \d+:\d+\): (?:unexpected token|invalid value
+		for (?:string|bytes) field [^\s:]+)).*$`)
 
 // decodeProblem returns the text of a decoding error without the name of the library and the contents of the body, and
 // with ordinary spaces.

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
@@ -53,7 +51,7 @@ func TestRefusalsAreCountedByReason(t *testing.T) {
 			}
 			return &recoveryv1.RetireInstanceResponse{}, nil
 		},
-		view: func(_ context.Context, stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error {
+		view: func(_ context.Context, stream *authorityStream) error {
 			if err := stream.Send(&recoveryv1.WatchAuthorityResponse{}); err != nil {
 				return err
 			}

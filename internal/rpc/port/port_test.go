@@ -48,9 +48,14 @@ type backend struct {
 	tenant  func(context.Context, *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error)
 	operate func(context.Context, *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error)
 	whoami  func(context.Context, *readmodelv1.WhoAmIRequest) (*readmodelv1.WhoAmIResponse, error)
-	work    func(context.Context, *lifecyclev1.WatchWorkRequest, *connect.ServerStream[lifecyclev1.WatchWorkResponse]) error
-	view    func(context.Context, *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error
+	work    func(context.Context, *lifecyclev1.WatchWorkRequest, *workStream) error
+	view    func(context.Context, *authorityStream) error
 }
+
+type (
+	workStream      = connect.ServerStream[lifecyclev1.WatchWorkResponse]
+	authorityStream = connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]
+)
 
 func (b *backend) RetireInstance(ctx context.Context,
 	req *recoveryv1.RetireInstanceRequest,
@@ -246,7 +251,9 @@ func TestAllowListsHoldWhereCertificatesAreOptional(t *testing.T) {
 func TestCallerAndCorrelationReachTheMethod(t *testing.T) {
 	var peer pki.Peer
 	var correlation obs.Correlation
-	f := start(t, &backend{retire: func(ctx context.Context, _ *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+	f := start(t, &backend{retire: func(
+		ctx context.Context, _ *recoveryv1.RetireInstanceRequest,
+	) (*recoveryv1.RetireInstanceResponse, error) {
 		peer, _ = rpc.PeerFrom(ctx)
 		correlation = obs.From(ctx)
 		return &recoveryv1.RetireInstanceResponse{}, nil
@@ -291,7 +298,9 @@ func TestErrorsLeaveWithoutTheirCause(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			f := start(t, &backend{retire: func(context.Context, *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+			f := start(t, &backend{retire: func(
+				context.Context, *recoveryv1.RetireInstanceRequest,
+			) (*recoveryv1.RetireInstanceResponse, error) {
 				return nil, tt.fail()
 			}}, nil)
 			id := ids.New()
@@ -426,7 +435,9 @@ func (c tamper) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 
 func TestAssertionsAreGoodForOneRequestOnce(t *testing.T) {
 	reached := 0
-	f := start(t, &backend{tenant: func(context.Context, *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {
+	f := start(t, &backend{tenant: func(
+		context.Context, *lifecyclev1.CreateTenantRequest,
+	) (*lifecyclev1.CreateTenantResponse, error) {
 		reached++
 		return &lifecyclev1.CreateTenantResponse{}, nil
 	}}, nil)
@@ -504,7 +515,9 @@ func TestPersonsOfTheConsoleAreAuthenticated(t *testing.T) {
 // Scenario: A15.
 func TestOnlyTheCanonicalPathIsRouted(t *testing.T) {
 	reached := false
-	f := start(t, &backend{retire: func(context.Context, *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+	f := start(t, &backend{retire: func(
+		context.Context, *recoveryv1.RetireInstanceRequest,
+	) (*recoveryv1.RetireInstanceResponse, error) {
 		reached = true
 		return &recoveryv1.RetireInstanceResponse{}, nil
 	}}, nil)

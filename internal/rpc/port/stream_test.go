@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
@@ -23,7 +21,7 @@ import (
 // waiting is a backend whose streams wait as services' do: one for its context, one for the next message.
 func waiting(opened chan<- struct{}) *backend {
 	return &backend{
-		work: func(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, stream *connect.ServerStream[lifecyclev1.WatchWorkResponse]) error {
+		work: func(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, stream *workStream) error {
 			if err := stream.Send(&lifecyclev1.WatchWorkResponse{}); err != nil {
 				return err
 			}
@@ -31,7 +29,7 @@ func waiting(opened chan<- struct{}) *backend {
 			<-ctx.Done()
 			return ctx.Err()
 		},
-		view: func(_ context.Context, stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error {
+		view: func(_ context.Context, stream *authorityStream) error {
 			for first := true; ; first = false {
 				if _, err := stream.Receive(); err != nil {
 					return err
@@ -137,7 +135,9 @@ func TestStreamsEndWhenTheCertificateExpires(t *testing.T) {
 
 func TestClientsTakeUpANewCertificateWithoutARestart(t *testing.T) {
 	serials := make(chan string, 2)
-	f := start(t, &backend{retire: func(ctx context.Context, _ *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+	f := start(t, &backend{retire: func(
+		ctx context.Context, _ *recoveryv1.RetireInstanceRequest,
+	) (*recoveryv1.RetireInstanceResponse, error) {
 		peer, _ := rpc.PeerFrom(ctx)
 		serials <- peer.Serial
 		return &recoveryv1.RetireInstanceResponse{}, nil

@@ -55,7 +55,8 @@ func (c *ClaimConfirmer) Sweep(ctx context.Context) (int, error) {
 var standingUnconfirmed = pg.Define(pg.RoleLifecycle, "allocation.standing_unconfirmed", `
 		SELECT c.id::text AS claim_id, coalesce(a.allocation_id::text, i.node_id::text, '') AS external_ref
 		FROM lifecycle.resource_claim c
-		LEFT JOIN lifecycle.allocation a ON c.kind = $1 AND a.workspace_id = c.workspace_id AND a.epoch = c.epoch AND a.state <> 'released'
+		LEFT JOIN lifecycle.allocation a ON c.kind = $1 AND a.workspace_id = c.workspace_id AND a.epoch = c.epoch
+			AND a.state <> 'released'
 		LEFT JOIN lifecycle.instance i ON c.kind = $2 AND i.workspace_id = c.workspace_id AND i.epoch = c.epoch
 			AND i.instance_id::text = c.deterministic_name AND i.state IN ('launching', 'live', 'ending')
 		WHERE c.confirmed_at IS NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND c.kind IN ($1, $2)

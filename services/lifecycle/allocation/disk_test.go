@@ -26,7 +26,8 @@ func TestAMachineWithoutRoomIsNotPicked(t *testing.T) {
 	}
 	testkit.Beat(db, replica, "", 0, false)
 	node := ids.New()
-	exec(`INSERT INTO lifecycle.node_gate (node_id, fence_epoch, admitted, session_open, replica_id, slots) VALUES ($1, 1, true, true, $2, 4)`, node, replica)
+	exec(`INSERT INTO lifecycle.node_gate (node_id, fence_epoch, admitted, session_open, replica_id, slots)
+		VALUES ($1, 1, true, true, $2, 4)`, node, replica)
 	pick := func() (string, error) {
 		var picked string
 		err := pg.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -39,7 +40,8 @@ func TestAMachineWithoutRoomIsNotPicked(t *testing.T) {
 	if picked, err := pick(); err != nil || picked != node {
 		t.Fatalf("with room: %q, %v", picked, err)
 	}
-	exec(`UPDATE lifecycle.node_gate SET host = '{"stateDisk": {"full": true, "path": "/var/lib/gpuaas"}}' WHERE node_id = $1`, node)
+	exec(`UPDATE lifecycle.node_gate SET host = '{"stateDisk": {"full": true, "path": "/var/lib/gpuaas"}}'
+		WHERE node_id = $1`, node)
 	_, err := pick()
 	if err == nil || !strings.Contains(err.Error(), "no_capacity") ||
 		!strings.Contains(err.Error(), "1 connected machines") || !strings.Contains(err.Error(), "no room") {

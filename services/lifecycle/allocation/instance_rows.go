@@ -110,10 +110,13 @@ func InstanceOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int
 }
 
 var changeInstance = pg.Define(pg.RoleLifecycle, "allocation.change_instance", `
-		UPDATE lifecycle.instance i SET state = $3, provider_id = coalesce(nullif($4, ''), i.provider_id), node_id = coalesce(nullif($5, '')::uuid, i.node_id),
+		UPDATE lifecycle.instance i
+			SET state = $3, provider_id = coalesce(nullif($4, ''), i.provider_id),
+			node_id = coalesce(nullif($5, '')::uuid, i.node_id),
 			end_reason = coalesce(nullif($6, ''), i.end_reason),
 			started_at = CASE WHEN $3 = 'live' AND i.started_at IS NULL THEN mesh.clock() ELSE i.started_at END,
-			ended_at = CASE WHEN $3 = 'ended' AND i.ended_at IS NULL THEN mesh.clock() ELSE i.ended_at END, version = i.version + 1
+			ended_at = CASE WHEN $3 = 'ended' AND i.ended_at IS NULL THEN mesh.clock() ELSE i.ended_at
+				END, version = i.version + 1
 		WHERE i.instance_id = $1 AND i.state = $2 RETURNING `+InstanceColumns)
 
 // SetInstance changes an instance by compare-and-set, and appends its event. Empty strings leave the stored values.

@@ -48,8 +48,8 @@ var raiseAllocation = pg.Define(pg.RoleLifecycle, "allocation.raise_allocation",
 	`UPDATE lifecycle.allocation a SET version = a.version + 1 WHERE a.workspace_id = $1 AND a.epoch = $2 RETURNING `+
 		Columns)
 
-// AnnounceOrphans appends the event of the allocation of an epoch again after the number of its orphans has changed: the
-// event has that number.
+// AnnounceOrphans appends the event of the allocation of an epoch again after the number of its orphans has changed:
+// the event has that number.
 func AnnounceOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
 	told, err := All(ctx, tx, raiseAllocation, workspaceID, epoch)
 	if err != nil {

@@ -62,7 +62,8 @@ func Pass(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []claims.Claim, k
 }
 
 var holdSlotAgain = pg.Define(pg.RoleLifecycle, "allocation.hold_slot_again", `
-		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
+		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id,
+			instance_id, slot, gpus, occupancy)
 		VALUES ($1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+Columns)
 
 // allocateAgain inserts the allocation of this epoch on the slot of an earlier one.

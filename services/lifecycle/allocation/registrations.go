@@ -39,10 +39,12 @@ func (b Registrations) RegisterFailures(ctx context.Context, tx pgx.Tx, workspac
 }
 
 var countRegisterFailures = pg.Define(pg.RoleLifecycle, "allocation.count_register_failures", `
-		UPDATE lifecycle.workspace SET register_failures = GREATEST(register_failures, $3), last_error_code = 'register_failing',
+		UPDATE lifecycle.workspace
+			SET register_failures = GREATEST(register_failures, $3), last_error_code = 'register_failing',
 			last_error = $4, version = version + 1
 		WHERE id = $1 AND epoch = $2 AND (register_failures < $3 OR last_error <> $4) AND state <> 'decommissioned'
-			AND NOT EXISTS (SELECT 1 FROM lifecycle.node_gate g WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)`)
+			AND NOT EXISTS (SELECT 1 FROM lifecycle.node_gate g
+				WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)`)
 
 var forgetRegisterFailures = pg.Define(pg.RoleLifecycle, "allocation.forget_register_failures", `
 		UPDATE lifecycle.workspace SET register_failures = 0, version = version + 1,

@@ -123,9 +123,11 @@ func FreeForced(ctx context.Context, tx pgx.Tx, workspaceID string, w *spec.Atte
 }
 
 var moveReleaseDeadlines = pg.Define(pg.RoleLifecycle, "allocation.move_release_deadlines", `
-		UPDATE lifecycle.allocation a SET release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
+		UPDATE lifecycle.allocation a
+			SET release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
 		FROM unnest($1::uuid[], $2::float8[]) AS x (workspace_id, stood)
-		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL RETURNING `+Columns)
+		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL
+			RETURNING `+Columns)
 
 // MoveDeadlines moves the deadlines of the releases of workspaces forward, each by the seconds for which its run stood.
 func MoveDeadlines(ctx context.Context, tx pgx.Tx, workspaces []string, stood []float64) error {

@@ -66,7 +66,8 @@ func FailRelease(ctx context.Context, tx pgx.Tx, a Allocation, why string) error
 
 var lateReleases = pg.Define(pg.RoleLifecycle, "allocation.late_releases",
 	`SELECT `+Columns+` FROM lifecycle.allocation a
-			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back())
+			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds'
+				AND NOT (SELECT mesh.rolled_back())
 				-- A run that stands still has its deadlines moved on before it goes on.
 				AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
 					WHERE r.workspace_id = a.workspace_id AND p.since IS NOT NULL)
@@ -107,7 +108,8 @@ func FailLate(ctx context.Context, db pg.Beginner) (int, error) {
 
 var gatesOfLateReleases = pg.Define(pg.RoleLifecycle, "allocation.gates_of_late_releases", `
 		SELECT FROM lifecycle.node_gate g WHERE g.node_id IN (SELECT a.node_id FROM lifecycle.allocation a
-			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back()))
+			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds'
+				AND NOT (SELECT mesh.rolled_back()))
 		ORDER BY g.node_id FOR NO KEY UPDATE`)
 
 // lockNodesOfLate locks the gates of the nodes whose releases are late: each of them may be cordoned.
@@ -120,7 +122,8 @@ func lockNodesOfLate(ctx context.Context, tx pgx.Tx) error {
 }
 
 var leftOnMachine = pg.Define(pg.RoleLifecycle, "allocation.left_on_machine", `
-		SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.node_id = $1 AND c.kind = ANY ($2) AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)
+		SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c
+			WHERE c.node_id = $1 AND c.kind = ANY ($2) AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)
 			OR EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state = 'release_failed')`)
 
 // UncordonIfClean removes the cordon of cordonOwner from a machine on which nothing is left of a release.

@@ -58,7 +58,8 @@ func Reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec
 }
 
 var insertAllocationRow = pg.Define(pg.RoleLifecycle, "allocation.insert_allocation_row", `
-		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
+		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id,
+			instance_id, slot, gpus, occupancy)
 		VALUES ($1, $2, $3, $4, 'allocating', $5, nullif($6, '')::uuid, $7, $8, $9, 'reserved') RETURNING `+Columns)
 
 func insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env,

@@ -18,7 +18,8 @@ import (
 // openRoomSQL is the condition, over node_room r, that a machine takes a workspace of $1 GPUs. A claim that was given
 // up there and may still use devices excludes the machine, whether or not it is cordoned; $2 are the kinds of such
 // claims.
-const openRoomSQL = `r.open AND r.used < r.slots AND r.failed = 0 AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim o
+const openRoomSQL = `r.open AND r.used < r.slots AND r.failed = 0 AND NOT EXISTS (SELECT 1
+	FROM lifecycle.resource_claim o
 		WHERE o.node_id = r.node_id AND o.kind = ANY ($2) AND o.orphaned_at IS NOT NULL AND o.released_at IS NULL)`
 
 // candidatesSQL are the machines with the fewest workspaces among those that take one: the first of each replica and of
@@ -43,7 +44,8 @@ var (
 	recountRoom  = pg.Define(pg.RoleLifecycle, "allocation.recount_room", recountRoomSQL)
 	roomsOfDisks = pg.Define(pg.RoleLifecycle, "allocation.machines_without_room", `
 		SELECT count(*) FROM lifecycle.node_gate g
-		WHERE g.host->'stateDisk'->>'full' = 'true' AND g.admitted AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL)
+		WHERE g.host->'stateDisk'->>'full' = 'true' AND g.admitted AND NOT g.retired AND g.instance_id IS NULL
+			AND `+gate.ConnectedSQL)
 )
 
 var lockRoomSQL = `
@@ -54,11 +56,13 @@ var lockRoomSQL = `
 const (
 	freeSlotSQL = `
 		SELECT n FROM lifecycle.node_room r CROSS JOIN LATERAL generate_series(0, r.slots - 1) n
-		WHERE r.node_id = $1 AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = r.node_id AND a.slot = n AND a.state <> 'released')
+		WHERE r.node_id = $1 AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a
+			WHERE a.node_id = r.node_id AND a.slot = n AND a.state <> 'released')
 		ORDER BY n LIMIT 1`
 	recountRoomSQL = `
 		UPDATE lifecycle.node_room r SET used = x.used, held = x.held, failed = x.failed
-		FROM (SELECT count(*) AS used, coalesce(sum(a.gpus), 0) AS held, count(*) FILTER (WHERE a.state = 'release_failed') AS failed
+		FROM (SELECT count(*) AS used, coalesce(sum(a.gpus), 0) AS held,
+			count(*) FILTER (WHERE a.state = 'release_failed') AS failed
 			FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state <> 'released' AND a.slot IS NOT NULL) x
 		WHERE r.node_id = $1`
 )

@@ -161,12 +161,14 @@ var freeDevices = pg.Define(pg.RoleLifecycle, "allocation.free_devices",
 	`DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`)
 
 var changeAllocation = pg.Define(pg.RoleLifecycle, "allocation.change_allocation", `
-		UPDATE lifecycle.allocation a SET state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
-			release_deadline_at = CASE WHEN $6::float8 > 0 THEN mesh.clock() + make_interval(secs => $6) END, version = a.version + 1
+		UPDATE lifecycle.allocation a
+			SET state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
+			release_deadline_at = CASE WHEN $6::float8 > 0 THEN mesh.clock() + make_interval(secs => $6)
+				END, version = a.version + 1
 		WHERE a.allocation_id = $1 AND a.state = $2 RETURNING `+Columns)
 
-// Move changes the state of an allocation by compare-and-set, and appends its event. It frees the devices of one that is
-// released.
+// Move changes the state of an allocation by compare-and-set, and appends its event. It frees the devices of one that
+// is released.
 func Move(ctx context.Context, tx pgx.Tx, a Allocation, m Change) (Allocation, error) {
 	if m.State == commonv1.AllocationState_ALLOCATION_STATE_RELEASED {
 		if _, err := pg.Exec(ctx, tx, freeDevices, a.ID); err != nil {

@@ -74,18 +74,23 @@ func NoteUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriv
 }
 
 var noteUnaccountedRows = pg.Define(pg.RoleLifecycle, "allocation.note_unaccounted_rows", `
-		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id, started_at)
+		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id,
+			started_at)
 		SELECT x.instance_id, x.workspace_id, x.epoch, 'live', $1, x.provider_id, x.started_at
-		FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::text[], $6::timestamptz[]) AS x (instance_id, workspace_id, epoch, provider_id, started_at)
-		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE SET state = 'live', ended_at = NULL, end_reason = '', version = u.version + 1
+		FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::text[], $6::timestamptz[]) AS x (instance_id, workspace_id,
+			epoch, provider_id, started_at)
+		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE
+			SET state = 'live', ended_at = NULL, end_reason = '', version = u.version + 1
 			WHERE u.state = 'ended'
 		RETURNING `+unaccountedColumns)
 
 var endUnlisted = pg.Define(pg.RoleLifecycle, "allocation.end_unlisted", `
-		UPDATE lifecycle.unaccounted_instance AS u SET state = 'ended', ended_at = mesh.clock(), end_reason = 'the placement does not list it as running any more',
+		UPDATE lifecycle.unaccounted_instance AS u
+			SET state = 'ended', ended_at = mesh.clock(), end_reason = 'the placement does not list it as running any more',
 			version = u.version + 1
 		WHERE u.placement = $1 AND u.state = 'live' AND NOT EXISTS (
-			SELECT 1 FROM unnest($2::uuid[], $3::bigint[]) AS x (workspace_id, epoch) WHERE x.workspace_id = u.workspace_id AND x.epoch = u.epoch)
+			SELECT 1 FROM unnest($2::uuid[], $3::bigint[]) AS x (workspace_id, epoch)
+				WHERE x.workspace_id = u.workspace_id AND x.epoch = u.epoch)
 		RETURNING `+unaccountedColumns)
 
 func unaccounted(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) ([]Instance, error) {
@@ -111,9 +116,11 @@ func reportUnaccounted(ctx context.Context, tx pgx.Tx, changed []Instance) error
 }
 
 var accountInstance = pg.Define(pg.RoleLifecycle, "allocation.account_instance", `
-		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason)
+		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id,
+			started_at, ended_at, end_reason)
 		VALUES ($2, $3, $4, 'ended', $1, $5, $6, mesh.clock(), $7)
-		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE SET state = 'ended', ended_at = mesh.clock(), end_reason = $7, version = u.version + 1
+		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE
+			SET state = 'ended', ended_at = mesh.clock(), end_reason = $7, version = u.version + 1
 		RETURNING `+unaccountedColumns)
 
 // EndUnaccounted records the confirmed end of an instance that no row accounts for, whether or not a sweep has seen it

@@ -87,7 +87,8 @@ func announce(ctx context.Context, tx pgx.Tx, changed ...Claim) error {
 }
 
 var claimsAfter = pg.Define(pg.RoleLifecycle, "claims.after", `
-		SELECT `+columns+` FROM lifecycle.resource_claim c WHERE c.id > $1::uuid AND c.released_at IS NULL ORDER BY c.id LIMIT $2`)
+		SELECT `+columns+` FROM lifecycle.resource_claim c WHERE c.id > $1::uuid AND c.released_at IS NULL ORDER BY c.id
+			LIMIT $2`)
 
 // Announced returns the source of the claims that are not released.
 func Announced() reannounce.Source {

@@ -106,7 +106,8 @@ func mayAcknowledge(ctx context.Context, q pg.Querier, f finding.Row) error {
 	if still != "" {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the row stands as it was changed by hand: "+still,
 			fault.Unmet("no operation has gone on from the row, and it has not been put back"),
-			fault.Remedy("set the row back to what stands under before, or let an operation go on from what it is; then acknowledge"))
+			fault.Remedy("set the row back to what stands under before, or let an operation go on from what it is; then "+
+				"acknowledge"))
 	}
 	return nil
 }

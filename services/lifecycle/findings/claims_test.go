@@ -67,7 +67,8 @@ func TestAStorageDirectoryThatWasWiped(t *testing.T) {
 	id := b.live("one")
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
 	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
-	workload := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload'`, id)
+	workload := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind = 'workload'`, id)
 	claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'storage'`, id)
 	sweepTwice := func(storage *nodev1.StorageReport) map[string]finding.Row {
 		for range 2 {

@@ -119,7 +119,8 @@ func TestAFullDiskCordonsItsNodeUntilThereIsRoom(t *testing.T) {
 func TestASweepFindsAFullDiskByItself(t *testing.T) {
 	b := newBed(t, Config{})
 	m := b.machine()
-	full := `UPDATE lifecycle.node_gate SET host = jsonb_set(host, '{stateDisk}', '{"full": true, "path": "/var/lib/gpuaas"}') WHERE node_id = $1`
+	full := `UPDATE lifecycle.node_gate
+		SET host = jsonb_set(host, '{stateDisk}', '{"full": true, "path": "/var/lib/gpuaas"}') WHERE node_id = $1`
 	b.as(pg.RoleLifecycle, full, m.node)
 	b.sweep()
 	m.wants("swept", true, "finding")

@@ -107,7 +107,9 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 	b.sweep()
 	run := b.text(`SELECT run_id::text FROM lifecycle.workspace WHERE id = $1`, id)
 	was := b.text(`SELECT quote_literal(input) FROM lifecycle.saga_run WHERE id = $1`, run)
-	b.byHand(`UPDATE lifecycle.saga_run SET attempts = 9, signal = signal + 1, input = '{"spec": {"workloads": [{"name": "web", "env": {"KEY": "hunter22"}}], "token": "hunter23"}}'
+	b.byHand(`UPDATE lifecycle.saga_run
+		SET attempts = 9, signal = signal + 1,
+		input = '{"spec": {"workloads": [{"name": "web", "env": {"KEY": "hunter22"}}], "token": "hunter23"}}'
 		WHERE id = '` + run + `'`)
 	b.sweep()
 	f := wantOnly(t, b.open(), "row_changed_outside run "+run)[0]

@@ -42,8 +42,9 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 		{
 			name: "somebody as lifecycle moves it elsewhere", as: pg.RoleLifecycle, arg: id,
 			change: `UPDATE lifecycle.workspace SET node_name = 'mine', epoch = epoch + 1 WHERE id = $1`,
-			repair: `UPDATE lifecycle.workspace SET node_name = (SELECT before->>'node_name' FROM lifecycle.row_evidence WHERE row_id = workspace.id ORDER BY evidence_id DESC LIMIT 1), epoch = epoch - 1 WHERE id = $1`,
-			key:    "workspace", says: "epoch, node_name; by lifecycle with psql", before: map[string]any{"epoch": 1.0},
+			repair: `UPDATE lifecycle.workspace SET node_name = (SELECT before->>'node_name' FROM lifecycle.row_evidence
+				WHERE row_id = workspace.id ORDER BY evidence_id DESC LIMIT 1), epoch = epoch - 1 WHERE id = $1`,
+			key: "workspace", says: "epoch, node_name; by lifecycle with psql", before: map[string]any{"epoch": 1.0},
 			after: map[string]any{"epoch": 2.0, "node_name": "mine"},
 		},
 		{
@@ -63,14 +64,17 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 		{
 			name: "what cannot be read", as: pg.RoleOwner, arg: id,
 			change: `UPDATE lifecycle.workspace SET endpoints = '[1]' WHERE id = $1`,
-			repair: `UPDATE lifecycle.workspace SET endpoints = (SELECT before->'endpoints' FROM lifecycle.row_evidence WHERE row_id = workspace.id ORDER BY evidence_id DESC LIMIT 1) WHERE id = $1`,
-			key:    "workspace", says: "endpoints; by ",
+			repair: `UPDATE lifecycle.workspace SET endpoints = (SELECT before->'endpoints' FROM lifecycle.row_evidence
+				WHERE row_id = workspace.id ORDER BY evidence_id DESC LIMIT 1) WHERE id = $1`,
+			key: "workspace", says: "endpoints; by ",
 		},
 		{
 			name: "a run that ended is brought back", as: pg.RoleOwner, arg: run,
-			change: `UPDATE lifecycle.saga_run SET state = 'stuck', finished_at = NULL, stuck_reason = 'by hand', why_waiting = 'by hand' WHERE id = $1`,
+			change: `UPDATE lifecycle.saga_run
+				SET state = 'stuck', finished_at = NULL, stuck_reason = 'by hand', why_waiting = 'by hand' WHERE id = $1`,
 			repair: `UPDATE lifecycle.saga_run SET state = 'succeeded', stuck_reason = '', why_waiting = '',
-				finished_at = (SELECT (before->>'finished_at')::timestamptz FROM lifecycle.row_evidence WHERE row_id = saga_run.id ORDER BY evidence_id DESC LIMIT 1) WHERE id = $1`,
+				finished_at = (SELECT (before->>'finished_at')::timestamptz FROM lifecycle.row_evidence WHERE row_id = saga_run.id
+					ORDER BY evidence_id DESC LIMIT 1) WHERE id = $1`,
 			key: "run", says: "finished_at, state, stuck_reason, why_waiting; by", before: map[string]any{"state": "succeeded"},
 			after: map[string]any{"state": "stuck"},
 		},
@@ -117,7 +121,8 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	b.as(pg.RoleOwner, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, allocation)
 	b.as(pg.RoleOwner, `DELETE FROM lifecycle.allocation WHERE allocation_id = $1`, allocation)
 	ghost := ids.New()
-	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.workspace (id, tenant_id, name, state) SELECT $1, tenant_id, 'ghost', 'failed' FROM lifecycle.workspace WHERE id = $2`, ghost, id)
+	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.workspace (id, tenant_id, name, state)
+		SELECT $1, tenant_id, 'ghost', 'failed' FROM lifecycle.workspace WHERE id = $2`, ghost, id)
 	b.sweep()
 	found := wantOnly(t, b.open(), "row_changed_outside allocation "+allocation, "row_changed_outside workspace "+ghost)
 	if f := found[0]; f.Before["state"] != "active" || f.Before["placement"] != "process" ||
@@ -135,9 +140,11 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 		!strings.Contains(err.Error(), "it is gone") {
 		t.Errorf("the acknowledgement says %v", err)
 	}
-	b.as(pg.RoleOwner, `INSERT INTO lifecycle.allocation SELECT (jsonb_populate_record(NULL::lifecycle.allocation, e.before)).* FROM lifecycle.row_evidence e
+	b.as(pg.RoleOwner, `INSERT INTO lifecycle.allocation
+		SELECT (jsonb_populate_record(NULL::lifecycle.allocation, e.before)).* FROM lifecycle.row_evidence e
 		WHERE e.op = 'delete' AND e.row_id = $1`, allocation)
-	b.as(pg.RoleOwner, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) SELECT d.value::uuid, substr(d.key, 8), e.row_id
+	b.as(pg.RoleOwner, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id)
+		SELECT d.value::uuid, substr(d.key, 8), e.row_id
 		FROM lifecycle.row_evidence e, jsonb_each_text(e.before) d WHERE e.row_id = $1 AND d.key LIKE 'device %'`, allocation)
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace WHERE id = $1`, ghost)
 	b.sweep()
@@ -161,7 +168,8 @@ func TestWhatAnOperationTookOver(t *testing.T) {
 	b.as(pg.RoleOwner, `UPDATE lifecycle.workspace SET created_by = 'somebody else' WHERE id = $1`, second)
 	err := pg.InTx(t.Context(), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		for _, w := range []string{id, second} {
-			if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET register_failures = 1, version = version + 1 WHERE id = $1`, w); err != nil {
+			if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET register_failures = 1, version = version + 1
+				WHERE id = $1`, w); err != nil {
 				return err
 			}
 			if _, _, err := workspace.Announce(ctx, tx, w); err != nil {

@@ -102,7 +102,9 @@ func newBed(t *testing.T, cfg Config) *bed {
 	}
 	tasks := dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(testkit.Logger(t), pool, nil),
-		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs ...string) error { return b.core.Wake(ctx, tx, runs...) },
+		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs ...string) error {
+			return b.core.Wake(ctx, tx, runs...)
+		},
 		Secrets: keys,
 	})
 	steps := provision.NewSteps(provision.StepDeps{
@@ -114,14 +116,17 @@ func newBed(t *testing.T, cfg Config) *bed {
 		t.Fatal(err)
 	}
 	appended := &events.Signal{}
-	b.core, err = saga.New(saga.Deps{DB: pool, Registry: registry, Logger: testkit.Logger(t), Wakes: saga.NewWakes(appended)})
+	b.core, err = saga.New(saga.Deps{
+		DB: pool, Registry: registry, Logger: testkit.Logger(t),
+		Wakes: saga.NewWakes(appended),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.world.tasks = tasks
 	b.world.gates = gate.NewServer(gate.Deps{
-		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Instances: allocation.Registrations{Wakes: b.core.Wakes},
-		Committed: committed, Slots: 4,
+		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks,
+		Instances: allocation.Registrations{Wakes: b.core.Wakes}, Committed: committed, Slots: 4,
 	})
 	b.keys = keys
 	b.server = operation.NewServer(operation.Deps{

@@ -165,7 +165,8 @@ func TestWhatIsSealedIsNotRead(t *testing.T) {
 	first := b.keys.First()
 	if _, err := owner.Exec(t.Context(),
 		`INSERT INTO lifecycle.task (task_id, type, node_id, state, idem_key, payload, expires_at, secret_keys)
-		SELECT gen_random_uuid(), 'workload.deploy', gen_random_uuid(), 'expired', 'k' || i, '\x01', mesh.clock(), $1 FROM generate_series(1, 5000) i`, first); err != nil {
+		SELECT gen_random_uuid(), 'workload.deploy', gen_random_uuid(), 'expired', 'k' || i, '\x01', mesh.clock(), $1
+			FROM generate_series(1, 5000) i`, first); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := owner.Exec(t.Context(), `ANALYZE lifecycle.task`); err != nil {
@@ -201,11 +202,14 @@ func TestTheCheckReadsNoRows(t *testing.T) {
 		"operation_key": `INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id)
 			SELECT gen_random_uuid(), 'k' || i, 'create/hmac-sha256.' || $2::text || '.00', gen_random_uuid()
 			FROM generate_series(1, $3::int) i WHERE $1::text <> ''`,
-		"workspace": `INSERT INTO lifecycle.workspace SELECT (jsonb_populate_record(w, jsonb_build_object('id', gen_random_uuid(), 'name', 'n' || i,
+		"workspace": `INSERT INTO lifecycle.workspace
+			SELECT (jsonb_populate_record(w, jsonb_build_object('id', gen_random_uuid(), 'name', 'n' || i,
 				'spec_digest', 'hmac-sha256.' || $2::text || '.00'))).*
 			FROM lifecycle.workspace w, generate_series(1, $3::int) i WHERE w.id = $1::uuid`,
-		"saga_run": `INSERT INTO lifecycle.saga_run SELECT (jsonb_populate_record(r, jsonb_build_object('id', gen_random_uuid(), 'input', jsonb_build_object(
-				'spec', jsonb_build_object('workloads', jsonb_build_array(jsonb_build_object('sealed_env', jsonb_build_object('A', encode(
+		"saga_run": `INSERT INTO lifecycle.saga_run
+			SELECT (jsonb_populate_record(r, jsonb_build_object('id', gen_random_uuid(), 'input', jsonb_build_object(
+				'spec', jsonb_build_object('workloads',
+					jsonb_build_array(jsonb_build_object('sealed_env', jsonb_build_object('A', encode(
 					'\x01'::bytea || decode($2::text, 'hex') || '\x000000'::bytea, 'base64'))))))))).*
 			FROM lifecycle.saga_run r, generate_series(1, $3::int) i
 			WHERE r.id = (SELECT id FROM lifecycle.saga_run WHERE workspace_id = $1::uuid LIMIT 1)`,
@@ -234,7 +238,9 @@ func TestTheCheckReadsNoRows(t *testing.T) {
 		}
 	}
 	read := 0
-	for _, node := range regexp.MustCompile(`actual rows=(\d+) loops=(\d+)|Rows Removed by [^:]*: (\d+)`).FindAllStringSubmatch(plan, -1) {
+	for _, node := range regexp.MustCompile(
+		`actual rows=(\d+) loops=(\d+)|Rows Removed by [^:]*: (\d+)`,
+	).FindAllStringSubmatch(plan, -1) {
 		rows, _ := strconv.Atoi(node[1])
 		loops, _ := strconv.Atoi(node[2])
 		removed, _ := strconv.Atoi(node[3])

@@ -34,20 +34,31 @@ func (b *bed) crowd(id string, many int) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{
-		`CREATE TEMP TABLE crowd AS SELECT i, gen_random_uuid() AS id, gen_random_uuid() AS allocation, gen_random_uuid() AS node,
+		`CREATE TEMP TABLE crowd AS SELECT i, gen_random_uuid() AS id, gen_random_uuid() AS allocation,
+			gen_random_uuid() AS node,
 			i % 3 = 0 AS over FROM generate_series(1, $2::int) i WHERE $1::text <> ''`,
-		`INSERT INTO lifecycle.workspace SELECT (jsonb_populate_record(w, jsonb_build_object('id', c.id, 'name', 'n' || c.id, 'run_id', NULL, 'node_id', c.node,
-			'state', CASE WHEN c.over THEN 'decommissioned' ELSE 'active' END))).* FROM lifecycle.workspace w, crowd c WHERE w.id = $1::uuid AND $2::int > 0`,
-		`INSERT INTO lifecycle.allocation SELECT (jsonb_populate_record(a, jsonb_build_object('allocation_id', c.allocation, 'workspace_id', c.id, 'node_id', c.node,
-			'state', CASE WHEN c.over THEN 'released' ELSE 'active' END, 'occupancy', CASE WHEN c.over THEN 'none' ELSE 'in_use' END))).*
+		`INSERT INTO lifecycle.workspace
+			SELECT (jsonb_populate_record(w, jsonb_build_object('id', c.id, 'name', 'n' || c.id, 'run_id', NULL, 'node_id',
+			c.node,
+			'state', CASE WHEN c.over THEN 'decommissioned' ELSE 'active' END))).* FROM lifecycle.workspace w, crowd c
+				WHERE w.id = $1::uuid AND $2::int > 0`,
+		`INSERT INTO lifecycle.allocation
+			SELECT (jsonb_populate_record(a, jsonb_build_object('allocation_id', c.allocation, 'workspace_id', c.id, 'node_id',
+			c.node,
+			'state', CASE WHEN c.over THEN 'released' ELSE 'active' END, 'occupancy', CASE WHEN c.over THEN 'none' ELSE 'in_use'
+				END))).*
 			FROM lifecycle.allocation a, crowd c WHERE a.workspace_id = $1::uuid AND $2::int > 0`,
-		`INSERT INTO lifecycle.gpu_hold SELECT c.node, 'gpu-0', c.allocation FROM crowd c WHERE NOT c.over AND $1::text <> '' AND $2::int > 0`,
-		`INSERT INTO lifecycle.resource_claim SELECT (jsonb_populate_record(r, jsonb_build_object('id', gen_random_uuid(), 'workspace_id', c.id,
+		`INSERT INTO lifecycle.gpu_hold SELECT c.node, 'gpu-0', c.allocation FROM crowd c
+			WHERE NOT c.over AND $1::text <> '' AND $2::int > 0`,
+		`INSERT INTO lifecycle.resource_claim
+			SELECT (jsonb_populate_record(r, jsonb_build_object('id', gen_random_uuid(), 'workspace_id', c.id,
 			'released_at', CASE WHEN c.over THEN mesh.clock() END, 'deterministic_name', r.deterministic_name || c.id))).*
 			FROM lifecycle.resource_claim r, crowd c WHERE r.workspace_id = $1::uuid AND $2::int > 0`,
-		`INSERT INTO lifecycle.workspace_handle SELECT (jsonb_populate_record(h, jsonb_build_object('workspace_id', c.id, 'handle', h.handle || c.id))).*
+		`INSERT INTO lifecycle.workspace_handle
+			SELECT (jsonb_populate_record(h, jsonb_build_object('workspace_id', c.id, 'handle', h.handle || c.id))).*
 			FROM lifecycle.workspace_handle h, crowd c WHERE h.workspace_id = $1::uuid AND NOT c.over AND $2::int > 0`,
-		`INSERT INTO lifecycle.instance SELECT (jsonb_populate_record(x, jsonb_build_object('instance_id', gen_random_uuid(), 'workspace_id', c.id,
+		`INSERT INTO lifecycle.instance
+			SELECT (jsonb_populate_record(x, jsonb_build_object('instance_id', gen_random_uuid(), 'workspace_id', c.id,
 			'node_id', c.node, 'state', CASE WHEN c.over THEN 'ended' ELSE x.state END))).*
 			FROM lifecycle.instance x, crowd c WHERE x.workspace_id = $1::uuid AND $2::int > 0`,
 	} {

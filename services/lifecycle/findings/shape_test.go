@@ -43,7 +43,8 @@ func TestAColumnThatIsAddedBreaksNoSeal(t *testing.T) {
 	owner := b.db.OwnerPool()
 	for _, sql := range []string{
 		`ALTER TABLE lifecycle.workspace ADD COLUMN added_number bigint NOT NULL DEFAULT 7`,
-		`ALTER TABLE lifecycle.workspace ADD COLUMN added_at timestamptz DEFAULT '2026-01-01T00:00Z', ADD COLUMN added_text text`,
+		`ALTER TABLE lifecycle.workspace ADD COLUMN added_at timestamptz DEFAULT '2026-01-01T00:00Z',
+			ADD COLUMN added_text text`,
 		`ALTER TABLE lifecycle.saga_run ADD COLUMN added_list text[] NOT NULL DEFAULT '{a,b}'`,
 		`ALTER TABLE lifecycle.allocation ADD COLUMN added_json jsonb NOT NULL DEFAULT '{"a": 1}'`,
 	} {
@@ -121,10 +122,12 @@ func TestSealsOfAnEarlierBuildFit(t *testing.T) {
 	exec(down)
 	// The writes of that build name the seal; those by hand do not.
 	exec(`UPDATE lifecycle.workspace SET seal = NULL, op_seq = op_seq + 1 WHERE id = $1`, id)
-	exec(`INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, state) SELECT 1, gen_random_uuid(), tenant_id, 'old', 'failed'
+	exec(`INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, state)
+		SELECT 1, gen_random_uuid(), tenant_id, 'old', 'failed'
 		FROM lifecycle.workspace WHERE id = $1`, id)
 	exec(`UPDATE lifecycle.workspace SET last_error = 'mine' WHERE id = $1`, other)
-	exec(`INSERT INTO lifecycle.event_cursor (name, pos) VALUES ('row-witness', 3) ON CONFLICT (name) DO UPDATE SET pos = 3`)
+	exec(`INSERT INTO lifecycle.event_cursor (name, pos) VALUES ('row-witness', 3) ON CONFLICT (name) DO UPDATE
+		SET pos = 3`)
 	exec(up)
 	if seen := b.firstSweep(); len(seen) != 1 || seen[0].SubjectID != other || len(seen[0].Evidence) != 1 {
 		t.Errorf("after the migration: %v", seen)

@@ -61,13 +61,18 @@ func (b *bed) asBefore(id string) (*lifecyclev1.WorkspaceSpec, secretenv.Sum) {
 			return err
 		}
 		for sql, args := range map[string][]any{
-			`UPDATE lifecycle.workspace SET spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`:                                                                  {id, raw, string(sum)},
-			`UPDATE lifecycle.saga_run SET input = jsonb_set(input, '{spec}', $2) WHERE workspace_id = $1`:                                                                     {id, raw},
-			`UPDATE lifecycle.task SET state = 'expired', payload = $2, secret_keys = NULL WHERE workspace_id = $1 AND type = 'workload.deploy'`:                               {id, deploy},
-			`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) SELECT tenant_id, 'key-1', name || '/' || $2, run_id FROM lifecycle.workspace WHERE id = $1`: {id, string(sum)},
+			`UPDATE lifecycle.workspace SET spec = $2, spec_digest = $3, version = version + 1
+				WHERE id = $1`: {id, raw, string(sum)},
+			`UPDATE lifecycle.saga_run SET input = jsonb_set(input, '{spec}', $2)
+				WHERE workspace_id = $1`: {id, raw},
+			`UPDATE lifecycle.task SET state = 'expired', payload = $2, secret_keys = NULL
+				WHERE workspace_id = $1 AND type = 'workload.deploy'`: {id, deploy},
+			`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id)
+				SELECT tenant_id, 'key-1', name || '/' || $2, run_id FROM lifecycle.workspace WHERE id = $1`: {id, string(sum)},
 			// The row that the projection of that build stored.
 			`INSERT INTO readmodel.workspace (workspace_id, version, tenant_id, tenant, name, state, body)
-				SELECT id, version, tenant_id, 'x', name, state, jsonb_build_object('spec', $2::jsonb) FROM lifecycle.workspace WHERE id = $1`: {id, raw},
+				SELECT id, version, tenant_id, 'x', name, state, jsonb_build_object('spec', $2::jsonb) FROM lifecycle.workspace
+					WHERE id = $1`: {id, raw},
 		} {
 			tag, err := tx.Exec(ctx, sql, args...)
 			if err != nil || tag.RowsAffected() == 0 {
@@ -143,7 +148,8 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 			t.Errorf("the value stands in %s", table)
 		}
 	}
-	if bare := b.text(`SELECT count(*)::text FROM (SELECT spec_digest AS d FROM lifecycle.workspace UNION ALL SELECT digest FROM lifecycle.operation_key) x WHERE d LIKE '%' || $1`, string(sum)); bare != "0" {
+	if bare := b.text(`SELECT count(*)::text FROM (SELECT spec_digest AS d FROM lifecycle.workspace UNION ALL SELECT digest
+		FROM lifecycle.operation_key) x WHERE d LIKE '%' || $1`, string(sum)); bare != "0" {
 		t.Errorf("%s bare digests are left", bare)
 	}
 	w, err := workspace.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), id)
@@ -165,7 +171,8 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 	var shown []string
 	if err := b.db.OwnerPool().QueryRow(t.Context(),
 		`SELECT ARRAY(SELECT jsonb_array_elements_text(body->'spec'->'workloads'->0->'env_names'))
-		FROM readmodel.workspace WHERE workspace_id = $1`, id).Scan(&shown); err != nil || !cmp.Equal(shown, []string{"BAR", "FOO"}) {
+		FROM readmodel.workspace
+			WHERE workspace_id = $1`, id).Scan(&shown); err != nil || !cmp.Equal(shown, []string{"BAR", "FOO"}) {
 		t.Errorf("the projection shows %v: %v", shown, err)
 	}
 	// The projection of an event of that build equals the row that the migration made, so that a rebuild finds no

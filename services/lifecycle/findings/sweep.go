@@ -164,8 +164,8 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 }
 
 // Sweep follows the log and runs every check once, one after the other, apart from those that have a sweep of their own
-// (SweepTwoInstances, SweepWoken). A check that fails concludes nothing and does not affect the others. Before the checks
-// it ends what only detectors that are gone have seen.
+// (SweepTwoInstances, SweepWoken). A check that fails concludes nothing and does not affect the others. Before the
+// checks it ends what only detectors that are gone have seen.
 func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	if err := s.detect.Follow(ctx); err != nil {
@@ -186,7 +186,8 @@ func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 }
 
 var standingSources = pg.Define(pg.RoleLifecycle, "findings.standing_sources", `
-		SELECT s.source FROM lifecycle.suspicion s UNION SELECT f.source FROM lifecycle.finding f WHERE f.resolved_at IS NULL`)
+		SELECT s.source FROM lifecycle.suspicion s UNION SELECT f.source FROM lifecycle.finding f
+			WHERE f.resolved_at IS NULL`)
 
 // standing returns the sources that have a suspicion or an open finding.
 func (s *Sweeper) standing(ctx context.Context) ([]string, error) {
@@ -277,7 +278,8 @@ var forgetSuspicions = pg.Define(pg.RoleLifecycle, "findings.forget_suspicions",
 
 var noteSuspicions = pg.Define(pg.RoleLifecycle, "findings.note_suspicions", `
 		INSERT INTO lifecycle.suspicion AS s (kind, subject_type, subject_id, source)
-		SELECT x.kind, x.subject_type, x.subject_id, $1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
+		SELECT x.kind, x.subject_type, x.subject_id, $1
+			FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
 		ON CONFLICT (kind, subject_type, subject_id, source) DO UPDATE SET looks = s.looks + 1, seen_at = mesh.clock()
 		RETURNING s.kind, s.subject_type, s.subject_id, s.looks > 1 AND mesh.clock() - s.since >= make_interval(secs => $5)`)
 

@@ -129,17 +129,20 @@ func TestWhatARunHoldsIsPassedOver(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	run := b.text(`SELECT run_id::text FROM lifecycle.workspace WHERE id = $1`, id)
-	b.as(pg.RoleLifecycle, `UPDATE lifecycle.saga_run SET state = 'stuck', finished_at = NULL, stuck_reason = 'a test', why_waiting = 'a test' WHERE id = $1`, run)
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.saga_run
+		SET state = 'stuck', finished_at = NULL, stuck_reason = 'a test', why_waiting = 'a test' WHERE id = $1`, run)
 	if err := b.world.End(t.Context(), id, 1); err != nil {
 		t.Fatal(err)
 	}
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1`, id)
 	if _, err := b.workloads.Exec(t.Context(),
-		`DROP SCHEMA `+b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)+` CASCADE`); err != nil {
+		`DROP SCHEMA `+b.text(`SELECT deterministic_name FROM lifecycle.resource_claim
+			WHERE workspace_id = $1 AND kind = 'schema'`, id)+` CASCADE`); err != nil {
 		t.Fatal(err)
 	}
 	wantOnly(t, b.seen(), "row_changed_outside run "+run)
-	b.as(pg.RoleLifecycle, `UPDATE lifecycle.saga_run SET state = 'succeeded', finished_at = mesh.clock(), stuck_reason = '', why_waiting = '' WHERE id = $1`, run)
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.saga_run
+		SET state = 'succeeded', finished_at = mesh.clock(), stuck_reason = '', why_waiting = '' WHERE id = $1`, run)
 	if found := without(b.seen(), "row_changed_outside"); len(found) != 4 {
 		t.Errorf("no run holds it and %d things are found: %v", len(found), found)
 	}
@@ -197,7 +200,8 @@ func TestACordonPassesToTheNextRequester(t *testing.T) {
 			finding)
 	}
 	// Another workspace's release has given up its storage here.
-	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id, orphaned_at)
+	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope,
+		deterministic_name, epoch, node_id, orphaned_at)
 		SELECT $1, $2, tenant_id, run_id, step, 'storage', 'node_local', 'left', epoch, $3, mesh.clock()
 		FROM lifecycle.resource_claim WHERE workspace_id = $4 AND kind = 'instance'`, ids.New(), ids.New(), node, id)
 	if err := b.operate(t.Context(), kDecommission, id); err != nil {
@@ -302,7 +306,9 @@ func TestSchemasThatWereLeftBehind(t *testing.T) {
 	id := b.live("one")
 	schema := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`,
 		id)
-	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim SET orphaned_at = mesh.clock(), orphaned_by = 'ana', orphan_reason = 'the host burnt' WHERE workspace_id = $1 AND kind = 'schema'`, id)
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim
+		SET orphaned_at = mesh.clock(), orphaned_by = 'ana', orphan_reason = 'the host burnt'
+		WHERE workspace_id = $1 AND kind = 'schema'`, id)
 	tenant := b.text(`SELECT tenant_id::text FROM lifecycle.workspace WHERE id = $1`, id)
 	found := wantOnly(t, b.seen(), "resource_without_claim schema "+schema)
 	if f := found[0]; f.WorkspaceID != id || f.TenantID != tenant || f.NextAction != detect.NextLeftBehind ||
@@ -326,7 +332,8 @@ func TestNodesThatAreOccupiedWithoutAnAllocation(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
-	workload := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload'`, id)
+	workload := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind = 'workload'`, id)
 	// An agent's report from before a release is no evidence after it.
 	b.observed(node, id, workload)
 	if err := b.operate(t.Context(), kDecommission, id); err != nil {
@@ -387,7 +394,8 @@ func TestRecordsThatContradictEachOther(t *testing.T) {
 	handle := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'handle'`, id)
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1`, id)
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, allocation)
-	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim SET released_at = mesh.clock() WHERE workspace_id = $1 AND kind = 'slot'`, id)
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim SET released_at = mesh.clock()
+		WHERE workspace_id = $1 AND kind = 'slot'`, id)
 	found := wantOnly(t, b.seen(), "claim_without_resource claim "+handle,
 		"allocation_without_occupancy allocation "+allocation,
 		"resource_without_claim allocation "+allocation, "row_changed_outside allocation "+allocation)

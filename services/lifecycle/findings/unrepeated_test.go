@@ -15,7 +15,8 @@ import (
 // stands gives a node a session at a live replica, as of ten minutes ago.
 func (b *bed) stands(node, replica string) {
 	b.t.Helper()
-	b.as(pg.RoleLifecycle, `UPDATE lifecycle.node_gate SET session_open = true, replica_id = $2, session_ready_at = mesh.clock() - interval '10 minutes'
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.node_gate
+		SET session_open = true, replica_id = $2, session_ready_at = mesh.clock() - interval '10 minutes'
 		WHERE node_id = $1`, node, replica)
 	testkit.Beat(b.db, replica, "", 0, false)
 }
@@ -62,7 +63,8 @@ func TestAReportCountsWhileItsSessionStands(t *testing.T) {
 func TestReportsOfSessionsThatStandAreKept(t *testing.T) {
 	b := newBed(t, Config{})
 	node, gone, id := ids.New(), ids.New(), ids.New()
-	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.node_gate (node_id, name, fence_epoch, admitted, session_open) VALUES ($1, 'n', 1, true, true)`, node)
+	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.node_gate (node_id, name, fence_epoch, admitted, session_open)
+		VALUES ($1, 'n', 1, true, true)`, node)
 	b.observed(node, id, "main")
 	b.observed(node, ids.New())
 	b.observed(gone, ids.New(), "main")

@@ -26,7 +26,8 @@ func (k *kit) allocated(tenant, state, placement string, epoch int64, node, slot
 			[]any{id, tenant, id, epoch},
 		},
 		{
-			`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, slot, occupancy)
+			`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, slot,
+				occupancy)
 				VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
 			[]any{ids.New(), id, tenant, epoch, state, placement, node, slot, occupancy},
 		},

@@ -89,9 +89,11 @@ var (
 	applyFence = pg.Define(pg.RoleLifecycle, "gate.apply_fence", `
 		INSERT INTO lifecycle.node_gate AS g (node_id, node_instance_id, name, fence_epoch, admitted, retired, instance_id,
 			workspace_id, epoch, slots, retired_at)
-		VALUES ($1, nullif($2, '')::uuid, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, $9, $10, CASE WHEN $6 THEN mesh.clock() END)
+		VALUES ($1, nullif($2, '')::uuid, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, $9, $10, CASE WHEN $6
+			THEN mesh.clock() END)
 		ON CONFLICT (node_id) DO UPDATE SET
-			fence_epoch = $4, admitted = $5, retired = $6, version = g.version + 1, retired_at = CASE WHEN $6 THEN COALESCE(g.retired_at, mesh.clock()) END,
+			fence_epoch = $4, admitted = $5, retired = $6, version = g.version + 1, retired_at = CASE WHEN $6
+				THEN COALESCE(g.retired_at, mesh.clock()) END,
 			node_instance_id = coalesce(nullif($2, '')::uuid, g.node_instance_id), name = coalesce(nullif($3, ''), g.name)
 		WHERE g.fence_epoch < $4
 		RETURNING `+columns)

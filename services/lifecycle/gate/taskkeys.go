@@ -26,9 +26,11 @@ var (
 	// reported its keys before is not among them: it gets the key in its next Welcome, before it may lease tasks.
 	readLacking = pg.Define(pg.RoleLifecycle, "gate.read_nodes_without_key", `
 		SELECT w.name, w.reported, w.total FROM (
-			SELECT n.*, count(*) OVER (PARTITION BY n.reported) AS total, row_number() OVER (PARTITION BY n.reported ORDER BY n.name) AS place
+			SELECT n.*, count(*) OVER (PARTITION BY n.reported) AS total, row_number() OVER (PARTITION BY n.reported
+				ORDER BY n.name) AS place
 			FROM (
-				SELECT coalesce(nullif(g.name, ''), g.node_id::text) AS name, `+taskKeysSQL+` IS NOT NULL AS reported FROM lifecycle.node_gate g
+				SELECT coalesce(nullif(g.name, ''), g.node_id::text) AS name,
+					`+taskKeysSQL+` IS NOT NULL AS reported FROM lifecycle.node_gate g
 				WHERE NOT g.retired AND (`+taskKeysSQL+` IS NULL AND NOT $3 AND (g.admitted OR g.session_epoch > 0)
 					OR g.admitted AND `+ConnectedSQL+` AND NOT $1 = ANY (`+taskKeysSQL+`))
 			) n
@@ -61,7 +63,8 @@ func Distributed(ctx context.Context, q pg.Querier, keyID string, returned bool)
 		out = append(out, "agents that have not stored it: "+listOf(lacking, lackingTotal))
 	}
 	if len(silent) > 0 {
-		out = append(out, "agents that do not report their keys, because they are of an earlier build or have not connected yet: "+
+		out = append(out, "agents that do not report their keys, because they are of an earlier build or have not "+
+			"connected yet: "+
 			listOf(silent, silentTotal)+"; update the agent, start it, or retire the node")
 	}
 	return strings.Join(out, "; "), nil

@@ -124,9 +124,10 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	open(away, 2, "k1")
-	if got, want := k.lacking("k2"),
-		"agents that have not stored it: away; agents that do not report their keys, because they are of an earlier build or have "+
-			"not connected yet: old-0, old-1, old-2, old-3, old-4 and 3 more; update the agent, start it, or retire the node"; got != want {
+	const want = "agents that have not stored it: away; agents that do not report their keys, because they are of an " +
+		"earlier build or have not connected yet: old-0, old-1, old-2, old-3, old-4 and 3 more; update the agent, start " +
+		"it, or retire the node"
+	if got := k.lacking("k2"); got != want {
 		t.Errorf("lacking:\n%q\nwant\n%q", got, want)
 	}
 	// A key that returned from its file after a restore does not wait for those that report none: some have gone since the

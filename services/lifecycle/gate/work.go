@@ -71,7 +71,8 @@ func MayLeaseSQL(generation, keyID string) string {
 
 // HoldsSigningKeySQL is the condition that the agent behind the gate g has the key that signs tasks. It is true as well
 // if there is no such key or the agent reports no keys.
-const HoldsSigningKeySQL = `coalesce((SELECT k.key_id FROM mesh.signing_key k WHERE k.kind = 'task_signing' AND k.state = 'signing') = ANY (` + taskKeysSQL + `), true)`
+const HoldsSigningKeySQL = `coalesce((SELECT k.key_id FROM mesh.signing_key k
+	WHERE k.kind = 'task_signing' AND k.state = 'signing') = ANY (` + taskKeysSQL + `), true)`
 
 // MayLease returns a fault unless the gate is open to the session of this generation and its agent has the key that
 // signs, as far as it reports its keys.

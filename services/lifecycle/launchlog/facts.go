@@ -88,7 +88,8 @@ func Ahead(e placement.LogEntry, r rowState) string {
 	case !ended && r.state == "" && e.Epoch == r.epoch && e.InstanceID != "":
 		return fmt.Sprintf("epoch %d runs as instance %s, which the database does not know", e.Epoch, e.InstanceID)
 	case ended && !e.Fenced && (r.state == "live" || r.state == "launching"):
-		return fmt.Sprintf("epoch %d has ended, and its instance is %s in the database, which marks an end before it asks for it", e.Epoch, r.state)
+		return fmt.Sprintf("epoch %d has ended, and its instance is %s in the database, which marks an end before it "+
+			"asks for it", e.Epoch, r.state)
 	default:
 		return ""
 	}

@@ -28,7 +28,8 @@ func (p *cluster) claims(workspaceID, which string) []claimRow {
 	p.t.Helper()
 	rows, err := p.db.Pool(pg.RoleLifecycle).Query(testkit.Context(p.t), `
 		SELECT c.kind, c.deterministic_name, c.external_ref, c.epoch, c.confirmed_at IS NOT NULL, false, c.id::text
-		FROM lifecycle.resource_claim c WHERE c.workspace_id = $1 AND `+which+` ORDER BY c.epoch, c.kind, c.deterministic_name`, workspaceID)
+		FROM lifecycle.resource_claim c
+			WHERE c.workspace_id = $1 AND `+which+` ORDER BY c.epoch, c.kind, c.deterministic_name`, workspaceID)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -111,7 +112,8 @@ func TestClaimsOfEarlierBuildsAreConfirmed(t *testing.T) {
 	for _, sql := range []string{
 		`UPDATE lifecycle.resource_claim SET confirmed_at = NULL, external_ref = '' WHERE kind IN ('slot', 'identity')`,
 		`UPDATE lifecycle.resource_claim SET released_at = NULL WHERE kind = 'slot' AND workspace_id = '` + gone + `'`,
-		`UPDATE lifecycle.resource_claim SET released_at = NULL, orphaned_at = mesh.clock() WHERE kind = 'identity' AND workspace_id = '` + gone + `'`,
+		`UPDATE lifecycle.resource_claim SET released_at = NULL, orphaned_at = mesh.clock()
+			WHERE kind = 'identity' AND workspace_id = '` + gone + `'`,
 	} {
 		if _, err := p.db.OwnerPool().Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)

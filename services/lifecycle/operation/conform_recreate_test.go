@@ -151,11 +151,13 @@ func (w *world) furnish(ctx context.Context, c *saga.Core, tx pgx.Tx) (string, e
 	if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET epoch = 1, state = 'active' WHERE id = $1`, id); err != nil {
 		return "", err
 	}
-	if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, gpus, occupancy)
+	if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state,
+		placement, node_id, instance_id, gpus, occupancy)
 		VALUES ($1, $2, $3, 1, 'active', 'process', $4, $5, 1, 'in_use')`, alloc, id, tenant, node, instance); err != nil {
 		return "", err
 	}
-	if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state, placement, node_id, started_at)
+	if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state,
+		placement, node_id, started_at)
 		VALUES ($1, $2, $3, 1, 'live', 'process', $4, mesh.clock())`, instance, id, tenant, node); err != nil {
 		return "", err
 	}
@@ -163,7 +165,8 @@ func (w *world) furnish(ctx context.Context, c *saga.Core, tx pgx.Tx) (string, e
 		allocation.KindSlot: "slot-1", allocation.KindIdentity: instance, allocation.KindInstance: id + ":1",
 		allocation.KindStorage: provision.StorageName, allocation.KindWorkload: "demo",
 	} {
-		_, err := tx.Exec(ctx, `INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id, confirmed_at)
+		_, err := tx.Exec(ctx, `INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope,
+			deterministic_name, epoch, node_id, confirmed_at)
 			VALUES ($1, $2, $3, $4, 1, $5, $6, $7, 1, $8, mesh.clock())`, ids.New(), id, tenant, run, kind,
 			map[bool]string{true: "node_local", false: "shared"}[kind == allocation.KindStorage ||
 				kind == allocation.KindWorkload], name, node)

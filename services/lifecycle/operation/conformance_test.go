@@ -77,7 +77,9 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 	keys := secretKeys(t, secretenv.NewKey())
 	w.tasks = dispatch.NewServer(dispatch.Deps{
 		Logger: testkit.Logger(t), DB: pool, Key: fakeAgentKey, Hub: dispatch.NewHub(testkit.Logger(t), pool, nil),
-		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs ...string) error { return core.Load().Wake(ctx, tx, runs...) },
+		Committed: committed, Wake: func(ctx context.Context, tx pgx.Tx, runs ...string) error {
+			return core.Load().Wake(ctx, tx, runs...)
+		},
 		Secrets: keys,
 	})
 	w.gates = gate.NewServer(gate.Deps{

@@ -159,7 +159,8 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 			})
 			// The step probes again and again, and nothing is undone.
 			var before, now int
-			probes := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND type = 'workload.status' AND state = 'succeeded'`
+			probes := `SELECT count(*) FROM lifecycle.task
+				WHERE run_id = $1 AND type = 'workload.status' AND state = 'succeeded'`
 			before = p.count(probes, op.GetOperationId())
 			testkit.Eventually(t, testkit.Patience, func() error {
 				if now = p.count(probes, op.GetOperationId()); now < before+2 {

@@ -21,8 +21,10 @@ func TestAFlipThatFailsKeepsWhatWasMade(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`CREATE FUNCTION lifecycle.no_flip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'the disk is full'; END $$;
-		CREATE TRIGGER no_flip BEFORE UPDATE ON lifecycle.allocation FOR EACH ROW WHEN (NEW.state = 'active') EXECUTE FUNCTION lifecycle.no_flip()`)
+	exec(`CREATE FUNCTION lifecycle.no_flip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION
+		'the disk is full'; END $$;
+		CREATE TRIGGER no_flip BEFORE UPDATE ON lifecycle.allocation
+			FOR EACH ROW WHEN (NEW.state = 'active') EXECUTE FUNCTION lifecycle.no_flip()`)
 	res, err := p.seats[0].server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
 		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
 		Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
@@ -35,7 +37,8 @@ func TestAFlipThatFailsKeepsWhatWasMade(t *testing.T) {
 	id := res.GetOperation().GetWorkspaceId()
 	failed := p.rests(id, "failed")
 	made := p.world.standing()
-	claims := `SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`
+	claims := `SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`
 	held := p.count(claims, id)
 	if len(made) < 4 || held < 6 {
 		t.Fatalf("after the failed flip there stand %v with %d claims", made, held)

@@ -173,7 +173,8 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 		t.Errorf("the wait took %d attempts", n)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
-		n := p.count(`SELECT count(*) FROM lifecycle.saga_run WHERE id = $1 AND state = 'waiting' AND starts_with(why_waiting, 'previous_epoch_alive')`, run.ID)
+		n := p.count(`SELECT count(*) FROM lifecycle.saga_run
+			WHERE id = $1 AND state = 'waiting' AND starts_with(why_waiting, 'previous_epoch_alive')`, run.ID)
 		if n != 1 {
 			return fmt.Errorf("the run does not show what it waits for")
 		}

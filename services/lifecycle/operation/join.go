@@ -44,7 +44,8 @@ var joinableRun = pg.DefineDynamic(pg.RoleLifecycle, "operation.joinable_run", f
 
 const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.state
 	FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
-	WHERE r.workspace_id = $1 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.kind = ANY ($2) AND r.state IN ('pending', 'running', 'waiting')
+	WHERE r.workspace_id = $1 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.kind = ANY ($2)
+		AND r.state IN ('pending', 'running', 'waiting')
 		AND NOT mesh.rolled_back()`
 
 // joinFast returns a join by one read: of the run that the lock store named, by its primary key, or, where the lock

@@ -419,8 +419,14 @@ func TestTheSpecificationFindsSomebodyGuilty(t *testing.T) {
 			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}),
 			at(41, askRecreate, heard{id: "w", run: "r3", epoch: 3}),
 		}},
-		"a join of what nobody began": {guilty: true, past: []porcupine.Operation{made, active, at(40, askRecreate, heard{id: "w", run: "r9", epoch: 2, joined: true})}},
-		"a reset of what is active":   {guilty: true, past: []porcupine.Operation{made, active, at(40, askReset, heard{id: "w", run: "r1", epoch: 1})}},
+		"a join of what nobody began": {
+			guilty: true, past: []porcupine.Operation{
+				made, active, at(40, askRecreate, heard{id: "w", run: "r9", epoch: 2, joined: true}),
+			},
+		},
+		"a reset of what is active": {
+			guilty: true, past: []porcupine.Operation{made, active, at(40, askReset, heard{id: "w", run: "r1", epoch: 1})},
+		},
 		"a stale look": {guilty: true, past: []porcupine.Operation{
 			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}),
 			at(60, askView, heard{id: "w", run: "r1", epoch: 1, state: "active"}),

@@ -34,26 +34,46 @@ func asked() []string {
 // workspace), or the reason of the refusal. No driver runs, so a state does not change by itself.
 func matrix() map[string]string {
 	return map[string]string{
-		"creating":                     "joins workspace_name_taken joins joins operation_in_progress does precondition_failed precondition_failed precondition_failed",
-		"creating, cancelled":          "workspace_name_taken workspace_name_taken operation_in_progress operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
-		"creating, undone":             "workspace_name_taken workspace_name_taken operation_in_progress operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
-		"creating, stuck":              "workspace_name_taken workspace_name_taken run_stuck run_stuck begins run_stuck precondition_failed does does",
-		"active":                       "workspace_name_taken workspace_name_taken precondition_failed begins begins precondition_failed precondition_failed precondition_failed precondition_failed",
-		"failed":                       "workspace_name_taken workspace_name_taken not_reset begins begins precondition_failed does precondition_failed precondition_failed",
-		"failed, reset":                "workspace_name_taken workspace_name_taken begins begins begins precondition_failed does precondition_failed precondition_failed",
-		"retrying":                     "joins workspace_name_taken joins joins operation_in_progress does precondition_failed precondition_failed precondition_failed",
-		"retrying, undone":             "workspace_name_taken workspace_name_taken operation_in_progress operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
-		"retrying, stuck":              "workspace_name_taken workspace_name_taken run_stuck run_stuck begins run_stuck precondition_failed does does",
-		"recreating":                   "joins workspace_name_taken joins joins operation_in_progress does precondition_failed precondition_failed precondition_failed",
-		"recreating, cancelled":        "workspace_name_taken workspace_name_taken operation_in_progress operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
-		"recreating, undone":           "workspace_name_taken workspace_name_taken operation_in_progress operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
-		"recreating, stuck":            "workspace_name_taken workspace_name_taken run_stuck run_stuck begins run_stuck precondition_failed does does",
-		"decommissioning":              "workspace_name_taken workspace_name_taken operation_in_progress operation_in_progress joins precondition_failed precondition_failed precondition_failed precondition_failed",
-		"decommissioning, stuck":       "workspace_name_taken workspace_name_taken run_stuck run_stuck begins run_stuck precondition_failed does does",
-		"decommissioned":               "begins begins precondition_failed precondition_failed precondition_failed precondition_failed precondition_failed precondition_failed precondition_failed",
-		"active, its name another's":   "workspace_name_taken workspace_name_taken precondition_failed begins begins precondition_failed precondition_failed precondition_failed precondition_failed",
-		"failed, the release has too":  "workspace_name_taken workspace_name_taken not_reset previous_epoch_alive begins precondition_failed does precondition_failed precondition_failed",
-		"active, its plan is sold out": "workspace_name_taken workspace_name_taken precondition_failed plan_unknown begins precondition_failed precondition_failed precondition_failed precondition_failed",
+		"creating": "joins workspace_name_taken joins joins operation_in_progress does " +
+			"precondition_failed precondition_failed precondition_failed",
+		"creating, cancelled": "workspace_name_taken workspace_name_taken operation_in_progress " +
+			"operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
+		"creating, undone": "workspace_name_taken workspace_name_taken operation_in_progress " +
+			"operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
+		"creating, stuck": "workspace_name_taken workspace_name_taken run_stuck run_stuck begins run_stuck " +
+			"precondition_failed does does",
+		"active": "workspace_name_taken workspace_name_taken precondition_failed begins begins " +
+			"precondition_failed precondition_failed precondition_failed precondition_failed",
+		"failed": "workspace_name_taken workspace_name_taken not_reset begins begins " +
+			"precondition_failed does precondition_failed precondition_failed",
+		"failed, reset": "workspace_name_taken workspace_name_taken begins begins begins " +
+			"precondition_failed does precondition_failed precondition_failed",
+		"retrying": "joins workspace_name_taken joins joins operation_in_progress does " +
+			"precondition_failed precondition_failed precondition_failed",
+		"retrying, undone": "workspace_name_taken workspace_name_taken operation_in_progress " +
+			"operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
+		"retrying, stuck": "workspace_name_taken workspace_name_taken run_stuck run_stuck begins run_stuck " +
+			"precondition_failed does does",
+		"recreating": "joins workspace_name_taken joins joins operation_in_progress does " +
+			"precondition_failed precondition_failed precondition_failed",
+		"recreating, cancelled": "workspace_name_taken workspace_name_taken operation_in_progress " +
+			"operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
+		"recreating, undone": "workspace_name_taken workspace_name_taken operation_in_progress " +
+			"operation_in_progress operation_in_progress does precondition_failed precondition_failed precondition_failed",
+		"recreating, stuck": "workspace_name_taken workspace_name_taken run_stuck run_stuck begins run_stuck " +
+			"precondition_failed does does",
+		"decommissioning": "workspace_name_taken workspace_name_taken operation_in_progress " +
+			"operation_in_progress joins precondition_failed precondition_failed precondition_failed precondition_failed",
+		"decommissioning, stuck": "workspace_name_taken workspace_name_taken run_stuck run_stuck begins run_stuck " +
+			"precondition_failed does does",
+		"decommissioned": "begins begins precondition_failed precondition_failed precondition_failed " +
+			"precondition_failed precondition_failed precondition_failed precondition_failed",
+		"active, its name another's": "workspace_name_taken workspace_name_taken precondition_failed begins begins " +
+			"precondition_failed precondition_failed precondition_failed precondition_failed",
+		"failed, the release has too": "workspace_name_taken workspace_name_taken not_reset previous_epoch_alive begins " +
+			"precondition_failed does precondition_failed precondition_failed",
+		"active, its plan is sold out": "workspace_name_taken workspace_name_taken precondition_failed plan_unknown " +
+			"begins precondition_failed precondition_failed precondition_failed precondition_failed",
 	}
 }
 
@@ -94,7 +114,8 @@ func (d *desk) put(state string) (string, string) {
 	}
 	id, run := op.GetWorkspaceId(), op.GetOperationId()
 	ends := func(run, workspace string) {
-		d.sql(`UPDATE lifecycle.saga_run SET state = $2, finished_at = mesh.clock(), why_waiting = '' WHERE workspace_id = $1 AND finished_at IS NULL`, id, run)
+		d.sql(`UPDATE lifecycle.saga_run SET state = $2, finished_at = mesh.clock(), why_waiting = ''
+			WHERE workspace_id = $1 AND finished_at IS NULL`, id, run)
 		d.sql(`UPDATE lifecycle.workspace SET state = $2, state_at = mesh.clock() WHERE id = $1`, id, workspace)
 	}
 	base, rest, _ := strings.Cut(state, ", ")
@@ -138,8 +159,10 @@ func (d *desk) put(state string) (string, string) {
 			d.t.Fatal(err)
 		}
 	case "the release has too":
-		d.sql(`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, gpus, occupancy)
-			SELECT $2, id, tenant_id, epoch, 'release_failed', 'process', 1, 'cleanup' FROM lifecycle.workspace WHERE id = $1`, id, ids.New())
+		d.sql(`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, gpus,
+			occupancy)
+			SELECT $2, id, tenant_id, epoch, 'release_failed', 'process', 1, 'cleanup' FROM lifecycle.workspace
+				WHERE id = $1`, id, ids.New())
 	case "its plan is sold out":
 		d.sql(`UPDATE lifecycle.workspace SET spec = jsonb_set(spec, '{plan}', '"gold"') WHERE id = $1`, id)
 	default:
@@ -307,7 +330,9 @@ func (d *desk) check(state, what, id, got string, op *lifecyclev1.Operation, err
 		if what != "recreate" && what != "retry" {
 			return
 		}
-		if n := d.count(fmt.Sprintf(`SELECT count(*) FROM lifecycle.workspace WHERE id = '%s' AND epoch = %d AND run_id = '%s'`, id, op.GetEpoch(), op.GetOperationId())); n != 1 || op.GetEpoch() < 2 {
+		if n := d.count(fmt.Sprintf(`SELECT count(*) FROM lifecycle.workspace
+			WHERE id = '%s' AND epoch = %d
+			AND run_id = '%s'`, id, op.GetEpoch(), op.GetOperationId())); n != 1 || op.GetEpoch() < 2 {
 			d.t.Errorf("%s: %s began in epoch %d, which is not the workspace's", state, what, op.GetEpoch())
 		}
 	}

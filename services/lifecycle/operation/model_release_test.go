@@ -15,7 +15,8 @@ func (a *scenario) newest() (id string, fence int64) {
 	id = ids.New()
 	err := a.db.OwnerPool().QueryRow(testkit.Context(a.t),
 		`SELECT coalesce(max(x.id), $2), coalesce(max(x.fence), 1) FROM (
-		SELECT allocation_id::text AS id, fence FROM lifecycle.allocation WHERE workspace_id = $1 ORDER BY epoch DESC, created_at DESC LIMIT 1) AS x`,
+		SELECT allocation_id::text AS id, fence FROM lifecycle.allocation WHERE workspace_id = $1
+			ORDER BY epoch DESC, created_at DESC LIMIT 1) AS x`,
 		a.s.ID, id).Scan(&id, &fence)
 	if err != nil {
 		a.fail("read allocation: %v", err)

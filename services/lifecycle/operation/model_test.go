@@ -341,7 +341,8 @@ func (g *stage) play(rt *rapid.T, r rules, n int, counts map[string]int, flush f
 	a.tenant, a.other = g.tenant(), ""
 	stranger := g.tenant()
 	err := g.pool.QueryRow(testkit.Context(g.t),
-		`SELECT (SELECT id::text FROM lifecycle.tenant WHERE name = $1), (SELECT id::text FROM lifecycle.tenant WHERE name = $2)`, a.tenant, stranger).Scan(&a.tenantID, &a.other)
+		`SELECT (SELECT id::text FROM lifecycle.tenant WHERE name = $1), (SELECT id::text FROM lifecycle.tenant
+			WHERE name = $2)`, a.tenant, stranger).Scan(&a.tenantID, &a.other)
 	if err != nil {
 		a.fail("%v", err)
 	}
@@ -381,7 +382,8 @@ func (a *scenario) leave() {
 	// workspace.
 	_, err := a.db.OwnerPool().Exec(context.WithoutCancel(a.t.Context()), `
 		WITH m AS (UPDATE lifecycle.node_gate SET cordoned = true WHERE name = $2)
-		UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock(), owner = NULL WHERE tenant_id = $1 AND finished_at IS NULL`, a.tenantID, a.machine)
+		UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock(), owner = NULL
+			WHERE tenant_id = $1 AND finished_at IS NULL`, a.tenantID, a.machine)
 	if err != nil {
 		a.t.Errorf("leave: %v", err)
 	}

@@ -235,7 +235,8 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w workspace.Row, kind
 	if !open {
 		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no operation on this workspace is open",
 			fault.Unmet("no operation is open to "+strings.ReplaceAll(names.Of(kind), "_", " ")),
-			fault.Remedy("nothing is under way, so there is nothing to stop or to help; `gpuaas workspaces actions WS` shows what is possible now"))
+			fault.Remedy("nothing is under way, so there is nothing to stop or to help; `gpuaas workspaces actions WS` shows "+
+				"what is possible now"))
 	}
 	var v saga.Verb
 	switch kind {

@@ -40,8 +40,10 @@ func (p *cluster) leave(id string, epoch int64, machine, node string, storage bo
 	}
 	for kind, name := range names {
 		_, err := p.db.OwnerPool().Exec(p.t.Context(), `
-			INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id, confirmed_at)
-			SELECT $2, id, tenant_id, run_id, 1, $3, 'node_local', $4, $5, $6, mesh.clock() FROM lifecycle.workspace WHERE id = $1`,
+			INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name,
+				epoch, node_id, confirmed_at)
+			SELECT $2, id, tenant_id, run_id, 1, $3, 'node_local', $4, $5, $6, mesh.clock() FROM lifecycle.workspace
+				WHERE id = $1`,
 			id, ids.New(), kind, name, epoch, node)
 		if err != nil {
 			p.t.Fatal(err)
@@ -65,7 +67,8 @@ func (p *cluster) claimsOn(id, node, which string) int {
 func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 	t.Parallel()
 	const orphaned = `kind IN ('workload', 'storage') AND orphaned_at IS NOT NULL AND released_at IS NULL`
-	const removed = `kind IN ('workload', 'storage') AND orphaned_at IS NULL AND released_at IS NOT NULL AND deterministic_name = 'former'`
+	const removed = `kind IN ('workload', 'storage') AND orphaned_at IS NULL AND released_at IS NOT NULL
+		AND deterministic_name = 'former'`
 	asked := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND node_id = $2`
 
 	t.Run("the slot is on the dark one", func(t *testing.T) {
@@ -118,7 +121,9 @@ func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 		p.leave(id, 1, "m2", dark, true)
 		var storage string
 		if err := p.db.OwnerPool().QueryRow(t.Context(),
-			`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'storage' AND deterministic_name = $2`, id, provision.StorageName).Scan(&storage); err != nil {
+			`SELECT id::text FROM lifecycle.resource_claim
+				WHERE workspace_id = $1 AND kind = 'storage'
+				AND deterministic_name = $2`, id, provision.StorageName).Scan(&storage); err != nil {
 			t.Fatal(err)
 		}
 		dry, err := p.seats[0].ask(operator(t.Context()), kRecreate, id, powered,
@@ -137,13 +142,15 @@ func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
 		if n, m := p.claimsOn(id, dark, orphaned), p.claimsOn(id, bright, orphaned); n != 2 || m != 0 {
 			t.Errorf("%d orphans on the dark machine and %d on the other, want 2 and none", n, m)
 		}
-		if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE id = $1 AND epoch = 3 AND released_at IS NULL AND orphaned_at IS NULL`, storage); n != 1 {
+		if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+			WHERE id = $1 AND epoch = 3 AND released_at IS NULL AND orphaned_at IS NULL`, storage); n != 1 {
 			t.Error("the storage on the machine that answers did not go over to this epoch")
 		}
 		if n := p.count(asked+` AND type = 'storage.release'`, op.GetOperationId(), bright); n != 0 {
 			t.Error("the storage that is kept was released")
 		}
-		if n := p.count(`SELECT count(*) FROM lifecycle.static_placement WHERE workspace_id = $1 AND epoch = 2 AND ended_at IS NOT NULL AND fence_word = ''`, id); n != 1 {
+		if n := p.count(`SELECT count(*) FROM lifecycle.static_placement
+			WHERE workspace_id = $1 AND epoch = 2 AND ended_at IS NOT NULL AND fence_word = ''`, id); n != 1 {
 			t.Error("the box that answered was not ended, but fenced")
 		}
 		if !p.cordoned(dark) || p.cordoned(bright) {
@@ -165,8 +172,10 @@ func TestAFencedMachineIsNotKeptByTheNextAttempt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`CREATE FUNCTION lifecycle.no_end() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'the disk is full'; END $$;
-		CREATE TRIGGER no_end BEFORE UPDATE ON lifecycle.allocation FOR EACH ROW WHEN (NEW.state = 'released') EXECUTE FUNCTION lifecycle.no_end()`)
+	exec(`CREATE FUNCTION lifecycle.no_end() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION
+		'the disk is full'; END $$;
+		CREATE TRIGGER no_end BEFORE UPDATE ON lifecycle.allocation
+			FOR EACH ROW WHEN (NEW.state = 'released') EXECUTE FUNCTION lifecycle.no_end()`)
 	if _, err := p.seats[0].ask(operator(t.Context()), kRecreate, id, powered); err != nil {
 		t.Fatal(err)
 	}

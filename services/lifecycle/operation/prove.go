@@ -60,7 +60,8 @@ func (s *Server) prove(
 			return nil, err
 		}
 	}
-	op.Consequence = "joins the operation under way and gives it the proof: what cannot be confirmed ended of earlier epochs counts as ended, and is left behind as orphan claims"
+	op.Consequence = "joins the operation under way and gives it the proof: what cannot be confirmed ended of earlier " +
+		"epochs counts as ended, and is left behind as orphan claims"
 	if req.GetDryRun() {
 		return op, nil
 	}

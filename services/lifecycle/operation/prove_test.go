@@ -106,10 +106,13 @@ func TestAProofIsNeverDropped(t *testing.T) {
 			if w := p.rests(id, "active"); w.NodeID != fresh || w.RunID != run.ID {
 				t.Errorf("it is on %s by run %s", w.NodeID, w.RunID)
 			}
-			if n := p.count(`SELECT count(*) FROM lifecycle.saga_run WHERE id = $1 AND input->'word'->>'fenced_proof' = 'powered_off' AND input->'word'->>'reason' = 'the rack is dark'`, run.ID); n != 1 {
+			if n := p.count(`SELECT count(*) FROM lifecycle.saga_run
+				WHERE id = $1 AND input->'word'->>'fenced_proof' = 'powered_off'
+				AND input->'word'->>'reason' = 'the rack is dark'`, run.ID); n != 1 {
 				t.Error("the proof is not on record with the run")
 			}
-			if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND node_id = $2 AND orphaned_at IS NOT NULL AND released_at IS NULL
+			if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+				WHERE workspace_id = $1 AND node_id = $2 AND orphaned_at IS NOT NULL AND released_at IS NULL
 				AND orphaned_by LIKE '%olga%' AND orphan_reason LIKE '%powered_off%dark%'`, id, dark.node); n == 0 {
 				t.Error("nothing of the dark machine is an orphan by the operator's word")
 			}

@@ -353,11 +353,13 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 			t.Errorf("somebody joined %s, which is no recreation of %s", op, id)
 		}
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.saga_run a JOIN lifecycle.saga_run b ON a.workspace_id = b.workspace_id AND a.id < b.id
+	if n := p.count(`SELECT count(*) FROM lifecycle.saga_run a JOIN lifecycle.saga_run b ON a.workspace_id = b.workspace_id
+		AND a.id < b.id
 		WHERE tstzrange(a.created_at, a.finished_at) && tstzrange(b.created_at, b.finished_at)`); n != 0 {
 		t.Errorf("%d pairs of operations were open at once", n)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.workspace w WHERE w.epoch <> (SELECT count(*) FROM lifecycle.saga_run r WHERE r.workspace_id = w.id)`); n != 0 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.workspace w WHERE w.epoch <> (SELECT count(*) FROM lifecycle.saga_run r
+		WHERE r.workspace_id = w.id)`); n != 0 {
 		t.Errorf("%d workspaces have drawn another number of epochs than they had operations", n)
 	}
 	p.never("the race")

@@ -265,9 +265,11 @@ func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, cla
 		away[c.NodeID] = name
 		if !proven {
 			r.lacks(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
-				"bring the machine back, so that its agent can end the workloads; or give a fenced proof (powered_off, network_isolated, reimaged or "+
+				"bring the machine back, so that its agent can end the workloads; or give a fenced proof (powered_off, "+
+					"network_isolated, reimaged or "+
 					"operator_asserts) with a reason, as an operator", c.NodeID,
-				fmt.Sprintf("machine %s does not answer, so the end of epoch %d cannot be confirmed; its workspaces are kept until it does", name, epoch))
+				fmt.Sprintf("machine %s does not answer, so the end of epoch %d cannot be confirmed; its workspaces are kept "+
+					"until it does", name, epoch))
 		}
 	}
 	return away, nil
@@ -280,7 +282,8 @@ func recreateConsequence(w workspace.Row, spec *lifecyclev1.WorkspaceSpec, claim
 ) string {
 	first, kept := "", "schema and handle are kept"
 	if len(away) > 0 {
-		first = fmt.Sprintf("counts what the workspace has on %s as ended on the operator's word, leaves its workloads and storage there as orphan claims and "+
+		first = fmt.Sprintf("counts what the workspace has on %s as ended on the operator's word, leaves its workloads "+
+			"and storage there as orphan claims and "+
 			"cordons the machine; ", strings.Join(away, " and on "))
 	}
 	switch {
@@ -298,7 +301,8 @@ func recreateConsequence(w workspace.Row, spec *lifecyclev1.WorkspaceSpec, claim
 		kept = "no instance and no workload are left to end; what is there of schema and handle is kept"
 	}
 	return first + "provisions the next epoch: " + kept +
-		". If that fails for good or is cancelled everything else is undone, storage too; a schema that stood before is kept with its data, and the workspace ends failed"
+		". If that fails for good or is cancelled everything else is undone, storage too; a schema that stood before is " +
+		"kept with its data, and the workspace ends failed"
 }
 
 // recreateOption returns the row for a recreation in the table of actions.

@@ -96,13 +96,16 @@ func TestARecreationEndsTheInstanceAndProvisionsTheNextEpoch(t *testing.T) {
 	if got := p.world.standing(); len(got) != 4 || !slices.Contains(got, "box "+id+":2") {
 		t.Errorf("there stand %q", got)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch = 2 AND created_at = $2::timestamptz`, id, made); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.workspace_handle
+		WHERE workspace_id = $1 AND epoch = 2 AND created_at = $2::timestamptz`, id, made); n != 1 {
 		t.Error("the handle was not kept for the next epoch")
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND epoch <> 2`, id); n != 0 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND released_at IS NULL AND epoch <> 2`, id); n != 0 {
 		t.Errorf("%d claims of the former epoch are live", n)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind IN ('handle', 'schema')`, id); n != 2 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind IN ('handle', 'schema')`, id); n != 2 {
 		t.Errorf("%d claims of handle and schema: they were made anew", n)
 	}
 	if n := p.count(`SELECT count(*) FROM lifecycle.instance WHERE workspace_id = $1 AND state = 'ended' AND epoch = 1`,
@@ -138,7 +141,8 @@ func TestAFailedWorkspaceIsRecreated(t *testing.T) {
 	if got := p.world.standing(); len(got) != 0 {
 		t.Errorf("a failed recreation is not clean: %q", got)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind <> 'schema' AND released_at IS NULL`, id); n != 0 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind <> 'schema' AND released_at IS NULL`, id); n != 0 {
 		t.Errorf("%d claims are live", n)
 	}
 	p.world.mu.Lock()
@@ -186,7 +190,9 @@ func TestAnInstanceThatCannotBeConfirmedEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE workspace_id = $1 AND name = $2 AND state = 'failed' AND error_code = 'unavailable'`, id, provision.StepPrevious); n < 2 {
+		if n := p.count(`SELECT count(*) FROM lifecycle.saga_step
+			WHERE workspace_id = $1 AND name = $2 AND state = 'failed'
+			AND error_code = 'unavailable'`, id, provision.StepPrevious); n < 2 {
 			return fmt.Errorf("%d attempts have failed", n)
 		}
 		return nil
@@ -213,10 +219,13 @@ func TestAnInstanceThatCannotBeConfirmedEnded(t *testing.T) {
 	if w := p.rests(id, "active"); w.Epoch != 3 {
 		t.Errorf("epoch %d", w.Epoch)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND epoch = 2 AND kind = 'instance' AND orphaned_at IS NOT NULL AND released_at IS NULL`, id); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND epoch = 2 AND kind = 'instance' AND orphaned_at IS NOT NULL
+		AND released_at IS NULL`, id); n != 1 {
 		t.Error("the box that may stand is no orphan claim")
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND epoch = 2 AND released_at IS NULL AND orphaned_at IS NULL`, id); n != 0 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND epoch = 2 AND released_at IS NULL AND orphaned_at IS NULL`, id); n != 0 {
 		t.Errorf("%d claims of the fenced epoch are live", n)
 	}
 	owners, err := reap.OwnersOf(t.Context(), p.db.Pool(pg.RoleLifecycle),
@@ -251,7 +260,8 @@ func TestOnAMachineStorageAndSlotAreKept(t *testing.T) {
 	if w.NodeID != where {
 		t.Errorf("it went from %s to %s (m1 is %s)", where, w.NodeID, node)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.allocation WHERE workspace_id = $1 AND state = 'active' AND epoch = 2 AND slot::text = $2`, id, slot); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.allocation
+		WHERE workspace_id = $1 AND state = 'active' AND epoch = 2 AND slot::text = $2`, id, slot); n != 1 {
 		t.Error("the slot was not kept")
 	}
 	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE id = $1 AND released_at IS NULL AND epoch = 2`,
@@ -321,20 +331,27 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 	if w.NodeID != fresh || w.Epoch != op.GetEpoch() {
 		t.Errorf("it went to %s in epoch %d", w.NodeID, w.Epoch)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND node_id = $2 AND kind IN ('workload', 'storage')
-		AND epoch = 1 AND orphaned_at IS NOT NULL AND released_at IS NULL AND orphaned_by LIKE '%olga%' AND orphan_reason LIKE '%powered_off%dark%'`, id, dark.node); n != 2 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND node_id = $2 AND kind IN ('workload', 'storage')
+		AND epoch = 1 AND orphaned_at IS NOT NULL AND released_at IS NULL AND orphaned_by LIKE '%olga%'
+			AND orphan_reason LIKE '%powered_off%dark%'`, id, dark.node); n != 2 {
 		t.Errorf("%d orphan claims on the dark machine, want the workload and its storage", n)
 	}
 	if n := p.count(`SELECT count(*) FROM lifecycle.node_gate WHERE node_id = $1 AND cordoned`, dark.node); n != 1 {
 		t.Error("the dark machine is not cordoned")
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.static_placement WHERE workspace_id = $1 AND epoch = 1 AND ended_at IS NOT NULL AND fence_word LIKE '%powered_off%olga%dark%'`, id); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.static_placement
+		WHERE workspace_id = $1 AND epoch = 1 AND ended_at IS NOT NULL
+		AND fence_word LIKE '%powered_off%olga%dark%'`, id); n != 1 {
 		t.Error("the proof is not on record at the driver")
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.instance WHERE workspace_id = $1 AND epoch = 1 AND state = 'ended' AND end_reason LIKE 'fenced: powered_off%olga%'`, id); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.instance
+		WHERE workspace_id = $1 AND epoch = 1 AND state = 'ended'
+		AND end_reason LIKE 'fenced: powered_off%olga%'`, id); n != 1 {
 		t.Error("the proof is not on record with the instance")
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.saga_run WHERE id = $1 AND input->'word'->>'fenced_proof' = 'powered_off'`, op.GetOperationId()); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.saga_run
+		WHERE id = $1 AND input->'word'->>'fenced_proof' = 'powered_off'`, op.GetOperationId()); n != 1 {
 		t.Error("the proof is not on record with the run")
 	}
 	// The orphans on the dark machine delay nothing on this one.

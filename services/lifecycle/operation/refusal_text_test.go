@@ -45,8 +45,11 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 			kReset: "operation RUN (create) is open and", kDecommission: "operation RUN (create) is open and",
 			kRetryUndo: "not stuck", kSkipUndo: "not stuck",
 		},
-		"creating, undone": {kDecommission: "operation RUN (create) is open and compensating", kRetry: "operation RUN (create) is open and compensating"},
-		"creating, stuck":  {kCancel: "the operation is stuck: ", kRetry: "operation RUN (create) is open and stuck"},
+		"creating, undone": {
+			kDecommission: "operation RUN (create) is open and compensating", kRetry: "operation RUN (create) is open and " +
+				"compensating",
+		},
+		"creating, stuck": {kCancel: "the operation is stuck: ", kRetry: "operation RUN (create) is open and stuck"},
 	}
 	for state, kinds := range unmet {
 		for _, kind := range []commonv1.OperationKind{
@@ -165,7 +168,8 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 		t.Errorf("a recreation of one that is clean: %q", got)
 	}
 	fails := func() {
-		d.sql(`UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock(), why_waiting = '', error_code = 'workload_failed', error_step = 4
+		d.sql(`UPDATE lifecycle.saga_run
+			SET state = 'failed', finished_at = mesh.clock(), why_waiting = '', error_code = 'workload_failed', error_step = 4
 			WHERE workspace_id = $1 AND finished_at IS NULL`, id)
 		d.sql(`UPDATE lifecycle.workspace SET state = 'failed', state_at = mesh.clock() WHERE id = $1`, id)
 	}
@@ -174,8 +178,10 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 		fails()
 		d.do(kReset, id)
 	}
-	d.sql(`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, epoch, kind, deterministic_name, scope)
-		SELECT gen_random_uuid(), w.id, w.tenant_id, w.run_id, 3, w.epoch, 'schema', 't_x', 'shared' FROM lifecycle.workspace w WHERE w.id = $1`, id)
+	d.sql(`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, epoch, kind,
+		deterministic_name, scope)
+		SELECT gen_random_uuid(), w.id, w.tenant_id, w.run_id, 3, w.epoch, 'schema', 't_x', 'shared'
+			FROM lifecycle.workspace w WHERE w.id = $1`, id)
 	got := said(id, kRetry)
 	if !strings.Contains(got, "adopts what is there: schema") ||
 		!strings.Contains(got, "failed with workload_failed twice") || !strings.Contains(got, "decommission") {
@@ -207,7 +213,8 @@ func TestDestructiveOperationsNeedAReason(t *testing.T) {
 		traces := func() string {
 			var text string
 			err := d.db.OwnerPool().QueryRow(t.Context(),
-				`SELECT w.version || '/' || w.state || '/' || (SELECT count(*) FROM lifecycle.saga_run r WHERE r.workspace_id = w.id)
+				`SELECT w.version || '/' || w.state || '/' || (SELECT count(*) FROM lifecycle.saga_run r
+					WHERE r.workspace_id = w.id)
 				FROM lifecycle.workspace w WHERE w.id = $1`, id).Scan(&text)
 			if err != nil {
 				t.Fatal(err)

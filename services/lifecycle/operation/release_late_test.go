@@ -94,7 +94,8 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 	if now := p.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || now.Orphans == 0 {
 		t.Errorf("its hold is %+v", now)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema' AND orphaned_at IS NOT NULL
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind = 'schema' AND orphaned_at IS NOT NULL
 		AND orphan_reason LIKE '%operator_asserts%lost%'`, id); n != 1 {
 		t.Errorf("%d schemas were given up", n)
 	}
@@ -164,8 +165,10 @@ func TestAnOrphanIsReapedByItsEpoch(t *testing.T) {
 	orphan := func(name string) string {
 		claim := ids.New()
 		_, err := p.db.OwnerPool().Exec(t.Context(), `
-			INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id, orphaned_at, orphaned_by, orphan_reason)
-			SELECT $2, id, tenant_id, run_id, 1, 'workload', 'node_local', $3, epoch - 1, $4, mesh.clock(), 'olga', 'lost' FROM lifecycle.workspace WHERE id = $1`, id, claim, name, node)
+			INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name,
+				epoch, node_id, orphaned_at, orphaned_by, orphan_reason)
+			SELECT $2, id, tenant_id, run_id, 1, 'workload', 'node_local', $3, epoch - 1, $4, mesh.clock(), 'olga', 'lost'
+				FROM lifecycle.workspace WHERE id = $1`, id, claim, name, node)
 		if err != nil {
 			t.Fatal(err)
 		}

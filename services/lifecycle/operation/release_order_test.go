@@ -39,7 +39,8 @@ func TestARetryOfAReleaseLocksTheAllocationLast(t *testing.T) {
 	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting int
 		err := p.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM pg_locks l WHERE NOT l.granted
-			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) OR NOT l.granted AND l.locktype = 'transactionid'
+			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) OR NOT l.granted
+				AND l.locktype = 'transactionid'
 			AND l.pid IN (SELECT s.pid FROM pg_stat_activity s WHERE s.datname = current_database())`).Scan(&waiting)
 		if err == nil && waiting == 0 {
 			err = errors.New("the retry does not wait for the workspace")

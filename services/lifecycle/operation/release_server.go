@@ -146,7 +146,8 @@ func (a *Allocations) ForceRelease(ctx context.Context,
 	return res, nil
 }
 
-const retryReleaseConsequence = "cleans up again what the release has left; the allocation ends released, or release_failed again"
+const retryReleaseConsequence = "cleans up again what the release has left; the allocation ends released, or " +
+	"release_failed again"
 
 // failedRelease is an allocation with what must be known to release it.
 type failedRelease struct {
@@ -280,7 +281,8 @@ func (f *failedRelease) acknowledged(acks []string) error {
 }
 
 func (f *failedRelease) forceConsequence() string {
-	return fmt.Sprintf("tries each undo for %s; up to %d claims that cannot be cleaned become orphans, the allocation ends released, and its machine stays cordoned until "+
+	return fmt.Sprintf("tries each undo for %s; up to %d claims that cannot be cleaned become orphans, the allocation "+
+		"ends released, and its machine stays cordoned until "+
 		"they are reaped", allocation.ForceGrace, len(f.claims))
 }
 

@@ -69,7 +69,8 @@ func (p *cluster) mayLogIn(admin *pgx.Conn, id string) (role, login, there bool)
 func hasRole(t *testing.T, admin *pgx.Conn, name string) (role, login, there bool) {
 	t.Helper()
 	err := admin.QueryRow(testkit.Context(t),
-		`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin),
+		`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles
+			WHERE rolname = $1 AND rolcanlogin),
 		EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`, name).Scan(&role, &login, &there)
 	if err != nil {
 		t.Fatal(err)
@@ -105,8 +106,10 @@ func (p *cluster) given(id, kind, name string, epoch int64) string {
 	p.t.Helper()
 	claim := ids.New()
 	_, err := p.db.OwnerPool().Exec(p.t.Context(), `
-		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, orphaned_at, orphaned_by, orphan_reason)
-		SELECT $2, id, tenant_id, run_id, 1, $3, 'shared', $4, $5, mesh.clock(), 'olga', 'lost' FROM lifecycle.workspace WHERE id = $1`, id, claim, kind, name, epoch)
+		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name,
+			epoch, orphaned_at, orphaned_by, orphan_reason)
+		SELECT $2, id, tenant_id, run_id, 1, $3, 'shared', $4, $5, mesh.clock(), 'olga', 'lost' FROM lifecycle.workspace
+			WHERE id = $1`, id, claim, kind, name, epoch)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -127,7 +130,8 @@ func (p *cluster) reapedWhy(claim string) string {
 
 func (p *cluster) givenUp(id, kind string) int {
 	p.t.Helper()
-	return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = $2 AND orphaned_at IS NOT NULL AND released_at IS NULL`, id, kind)
+	return p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind = $2 AND orphaned_at IS NOT NULL AND released_at IS NULL`, id, kind)
 }
 
 // A forced release leaves behind a schema that cannot be dropped, since a session reads it; its role cannot log in even
@@ -192,7 +196,8 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 		t.Fatalf("%d schemas were given up", n)
 	}
 	tries := func() int {
-		return p.count(`SELECT coalesce(sum(t.tries), 0) FROM lifecycle.orphan_try t JOIN lifecycle.resource_claim c ON c.id = t.claim_id WHERE c.workspace_id = $1`, id)
+		return p.count(`SELECT coalesce(sum(t.tries), 0) FROM lifecycle.orphan_try t
+			JOIN lifecycle.resource_claim c ON c.id = t.claim_id WHERE c.workspace_id = $1`, id)
 	}
 	for n := 1; n <= 2; n++ {
 		if _, err := p.sharedReaper().Sweep(t.Context()); err == nil {
@@ -203,7 +208,8 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 		}
 		testkit.SetClockOffset(p.db, time.Duration(n)*2*reap.ReapAgain) // the second wait is twice as long
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.orphan_try WHERE last_error <> '' AND next_at > mesh.clock()`); n != 0 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.orphan_try
+		WHERE last_error <> '' AND next_at > mesh.clock()`); n != 0 {
 		t.Error("after twice the wait it is not due again")
 	}
 	if _, err := reader.Exec(t.Context(), `ROLLBACK`); err != nil {
@@ -220,7 +226,9 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	if n := p.hold(id).Orphans; n != 0 || p.givenUp(id, allocation.KindSchema) != 0 {
 		t.Errorf("the hold tells of %d orphans", n)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema' AND orphan_reason LIKE '%lost%reaped: schema and role were dropped'`, id); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind = 'schema'
+		AND orphan_reason LIKE '%lost%reaped: schema and role were dropped'`, id); n != 1 {
 		t.Error("the claim does not say how it is known to be gone")
 	}
 	// The name is free again, for the next workspace.
@@ -243,7 +251,8 @@ func TestASchemaThatNobodyCouldReachIsReaped(t *testing.T) {
 	database := pgx.Identifier{admin.Config().Database}.Sanitize()
 	for _, sql := range []string{
 		`ALTER DATABASE ` + database + ` CONNECTION LIMIT 0`,
-		`SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`,
+		`SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+			WHERE datname = current_database() AND pid <> pg_backend_pid()`,
 	} {
 		if _, err := admin.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
@@ -349,7 +358,9 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 	if a := p.hold(id); a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || a.Orphans != 0 {
 		t.Errorf("its hold is %+v", a)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload' AND orphan_reason = 'lost; reaped: `+allocation.InstanceEnded+`'`, id); n != 1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind = 'workload'
+		AND orphan_reason = 'lost; reaped: `+allocation.InstanceEnded+`'`, id); n != 1 {
 		t.Error("what was given up on the box is not gone with it")
 	}
 }

@@ -61,7 +61,8 @@ func TestStuckOrphansKeepNoOthersFromTheirRelease(t *testing.T) {
 	if _, err := p.sharedReaper().Sweep(t.Context()); err == nil || p.reapedWhy(identity) == "" {
 		t.Errorf("identities whose try fails keep another from its release: %v", err)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.orphan_try WHERE last_error <> '' AND next_at > mesh.clock()`); n != reap.ReapBatch+1 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.orphan_try
+		WHERE last_error <> '' AND next_at > mesh.clock()`); n != reap.ReapBatch+1 {
 		t.Errorf("%d tries that failed are due again later, want %d", n, reap.ReapBatch+1)
 	}
 	// Those that wait were not tried, and are due as soon as their instance is no longer claimed.

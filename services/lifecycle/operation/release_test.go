@@ -33,7 +33,8 @@ func (p *cluster) away(gone bool) {
 }
 
 var newestAllocation = pg.Define(pg.RoleLifecycle, "operation.test_newest_allocation",
-	`SELECT `+allocation.Columns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 ORDER BY a.created_at DESC LIMIT 1`)
+	`SELECT `+allocation.Columns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 ORDER BY a.created_at DESC
+		LIMIT 1`)
 
 func (p *cluster) hold(workspaceID string) allocation.Allocation {
 	p.t.Helper()
@@ -163,7 +164,9 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 			"one not acknowledged", func(r *lifecyclev1.ForceReleaseRequest) { r.AckOrphans = acks[1:] },
 			commonv1.Reason_REASON_PRECONDITION_FAILED, 1,
 		},
-		{"a claim of somebody else", func(r *lifecyclev1.ForceReleaseRequest) { r.AckOrphans = append([]string{ids.New()}, acks...) }, commonv1.Reason_REASON_INVALID_ARGUMENT, 0},
+		{"a claim of somebody else", func(r *lifecyclev1.ForceReleaseRequest) {
+			r.AckOrphans = append([]string{ids.New()}, acks...)
+		}, commonv1.Reason_REASON_INVALID_ARGUMENT, 0},
 		{
 			"no such allocation", func(r *lifecyclev1.ForceReleaseRequest) { r.AllocationId = ids.New() },
 			commonv1.Reason_REASON_NOT_FOUND, 0,
@@ -185,7 +188,8 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 	}
 	p.rests(id, "decommissioned")
 	left := func() int {
-		return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND orphaned_at IS NOT NULL AND released_at IS NULL`, id)
+		return p.count(`SELECT count(*) FROM lifecycle.resource_claim
+			WHERE workspace_id = $1 AND orphaned_at IS NOT NULL AND released_at IS NULL`, id)
 	}
 	if now := p.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || len(now.Devices) != 0 ||
 		int(now.Orphans) != left() {
@@ -206,7 +210,8 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 		t.Errorf("the log tells of %d orphans, there are %d", n, left())
 	}
 	orphans := func() int {
-		return p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND orphaned_at IS NOT NULL AND released_at IS NULL
+		return p.count(`SELECT count(*) FROM lifecycle.resource_claim
+			WHERE workspace_id = $1 AND orphaned_at IS NOT NULL AND released_at IS NULL
 			AND kind IN ('workload', 'storage') AND orphaned_by LIKE '%olga%' AND orphan_reason LIKE '%powered_off%dark%'`, id)
 	}
 	if n := orphans(); n != 2 {

@@ -18,8 +18,8 @@ func TestOrphansThatStayKeepNoOtherBack(t *testing.T) {
 	id := p.create(p.tenant(), "demo", byStatic)
 	// Orphans of workspaces that do not exist: each try fails.
 	_, err := p.db.OwnerPool().Exec(t.Context(), `
-		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id,
-			orphaned_at, orphaned_by, orphan_reason)
+		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name,
+			epoch, node_id, orphaned_at, orphaned_by, orphan_reason)
 		SELECT gen_random_uuid(), gen_random_uuid(), w.tenant_id, w.run_id, 1, 'workload', 'node_local', 'o' || g, 1, $2,
 			mesh.clock() - interval '1 hour', 'olga', 'lost'
 		FROM lifecycle.workspace w, generate_series(1, $3) g WHERE w.id = $1`, id, node, reap.ReapBatch)
@@ -28,8 +28,8 @@ func TestOrphansThatStayKeepNoOtherBack(t *testing.T) {
 	}
 	claim := ids.New()
 	_, err = p.db.OwnerPool().Exec(t.Context(), `
-		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id,
-			orphaned_at, orphaned_by, orphan_reason)
+		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name,
+			epoch, node_id, orphaned_at, orphaned_by, orphan_reason)
 		SELECT $2, id, tenant_id, run_id, 1, 'workload', 'node_local', 'demo', epoch - 1, $3, mesh.clock(), 'olga', 'lost'
 		FROM lifecycle.workspace WHERE id = $1`, id, claim, node)
 	if err != nil {
@@ -59,15 +59,16 @@ func TestAnOrphanIsReleasedByAnEarlierTask(t *testing.T) {
 	id := p.create(p.tenant(), "demo", byStatic)
 	claim := ids.New()
 	_, err := p.db.OwnerPool().Exec(t.Context(), `
-		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id,
-			orphaned_at, orphaned_by, orphan_reason)
+		INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name,
+			epoch, node_id, orphaned_at, orphaned_by, orphan_reason)
 		SELECT $2, id, tenant_id, run_id, 1, 'workload', 'node_local', 'left-behind', epoch, $3, mesh.clock(), 'olga', 'lost'
 		FROM lifecycle.workspace WHERE id = $1`, id, claim, node)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tasks := func(condition string) int {
-		return p.count(`SELECT count(*) FROM lifecycle.task WHERE created_by = 'reaper' AND starts_with(idem_key, 'reap/' || $1::text) AND `+condition, claim)
+		return p.count(`SELECT count(*) FROM lifecycle.task
+			WHERE created_by = 'reaper' AND starts_with(idem_key, 'reap/' || $1::text) AND `+condition, claim)
 	}
 	sweep := func(after time.Duration) int {
 		testkit.SetClockOffset(p.db, after)

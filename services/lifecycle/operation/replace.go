@@ -83,6 +83,7 @@ func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run runs.Run, by, r
 
 // replaces returns the answer to a dry run of a recreation that cancels an open run first.
 func replaces(w workspace.Row, run runs.Run) *lifecyclev1.Operation {
-	return foretold(w, kRecreate, fmt.Sprintf("cancels operation %s (%s), which waits for an instance that does not connect; "+
+	return foretold(w, kRecreate, fmt.Sprintf("cancels operation %s (%s), which waits for an instance that does not "+
+		"connect; "+
 		"then ends that instance and provisions the next epoch", run.ID, run.Kind))
 }

@@ -150,7 +150,8 @@ func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 	if !again.GetReplayed() || again.GetOperationId() != now.ID {
 		t.Errorf("asked again: %v", again)
 	}
-	for _, other := range []func(*lifecyclev1.RequestOperationRequest){func(*lifecyclev1.RequestOperationRequest) {}, watchdogs("k2", 1), watchdogs("k3", 2)} {
+	persons := func(*lifecyclev1.RequestOperationRequest) {}
+	for _, other := range []func(*lifecyclev1.RequestOperationRequest){persons, watchdogs("k2", 1), watchdogs("k3", 2)} {
 		if op, err := p.seats[1].ask(asService(t.Context(), "recovery"), kRecreate, id, other); err != nil ||
 			!op.GetJoined() || op.GetOperationId() != now.ID {
 			t.Errorf("asked beside it: %v %v", op, err)
@@ -177,7 +178,8 @@ func TestTheWatchdogReplacesAnInstanceThatDoesNotCome(t *testing.T) {
 	if got := p.world.standing(); !slices.Contains(got, "box "+id+":2") || slices.Contains(got, "box "+id+":1") {
 		t.Errorf("there stand %q", got)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND epoch <> 2`, id); n != 0 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND released_at IS NULL AND epoch <> 2`, id); n != 0 {
 		t.Errorf("%d claims of the first epoch are live", n)
 	}
 	var entries []string
@@ -211,7 +213,8 @@ func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
 		t.Errorf("epoch %d", w.Epoch)
 	}
 	p.never("a replaced recreation")
-	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind IN ('handle', 'schema')`, id); n != 2 {
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind IN ('handle', 'schema')`, id); n != 2 {
 		t.Errorf("%d claims of handle and schema: they were made anew", n)
 	}
 }

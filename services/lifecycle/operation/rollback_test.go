@@ -100,7 +100,8 @@ func TestNothingIsLaunchedInRollbackMode(t *testing.T) {
 	testkit.SetRollback(p.db, true)
 	thaw()
 	testkit.Eventually(t, testkit.Patience, func() error {
-		n := p.count(`SELECT count(*) FROM lifecycle.saga_run WHERE workspace_id = $1 AND state = 'waiting' AND starts_with(why_waiting, 'control_plane_rollback')`, id)
+		n := p.count(`SELECT count(*) FROM lifecycle.saga_run
+			WHERE workspace_id = $1 AND state = 'waiting' AND starts_with(why_waiting, 'control_plane_rollback')`, id)
 		if n != 1 {
 			return fmt.Errorf("the run does not stand still")
 		}

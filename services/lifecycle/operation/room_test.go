@@ -62,9 +62,11 @@ func (r *rooms) hold(ctx context.Context, tx pgx.Tx, gpus int32) (string, string
 		return "", "", 0, err
 	}
 	id, workspace := ids.New(), ids.New()
-	if _, err = tx.Exec(ctx, `INSERT INTO lifecycle.workspace (id, tenant_id, name, spec, spec_digest, state, desired_state) VALUES ($1, $2, $3, '{}', 'd', 'active', 'active')`,
+	if _, err = tx.Exec(ctx, `INSERT INTO lifecycle.workspace (id, tenant_id, name, spec, spec_digest, state,
+		desired_state) VALUES ($1, $2, $3, '{}', 'd', 'active', 'active')`,
 		workspace, r.tenant, "w-"+workspace); err == nil {
-		_, err = tx.Exec(ctx, `INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, slot, gpus, occupancy)
+		_, err = tx.Exec(ctx, `INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state,
+			placement, node_id, slot, gpus, occupancy)
 			VALUES ($1, $2, $3, 1, 'active', 'static', $4, $5, $6, 'in_use')`, id, workspace, r.tenant, node, slot, gpus)
 	}
 	return id, node, slot, err
@@ -87,8 +89,10 @@ func counted(ctx context.Context, q *pgxpool.Pool) error {
 		SELECT r.node_id::text || ': kept ' || r.used || ' ' || r.held || ' ' || r.failed || ' ' || r.open || ', counted ' ||
 			x.used || ' ' || x.held || ' ' || x.failed || ' ' || x.open
 		FROM lifecycle.node_room r JOIN lifecycle.node_gate g USING (node_id) CROSS JOIN LATERAL (
-			SELECT count(*) AS used, coalesce(sum(a.gpus), 0) AS held, count(*) FILTER (WHERE a.state = 'release_failed') AS failed,
-				g.admitted AND NOT g.cordoned AND NOT g.retired AND g.session_open AND coalesce(g.host->'stateDisk'->>'full', '') <> 'true' AS open
+			SELECT count(*) AS used, coalesce(sum(a.gpus), 0) AS held,
+				count(*) FILTER (WHERE a.state = 'release_failed') AS failed,
+				g.admitted AND NOT g.cordoned AND NOT g.retired AND g.session_open
+					AND coalesce(g.host->'stateDisk'->>'full', '') <> 'true' AS open
 			FROM lifecycle.allocation a WHERE a.node_id = r.node_id AND a.state <> 'released') x
 		WHERE (r.used, r.held, r.failed, r.open) <> (x.used, x.held, x.failed, x.open)`)
 	if err != nil {
@@ -122,9 +126,11 @@ func TestRoomIsKept(t *testing.T) {
 				var want int
 				err := r.pool.QueryRow(t.Context(), `
 					SELECT count(*) FROM lifecycle.node_gate g CROSS JOIN LATERAL (
-						SELECT count(*) AS used, coalesce(sum(a.gpus), 0) AS held, count(*) FILTER (WHERE a.state = 'release_failed') AS failed
+						SELECT count(*) AS used, coalesce(sum(a.gpus), 0) AS held,
+							count(*) FILTER (WHERE a.state = 'release_failed') AS failed
 						FROM lifecycle.allocation a WHERE a.node_id = g.node_id AND a.state <> 'released') x
-					WHERE g.admitted AND NOT g.cordoned AND NOT g.retired AND g.session_open AND coalesce(g.host->'stateDisk'->>'full', '') <> 'true'
+					WHERE g.admitted AND NOT g.cordoned AND NOT g.retired AND g.session_open
+						AND coalesce(g.host->'stateDisk'->>'full', '') <> 'true'
 						AND x.used < g.slots AND x.failed = 0 AND jsonb_array_length(g.host->'gpus') - x.held >= $1`, gpus).Scan(&want)
 				if err != nil {
 					rt.Fatal(err)
@@ -148,7 +154,8 @@ func TestRoomIsKept(t *testing.T) {
 					{"released", "none"},
 					{"release_failed", "cleanup"},
 				}).Draw(rt, "to")
-				r.exec(`UPDATE lifecycle.allocation SET state = $2, occupancy = $3 WHERE allocation_id = $1 AND state <> 'released'`,
+				r.exec(`UPDATE lifecycle.allocation SET state = $2, occupancy = $3
+					WHERE allocation_id = $1 AND state <> 'released'`,
 					rapid.SampledFrom(held).Draw(rt, "of"), to[0], to[1])
 			},
 			"gate": func(rt *rapid.T) {
@@ -163,7 +170,8 @@ func TestRoomIsKept(t *testing.T) {
 				if len(nodes) == 0 {
 					return
 				}
-				r.exec(`UPDATE lifecycle.node_gate SET host = host || jsonb_build_object('stateDisk', jsonb_build_object('full', $2::boolean)) WHERE node_id = $1`,
+				r.exec(`UPDATE lifecycle.node_gate
+					SET host = host || jsonb_build_object('stateDisk', jsonb_build_object('full', $2::boolean)) WHERE node_id = $1`,
 					rapid.SampledFrom(nodes).Draw(rt, "of"), rapid.Bool().Draw(rt, "full"))
 			},
 			"": func(rt *rapid.T) {

@@ -57,7 +57,8 @@ func TestWhatATenantMakesInItsSchemaOutlastsARecreate(t *testing.T) {
 	var closed int
 	err = conn.QueryRow(t.Context(),
 		`SELECT count(*) FROM pg_class c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) may
-		WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind = 'r' AND NOT has_table_privilege(c.oid, may)`, name).Scan(&closed)
+		WHERE c.relnamespace = to_regnamespace(quote_ident($1)) AND c.relkind = 'r'
+			AND NOT has_table_privilege(c.oid, may)`, name).Scan(&closed)
 	if err != nil || closed != 0 {
 		t.Errorf("%d rights on the tables of the schema are missing: %v", closed, err)
 	}
@@ -72,7 +73,8 @@ func TestWhatATenantMakesInItsSchemaOutlastsARecreate(t *testing.T) {
 	var objects int
 	err = admin.QueryRow(t.Context(),
 		`SELECT (SELECT count(*) FROM pg_class WHERE relname IN ('mine', 'numbers', 'seen', 'counted'))
-		+ (SELECT count(*) FROM pg_proc WHERE proname = 'one') + (SELECT count(*) FROM pg_largeobject_metadata)`).Scan(&objects)
+		+ (SELECT count(*) FROM pg_proc WHERE proname = 'one') + (SELECT count(*)
+			FROM pg_largeobject_metadata)`).Scan(&objects)
 	if err != nil || objects != 0 {
 		t.Errorf("after a decommission %d objects of the tenant stand: %v", objects, err)
 	}

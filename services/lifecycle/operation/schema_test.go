@@ -53,7 +53,8 @@ func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
 	tenant := p.tenant()
 	name := schema.Name(tenant, "demo", "")
 	p.schemas(fmt.Sprintf(`CREATE SCHEMA %[1]s; CREATE TABLE %[1]s.kv (key text);
-		CREATE TABLE %[1]s.schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())`, name))
+		CREATE TABLE %[1]s.schema_version (version integer PRIMARY KEY,
+			applied_at timestamptz NOT NULL DEFAULT now())`, name))
 	res, err := p.seats[0].server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
 		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Target: &lifecyclev1.RequestOperationRequest_Create{
 			Create: &lifecyclev1.CreateWorkspace{

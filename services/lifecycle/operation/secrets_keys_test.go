@@ -143,7 +143,8 @@ func TestWithoutItsKeyNothingIsDeployed(t *testing.T) {
 	id := res.GetOperation().GetWorkspaceId()
 	unknown := names.Of(commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN)
 	testkit.Eventually(t, testkit.Patience, func() error {
-		n := p.count(`SELECT count(*) FROM lifecycle.task WHERE workspace_id = $1 AND type = 'workload.deploy' AND state = 'failed' AND reason = $2
+		n := p.count(`SELECT count(*) FROM lifecycle.task
+			WHERE workspace_id = $1 AND type = 'workload.deploy' AND state = 'failed' AND reason = $2
 			AND payload = '' AND error LIKE '%FOO%' AND error LIKE '%' || $3 || '%'`, id, unknown, secretKeys(t, old).First())
 		steps := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND error_code = $2`,
 			res.GetOperation().GetOperationId(), unknown)

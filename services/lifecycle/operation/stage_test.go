@@ -233,15 +233,20 @@ func (g *stage) view(id string) (sketch, runs.Run, error) {
 		Leaving: w.DesiredState == "decommissioned",
 	}
 	err = g.pool.QueryRow(ctx, `
-		SELECT count(*) FILTER (WHERE kind = 'instance') > 0, count(*) FILTER (WHERE kind IN ('instance', 'storage', 'workload') AND node_id IS NOT NULL) > 0
-		FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`, id).Scan(&s.WithInstance, &s.Placed)
+		SELECT count(*) FILTER (WHERE kind = 'instance') > 0,
+			count(*) FILTER (WHERE kind IN ('instance', 'storage', 'workload') AND node_id IS NOT NULL) > 0
+		FROM lifecycle.resource_claim
+			WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`, id).Scan(&s.WithInstance, &s.Placed)
 	if err == nil {
-		err = g.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1 AND state = 'release_failed')`, id).Scan(&s.Unclean)
+		err = g.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.allocation
+			WHERE workspace_id = $1 AND state = 'release_failed')`, id).Scan(&s.Unclean)
 	}
 	if err == nil && s.onItsWay() && run.StepName() == provision.StepStorage &&
 		strings.HasPrefix(run.StuckReason, "step_stalled") {
-		err = g.pool.QueryRow(ctx, `SELECT count(*) = 1 FROM lifecycle.instance i LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
-			WHERE i.workspace_id = $1 AND i.state = 'live' AND i.placement <> 'static' AND g.session_epoch = 0`, id).Scan(&s.WithoutInstance)
+		err = g.pool.QueryRow(ctx, `SELECT count(*) = 1 FROM lifecycle.instance i
+			LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
+			WHERE i.workspace_id = $1 AND i.state = 'live' AND i.placement <> 'static'
+				AND g.session_epoch = 0`, id).Scan(&s.WithoutInstance)
 	}
 	s.Held = run.Live() && (run.Owner != "" || run.State == "pending")
 	return s, run, err
@@ -251,11 +256,16 @@ func (g *stage) view(id string) (sketch, runs.Run, error) {
 func (g *stage) traces(tenant string) (string, error) {
 	var out string
 	err := g.db.OwnerPool().QueryRow(testkit.Context(g.t), `SELECT md5(concat(
-		(SELECT string_agg(concat_ws('/', w.id, w.state, w.epoch, w.version, w.reset_done, w.retry_used, w.run_id), ',' ORDER BY w.id) FROM lifecycle.workspace w WHERE w.tenant_id = $1),
-		(SELECT string_agg(concat_ws('/', r.id, r.state, r.phase, r.step, r.version, r.cancel_requested_at, r.archived_at), ',' ORDER BY r.id) FROM lifecycle.saga_run r WHERE r.tenant_id = $1),
-		(SELECT string_agg(concat_ws('/', s.run_id, s.step, s.dir, s.attempt, s.version), ',' ORDER BY s.run_id, s.step, s.dir, s.attempt) FROM lifecycle.saga_step s WHERE s.tenant_id = $1),
-		(SELECT string_agg(concat_ws('/', c.id, c.version), ',' ORDER BY c.id) FROM lifecycle.resource_claim c WHERE c.tenant_id = $1),
-		(SELECT string_agg(concat_ws('/', a.allocation_id, a.version), ',' ORDER BY a.allocation_id) FROM lifecycle.allocation a WHERE a.tenant_id = $1)))`, tenant).Scan(&out)
+		(SELECT string_agg(concat_ws('/', w.id, w.state, w.epoch, w.version, w.reset_done, w.retry_used, w.run_id), ','
+			ORDER BY w.id) FROM lifecycle.workspace w WHERE w.tenant_id = $1),
+		(SELECT string_agg(concat_ws('/', r.id, r.state, r.phase, r.step, r.version, r.cancel_requested_at, r.archived_at),
+			',' ORDER BY r.id) FROM lifecycle.saga_run r WHERE r.tenant_id = $1),
+		(SELECT string_agg(concat_ws('/', s.run_id, s.step, s.dir, s.attempt, s.version), ','
+			ORDER BY s.run_id, s.step, s.dir, s.attempt) FROM lifecycle.saga_step s WHERE s.tenant_id = $1),
+		(SELECT string_agg(concat_ws('/', c.id, c.version), ',' ORDER BY c.id) FROM lifecycle.resource_claim c
+			WHERE c.tenant_id = $1),
+		(SELECT string_agg(concat_ws('/', a.allocation_id, a.version), ',' ORDER BY a.allocation_id)
+			FROM lifecycle.allocation a WHERE a.tenant_id = $1)))`, tenant).Scan(&out)
 	return out, err
 }
 
@@ -270,25 +280,52 @@ func (g *stage) wrong(id string, before *history) ([]string, error) {
 	ctx := testkit.Context(g.t)
 	var out []string
 	for what, sql := range map[string]string{
-		"two runs are live":                        `SELECT count(*) > 1 FROM lifecycle.saga_run WHERE workspace_id = $1 AND finished_at IS NULL`,
-		"a run is live beside its state":           `SELECT count(*) > 0 FROM lifecycle.saga_run WHERE workspace_id = $1 AND (finished_at IS NULL) <> (state NOT IN ('succeeded', 'failed'))`,
-		"two boxes are not ended":                  `SELECT count(*) > 1 FROM lifecycle.instance WHERE workspace_id = $1 AND state <> 'ended'`,
-		"a box of another epoch is not ended":      `SELECT count(*) > 0 FROM lifecycle.instance i JOIN lifecycle.workspace w ON w.id = i.workspace_id WHERE w.id = $1 AND w.state = 'active' AND i.state <> 'ended' AND i.epoch <> w.epoch`,
-		"an active workspace has no live box":      `SELECT count(*) > 0 FROM lifecycle.workspace w WHERE w.id = $1 AND w.state = 'active' AND NOT EXISTS (SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = w.id AND i.epoch = w.epoch AND i.state = 'live')`,
-		"an active workspace has no allocation":    `SELECT count(*) > 0 FROM lifecycle.workspace w WHERE w.id = $1 AND w.state = 'active' AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = w.id AND a.epoch = w.epoch AND a.state = 'active' AND a.occupancy = 'in_use')`,
-		"an active allocation has too few devices": `SELECT count(*) > 0 FROM lifecycle.allocation a WHERE a.workspace_id = $1 AND a.state = 'active' AND a.gpus <> (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)`,
-		"a device is held for what is released":    `SELECT count(*) > 0 FROM lifecycle.gpu_hold h JOIN lifecycle.allocation a USING (allocation_id) WHERE a.workspace_id = $1 AND a.state = 'released'`,
-		"an allocation is held by nobody":          `SELECT count(*) > 0 FROM lifecycle.allocation a JOIN lifecycle.workspace w ON w.id = a.workspace_id WHERE w.id = $1 AND w.state IN ('decommissioned') AND a.state NOT IN ('released', 'release_failed')`,
-		"two live claims of one resource":          `SELECT count(*) <> count(DISTINCT (kind, deterministic_name)) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`,
-		"a decommissioned workspace claims":        `SELECT count(*) > 0 FROM lifecycle.resource_claim c JOIN lifecycle.workspace w ON w.id = c.workspace_id WHERE w.id = $1 AND w.state = 'decommissioned' AND c.released_at IS NULL AND c.orphaned_at IS NULL`,
-		"an orphan names nobody":                   `SELECT count(*) > 0 FROM lifecycle.resource_claim WHERE workspace_id = $1 AND orphaned_at IS NOT NULL AND (orphaned_by = '' OR orphan_reason = '')`,
-		"a clean failure claims": `SELECT count(*) > 0 FROM lifecycle.workspace w JOIN lifecycle.saga_run r ON r.id = w.run_id JOIN lifecycle.resource_claim c ON c.workspace_id = w.id
-			WHERE w.id = $1 AND w.state = 'failed' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT (c.kind = 'schema' AND c.intent_at < r.created_at)
+		"two runs are live": `SELECT count(*) > 1 FROM lifecycle.saga_run
+			WHERE workspace_id = $1 AND finished_at IS NULL`,
+		"a run is live beside its state": `SELECT count(*) > 0 FROM lifecycle.saga_run
+			WHERE workspace_id = $1 AND (finished_at IS NULL) <> (state NOT IN ('succeeded', 'failed'))`,
+		"two boxes are not ended": `SELECT count(*) > 1 FROM lifecycle.instance
+			WHERE workspace_id = $1 AND state <> 'ended'`,
+		"a box of another epoch is not ended": `SELECT count(*) > 0 FROM lifecycle.instance i
+			JOIN lifecycle.workspace w ON w.id = i.workspace_id WHERE w.id = $1 AND w.state = 'active' AND i.state <> 'ended'
+			AND i.epoch <> w.epoch`,
+		"an active workspace has no live box": `SELECT count(*) > 0 FROM lifecycle.workspace w
+			WHERE w.id = $1 AND w.state = 'active' AND NOT EXISTS (SELECT 1 FROM lifecycle.instance i
+			WHERE i.workspace_id = w.id AND i.epoch = w.epoch AND i.state = 'live')`,
+		"an active workspace has no allocation": `SELECT count(*) > 0 FROM lifecycle.workspace w
+			WHERE w.id = $1 AND w.state = 'active' AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a
+			WHERE a.workspace_id = w.id AND a.epoch = w.epoch AND a.state = 'active' AND a.occupancy = 'in_use')`,
+		"an active allocation has too few devices": `SELECT count(*) > 0 FROM lifecycle.allocation a
+			WHERE a.workspace_id = $1 AND a.state = 'active' AND a.gpus <> (SELECT count(*) FROM lifecycle.gpu_hold h
+			WHERE h.allocation_id = a.allocation_id)`,
+		"a device is held for what is released": `SELECT count(*) > 0 FROM lifecycle.gpu_hold h JOIN lifecycle.allocation a
+			USING (allocation_id) WHERE a.workspace_id = $1 AND a.state = 'released'`,
+		"an allocation is held by nobody": `SELECT count(*) > 0 FROM lifecycle.allocation a
+			JOIN lifecycle.workspace w ON w.id = a.workspace_id
+			WHERE w.id = $1 AND w.state IN ('decommissioned') AND a.state NOT IN ('released', 'release_failed')`,
+		"two live claims of one resource": `SELECT count(*) <> count(DISTINCT (kind, deterministic_name))
+			FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`,
+		"a decommissioned workspace claims": `SELECT count(*) > 0 FROM lifecycle.resource_claim c
+			JOIN lifecycle.workspace w ON w.id = c.workspace_id
+			WHERE w.id = $1 AND w.state = 'decommissioned' AND c.released_at IS NULL AND c.orphaned_at IS NULL`,
+		"an orphan names nobody": `SELECT count(*) > 0 FROM lifecycle.resource_claim
+			WHERE workspace_id = $1 AND orphaned_at IS NOT NULL AND (orphaned_by = '' OR orphan_reason = '')`,
+		"a clean failure claims": `SELECT count(*) > 0 FROM lifecycle.workspace w JOIN lifecycle.saga_run r ON r.id = w.run_id
+			JOIN lifecycle.resource_claim c ON c.workspace_id = w.id
+			WHERE w.id = $1 AND w.state = 'failed' AND c.released_at IS NULL AND c.orphaned_at IS NULL
+				AND NOT (c.kind = 'schema' AND c.intent_at < r.created_at)
 				AND NOT (r.phase = 'do' AND r.step_names[r.error_step + 1] = 'Mark active')`,
-		"a stuck workspace does not say why": `SELECT count(*) > 0 FROM lifecycle.workspace w JOIN lifecycle.saga_run r ON r.id = w.run_id WHERE w.id = $1 AND w.state = 'stuck' AND (w.last_error = '' OR r.stuck_reason = '')`,
-		"an open attempt of an ended run":    `SELECT count(*) > 0 FROM lifecycle.saga_run r LEFT JOIN lifecycle.saga_step s ON s.run_id = r.id WHERE r.workspace_id = $1 AND r.state IN ('succeeded', 'failed', 'stuck') AND (s.state IN ('running', 'waiting') OR r.open_attempt > 0)`,
-		"a run after a reset is archived":    `SELECT count(*) > 0 FROM lifecycle.workspace w JOIN lifecycle.saga_run r ON r.workspace_id = w.id WHERE w.id = $1 AND w.reset_done AND r.archived_at IS NULL`,
-		"an epoch below its run's":           `SELECT count(*) > 0 FROM lifecycle.workspace w JOIN lifecycle.saga_run r ON r.workspace_id = w.id WHERE w.id = $1 AND r.epoch > w.epoch`,
+		"a stuck workspace does not say why": `SELECT count(*) > 0 FROM lifecycle.workspace w
+			JOIN lifecycle.saga_run r ON r.id = w.run_id
+			WHERE w.id = $1 AND w.state = 'stuck' AND (w.last_error = '' OR r.stuck_reason = '')`,
+		"an open attempt of an ended run": `SELECT count(*) > 0 FROM lifecycle.saga_run r
+			LEFT JOIN lifecycle.saga_step s ON s.run_id = r.id
+			WHERE r.workspace_id = $1 AND r.state IN ('succeeded', 'failed', 'stuck')
+			AND (s.state IN ('running', 'waiting') OR r.open_attempt > 0)`,
+		"a run after a reset is archived": `SELECT count(*) > 0 FROM lifecycle.workspace w
+			JOIN lifecycle.saga_run r ON r.workspace_id = w.id WHERE w.id = $1 AND w.reset_done AND r.archived_at IS NULL`,
+		"an epoch below its run's": `SELECT count(*) > 0 FROM lifecycle.workspace w
+			JOIN lifecycle.saga_run r ON r.workspace_id = w.id WHERE w.id = $1 AND r.epoch > w.epoch`,
 	} {
 		var broken bool
 		if err := g.db.OwnerPool().QueryRow(ctx, sql, id).Scan(&broken); err != nil {
@@ -300,7 +337,8 @@ func (g *stage) wrong(id string, before *history) ([]string, error) {
 	}
 	now := history{}
 	err := g.db.OwnerPool().QueryRow(ctx, `SELECT (SELECT count(*) FROM lifecycle.saga_run WHERE workspace_id = $1),
-		(SELECT count(*) FROM lifecycle.saga_step WHERE workspace_id = $1), (SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1)`, id).
+		(SELECT count(*) FROM lifecycle.saga_step WHERE workspace_id = $1), (SELECT count(*) FROM lifecycle.resource_claim
+			WHERE workspace_id = $1)`, id).
 		Scan(&now.runs, &now.attempts, &now.claims)
 	if err != nil {
 		return nil, err

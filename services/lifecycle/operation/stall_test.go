@@ -42,7 +42,8 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 	}
 	probes := func() int {
 		t.Helper()
-		return p.count(`SELECT count(*) FROM lifecycle.task WHERE workspace_id = $1 AND type = 'workload.status' AND state = 'succeeded'`, id)
+		return p.count(`SELECT count(*) FROM lifecycle.task
+			WHERE workspace_id = $1 AND type = 'workload.status' AND state = 'succeeded'`, id)
 	}
 	more := func(than int) int {
 		t.Helper()

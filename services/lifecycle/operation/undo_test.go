@@ -45,8 +45,10 @@ func with(change func(w *world)) func(*cluster, string) {
 
 // failures lists a failure of each step of a recreate.
 func failures() []failing {
-	const forbid = `CREATE FUNCTION lifecycle.forbid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no handles now'; END $$;
-		CREATE TRIGGER forbid BEFORE INSERT OR UPDATE ON lifecycle.workspace_handle FOR EACH ROW EXECUTE FUNCTION lifecycle.forbid()`
+	const forbid = `CREATE FUNCTION lifecycle.forbid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION
+		'no handles now'; END $$;
+		CREATE TRIGGER forbid BEFORE INSERT OR UPDATE ON lifecycle.workspace_handle
+			FOR EACH ROW EXECUTE FUNCTION lifecycle.forbid()`
 	owner := func(sql string) func(*cluster, string) {
 		return func(p *cluster, _ string) {
 			if _, err := p.db.OwnerPool().Exec(p.t.Context(), sql); err != nil {

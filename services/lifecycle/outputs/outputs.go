@@ -76,7 +76,8 @@ func (o *Server) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputRequ
 		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"no instance of the workspace stands: it is "+w.State,
 			fault.Unmet("the workspace has no instance"),
-			fault.Remedy("the end of what a failed workload wrote is in `gpuaas workspaces timeline`; output can be read once the workspace runs"))
+			fault.Remedy("the end of what a failed workload wrote is in `gpuaas workspaces timeline`; output can be read "+
+				"once the workspace runs"))
 	}
 	relay, err := o.relayOf(ctx, a.NodeID)
 	if err != nil {

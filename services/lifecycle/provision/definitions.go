@@ -110,7 +110,10 @@ const (
 // Registry returns the definitions that this build runs. The usual causes of a step that hangs, and what to do about
 // them, are in internal/runbook under the step's name.
 func (s *Steps) Registry() (*saga.Registry, error) {
-	step := func(name string, class saga.Class, do, undo saga.StepFunc, observe saga.ObserveFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
+	step := func(
+		name string, class saga.Class, do, undo saga.StepFunc, observe saga.ObserveFunc, layer commonv1.OwnerLayer,
+		kinds ...string,
+	) saga.Step {
 		return saga.Step{
 			Name: name, Class: class, Do: do, Undo: undo, Observe: observe, Kinds: kinds, StallAfter: stepStall,
 			Layer: layer,

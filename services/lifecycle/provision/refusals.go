@@ -27,7 +27,8 @@ type EpochRefusals struct{ refused *prometheus.CounterVec }
 func NewEpochRefusals(metrics prometheus.Registerer) (*EpochRefusals, error) {
 	s := &EpochRefusals{refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stale_epochs_refused_total",
-		Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of an instance, at a task " +
+		Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of an instance, at " +
+			"a task " +
 			"by its agent, or at a schema by its database, by the reason of the refusal.",
 	}, []string{"at", "reason"})}
 	for _, at := range []string{atLaunch, atTask, atSchema} {

@@ -111,7 +111,9 @@ func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i allocation
 	if claim.ConfirmedAt != nil {
 		return prepared.GetNodeId(), nil
 	}
-	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, prepared.GetNodeId()) })
+	err = env.Tx(
+		ctx, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, prepared.GetNodeId()) },
+	)
 	if err != nil {
 		return "", fmt.Errorf("confirm identity: %w", err)
 	}

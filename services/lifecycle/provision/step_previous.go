@@ -80,7 +80,9 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return allocation.Pass(ctx, tx, env, slots, f.kept != "") }), nil
+	return saga.Done(
+		nil, func(ctx context.Context, tx pgx.Tx) error { return allocation.Pass(ctx, tx, env, slots, f.kept != "") },
+	), nil
 }
 
 // previousClaims returns the live claims of earlier epochs.
@@ -177,7 +179,8 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 		}
 	}
 	if away > 0 {
-		return "a machine that holds the workspace does not answer, and only its agent can confirm that the former epoch has ended", nil
+		return "a machine that holds the workspace does not answer, and only its agent can confirm that the former epoch " +
+			"has ended", nil
 	}
 	return "", nil
 }

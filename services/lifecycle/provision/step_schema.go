@@ -37,7 +37,8 @@ type SchemaOutput struct {
 }
 
 var insertHandle = pg.Define(pg.RoleLifecycle, "provision.insert_handle", `
-			INSERT INTO lifecycle.workspace_handle AS h (workspace_id, handle, epoch, signal_address, reserved_names) VALUES ($1, $2, $3, $4, $5)
+			INSERT INTO lifecycle.workspace_handle AS h (workspace_id, handle, epoch, signal_address, reserved_names)
+				VALUES ($1, $2, $3, $4, $5)
 			ON CONFLICT (workspace_id) DO UPDATE SET epoch = $3 WHERE h.epoch <= $3`)
 
 // makeHandle gives the workspace its durable handle: the address at which it is signalled, and the names that are its

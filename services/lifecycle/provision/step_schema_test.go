@@ -192,7 +192,8 @@ func TestASchemaKnowsWhichRunMadeIt(t *testing.T) {
 func hasRole(t *testing.T, admin *pgxpool.Pool, name string) (role, login, there bool) {
 	t.Helper()
 	err := admin.QueryRow(testkit.Context(t),
-		`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin),
+		`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles
+			WHERE rolname = $1 AND rolcanlogin),
 		EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`, name).Scan(&role, &login, &there)
 	if err != nil {
 		t.Fatal(err)

@@ -29,19 +29,41 @@ func TestReadiness(t *testing.T) {
 			phase: running, detail: "has run for 0.4 s of the 2 s that make it ready",
 			text: "workload main is not ready: has run for 0.4 s of the 2 s that make it ready",
 		},
-		"two restarts, down":                  {phase: backoff, restarts: 2, code: 1, text: "(restarted 2 times; an exit after restart 3 is a crash loop)"},
-		"the third restart runs":              {phase: running, restarts: 3, code: 1, text: "(restarted 3 times; an exit after restart 3 is a crash loop)"},
-		"the third restart exited":            {phase: backoff, restarts: 3, code: 1, layer: tenant, text: "workload main was restarted 3 times before it was ready: exited with status 1"},
-		"the fourth restart runs":             {phase: running, restarts: 4, code: 1, layer: tenant, text: "restarted 4 times"},
-		"three of before the deploy":          {phase: backoff, restarts: 5, before: 3, code: 1, text: "restarted 2 times"},
-		"three, and its shim died":            {phase: backoff, restarts: 3, code: -1, detail: "its exit status was lost with its shim", text: "lost with its shim"},
-		"three, and it was not started":       {phase: backoff, restarts: 3, code: 127, detail: "no room", text: "is not ready: no room"},
-		"three of what is not in PATH":        {phase: backoff, restarts: 3, code: 127, detail: "exited with status 127", layer: tenant, text: "exited with status 127"},
-		"the agent says that it is not ready": {phase: running, detail: "not ready: connection refused", text: "workload main is not ready: connection refused"},
-		"ended":                               {phase: exited, code: 2, layer: tenant, text: "workload main ended before it was ready: exited with status 2"},
-		"ended, and its shim died":            {phase: exited, code: -1, layer: mesh, text: "its exit status was lost with its shim"},
-		"never started by its agent":          {phase: exited, code: 127, detail: "prepare start: no room", layer: mesh, text: "ended before it was ready: prepare start: no room"},
-		"ended with a status of its own 127":  {phase: exited, code: 127, detail: "exited with status 127", layer: tenant, text: "exited with status 127"},
+		"two restarts, down": {phase: backoff, restarts: 2, code: 1, text: "(restarted 2 times; an exit " +
+			"after restart 3 is a crash loop)"},
+		"the third restart runs": {phase: running, restarts: 3, code: 1, text: "(restarted 3 times; an exit " +
+			"after restart 3 is a crash loop)"},
+		"the third restart exited": {phase: backoff, restarts: 3, code: 1, layer: tenant, text: "workload main " +
+			"was restarted 3 times before it was ready: exited with status 1"},
+		"the fourth restart runs": {
+			phase: running, restarts: 4, code: 1, layer: tenant, text: "restarted 4 times",
+		},
+		"three of before the deploy": {phase: backoff, restarts: 5, before: 3, code: 1, text: "restarted 2 times"},
+		"three, and its shim died": {
+			phase: backoff, restarts: 3, code: -1, detail: "its exit status was lost with its shim", text: "lost with its shim",
+		},
+		"three, and it was not started": {
+			phase: backoff, restarts: 3, code: 127, detail: "no room", text: "is not ready: no room",
+		},
+		"three of what is not in PATH": {
+			phase: backoff, restarts: 3, code: 127, detail: "exited with status 127", layer: tenant, text: "exited with " +
+				"status 127",
+		},
+		"the agent says that it is not ready": {
+			phase: running, detail: "not ready: connection refused", text: "workload main is not ready: connection refused",
+		},
+		"ended": {phase: exited, code: 2, layer: tenant, text: "workload main ended before " +
+			"it was ready: exited with status 2"},
+		"ended, and its shim died": {
+			phase: exited, code: -1, layer: mesh, text: "its exit status was lost with its shim",
+		},
+		"never started by its agent": {
+			phase: exited, code: 127, detail: "prepare start: no room", layer: mesh, text: "ended before it was ready: " +
+				"prepare start: no room",
+		},
+		"ended with a status of its own 127": {
+			phase: exited, code: 127, detail: "exited with status 127", layer: tenant, text: "exited with status 127",
+		},
 	} {
 		got := Of(spec, &nodev1.WorkloadStatusOutput{Workloads: []*nodev1.WorkloadStatus{
 			{Name: "main", Phase: tc.phase, Restarts: tc.restarts, ExitCode: tc.code, Detail: tc.detail},

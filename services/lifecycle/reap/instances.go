@@ -84,7 +84,8 @@ func (s *Instances) end(ctx context.Context, req *lifecyclev1.EndInstanceRequest
 	if err != nil {
 		return nil, err
 	}
-	res := &lifecyclev1.EndInstanceResponse{Consequence: "ends the instance and everything that runs on it; the data on it is lost"}
+	res := &lifecyclev1.EndInstanceResponse{Consequence: "ends the instance and everything that runs on it; the data " +
+		"on it is lost"}
 	if req.GetDryRun() {
 		res.Instance = found.proto()
 		return res, nil

@@ -76,12 +76,14 @@ type onMachine struct {
 const ReapBatch = 200
 
 var orphansOnMachines = pg.Define(pg.RoleLifecycle, "reap.orphans_on_machines", `
-		SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id, c.tenant_id::text AS tenant_id,
-			c.node_id::text AS node_id, c.epoch,
+		SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id,
+			c.tenant_id::text AS tenant_id, c.node_id::text AS node_id, c.epoch,
 			'reap/' || c.id || '/' || g.session_epoch || '/' AS asked,
-			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint AS key, c.orphaned_at
+			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint AS key,
+				c.orphaned_at
 		FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g ON g.node_id = c.node_id
-		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND g.admitted AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
+		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND g.admitted
+			AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
 			-- While a run is open its own commands are the newest word.
 			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
@@ -194,8 +196,10 @@ func (l leftBehind) late(last task.Row) bool {
 const WhyReplaced = "a later epoch has taken its place"
 
 // replacedSQL is the condition, over an orphan c, that a later claim is for the same resource.
-const replacedSQL = `EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind
-				AND l.node_id IS NOT DISTINCT FROM c.node_id AND l.deterministic_name = c.deterministic_name AND l.id <> c.id AND l.released_at IS NULL
+const replacedSQL = `EXISTS (SELECT 1 FROM lifecycle.resource_claim l
+	WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind
+				AND l.node_id IS NOT DISTINCT FROM c.node_id AND l.deterministic_name = c.deterministic_name AND l.id <> c.id
+					AND l.released_at IS NULL
 				AND (l.orphaned_at IS NULL OR l.epoch > c.epoch OR l.epoch = c.epoch AND l.id > c.id))`
 
 var orphanStands = pg.Define(pg.RoleLifecycle, "reap.orphan_stands", `
@@ -233,7 +237,8 @@ var workloadsLeft = pg.Define(pg.RoleLifecycle, "reap.workloads_left",
 			AND c.epoch = $4 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)`)
 
 var drawOpSeq = pg.Define(pg.RoleLifecycle, "reap.draw_op_seq",
-	`UPDATE lifecycle.workspace SET op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`)
+	`UPDATE lifecycle.workspace SET op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1
+		RETURNING op_seq, epoch`)
 
 // ask queues a task for an orphan. It returns false where the storage has to wait for its workload.
 func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool, error) {

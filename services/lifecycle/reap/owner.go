@@ -73,14 +73,18 @@ func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 }
 
 var ownersOfInstances = pg.Define(pg.RoleLifecycle, "reap.owners_of_instances", `
-		SELECT b.n::int, w.epoch, r.id IS NOT NULL, coalesce(r.epoch, 0), coalesce(i.state, ''), coalesce(i.instance_id::text, ''),
-			EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = b.workspace_id AND c.kind = $3 AND c.epoch = b.epoch
+		SELECT b.n::int, w.epoch, r.id IS NOT NULL, coalesce(r.epoch, 0), coalesce(i.state, ''),
+			coalesce(i.instance_id::text, ''),
+			EXISTS (SELECT 1 FROM lifecycle.resource_claim c
+				WHERE c.workspace_id = b.workspace_id AND c.kind = $3 AND c.epoch = b.epoch
 				AND c.released_at IS NULL AND c.orphaned_at IS NULL),
-			EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = b.workspace_id AND c.kind = $3 AND c.epoch = b.epoch
+			EXISTS (SELECT 1 FROM lifecycle.resource_claim c
+				WHERE c.workspace_id = b.workspace_id AND c.kind = $3 AND c.epoch = b.epoch
 				AND c.released_at IS NULL AND c.orphaned_at IS NOT NULL)
 		FROM unnest($1::uuid[], $2::bigint[]) WITH ORDINALITY AS b (workspace_id, epoch, n)
 		JOIN lifecycle.workspace w ON w.id = b.workspace_id
-		LEFT JOIN lifecycle.saga_run r ON r.workspace_id = b.workspace_id AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')
+		LEFT JOIN lifecycle.saga_run r ON r.workspace_id = b.workspace_id
+			AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = b.workspace_id AND i.epoch = b.epoch`)
 
 // OwnersOf returns the Owner of each instance, in their order, as of one moment.

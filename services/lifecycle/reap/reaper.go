@@ -71,7 +71,8 @@ func NewReaper(deps ReaperDeps) (*Reaper, error) {
 		}, []string{"placement"}),
 		left: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "orphan_boxes_left_total",
-			Help: "Boxes that a sweep found without an owner and left standing, by placement and by why: not_ended could not be " +
+			Help: "Boxes that a sweep found without an owner and left standing, by placement and by why: not_ended could " +
+				"not be " +
 				"ended and is tried again, unknown is not of this database and is an operator's.",
 		}, []string{"placement", "why"}),
 	}
@@ -160,7 +161,8 @@ type givenUp struct {
 // instancesGivenUp reads the index of claims that were given up. An instance without a row may be of any placement.
 var instancesGivenUp = pg.Define(pg.RoleLifecycle, "reap.instances_given_up", `
 		SELECT `+pg.Columns[givenUp]("c")+` FROM lifecycle.resource_claim c
-		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1 AND NOT EXISTS (SELECT FROM lifecycle.instance i
+		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = $1
+			AND NOT EXISTS (SELECT FROM lifecycle.instance i
 			WHERE i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement <> $2)`)
 
 // listed returns the instances of a driver that a sweep judges, and whether these are all that it ever launched: they

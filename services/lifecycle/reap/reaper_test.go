@@ -32,26 +32,70 @@ func TestBelongs(t *testing.T) {
 		o        Owner
 		want     Verdict
 	}{
-		"a foreign workspace is no orphan":                      {placement.Instance{Epoch: 1}, Owner{}, Unknown},
-		"an epoch that was never drawn is no orphan":            {placement.Instance{Epoch: 3}, Owner{Known: true, Epoch: 2, Instance: "ended"}, Unknown},
-		"nor if a run is open in an earlier one":                {placement.Instance{Epoch: 3}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2}, Unknown},
-		"between launch and record it is the run's":             {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "launching"}, Owned},
-		"so it is before its row is read":                       {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1}, Owned},
-		"and while the run gives it up":                         {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", GivenUp: true}, Owned},
-		"a live instance owns it":                               {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live", Held: true}, Owned},
-		"a live instance owns it without a claim":               {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live"}, Owned},
-		"a retry adopts what is held":                           {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "launching", Held: true}, Owned},
-		"held in an earlier epoch, it is undone by who holds":   {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 2, Instance: "ended", Held: true}, Owned},
-		"given up, and no run left":                             {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live", GivenUp: true}, Orphan},
-		"ended by its row, and there":                           {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "ended"}, Orphan},
-		"never recorded, and no run left":                       {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1}, Orphan},
-		"superseded, whatever runs in the next epoch":           {placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, Orphan},
-		"ended and recorded":                                    {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ended"}, Gone},
-		"ended, and its end not yet recorded":                   {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ending", GivenUp: true}, Orphan},
-		"ended under a run that has not yet recorded it":        {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", Held: true}, Owned},
-		"ended and never recorded at all":                       {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1}, Orphan},
-		"ended and recorded, but a claim says it may be there":  {placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ended", GivenUp: true}, Orphan},
-		"a stuck run owns the workspace, hence its present box": {placement.Instance{Epoch: 2}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, Owned},
+		"a foreign workspace is no orphan": {placement.Instance{Epoch: 1}, Owner{}, Unknown},
+		"an epoch that was never drawn is no orphan": {
+			placement.Instance{Epoch: 3}, Owner{Known: true, Epoch: 2, Instance: "ended"}, Unknown,
+		},
+		"nor if a run is open in an earlier one": {
+			placement.Instance{Epoch: 3}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2}, Unknown,
+		},
+		"between launch and record it is the run's": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "launching"}, Owned,
+		},
+		"so it is before its row is read": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1}, Owned,
+		},
+		"and while the run gives it up": {
+			placement.Instance{Epoch: 1}, Owner{
+				Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", GivenUp: true,
+			}, Owned,
+		},
+		"a live instance owns it": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live", Held: true}, Owned,
+		},
+		"a live instance owns it without a claim": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live"}, Owned,
+		},
+		"a retry adopts what is held": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "launching", Held: true}, Owned,
+		},
+		"held in an earlier epoch, it is undone by who holds": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 2, Instance: "ended", Held: true}, Owned,
+		},
+		"given up, and no run left": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live", GivenUp: true}, Orphan,
+		},
+		"ended by its row, and there": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "ended"}, Orphan,
+		},
+		"never recorded, and no run left": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1}, Orphan,
+		},
+		"superseded, whatever runs in the next epoch": {
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, Orphan,
+		},
+		"ended and recorded": {
+			placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ended"}, Gone,
+		},
+		"ended, and its end not yet recorded": {
+			placement.Instance{Epoch: 1, EndedAt: ended}, Owner{
+				Known: true, Epoch: 1, Instance: "ending", GivenUp: true,
+			}, Orphan,
+		},
+		"ended under a run that has not yet recorded it": {
+			placement.Instance{Epoch: 1, EndedAt: ended}, Owner{
+				Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", Held: true,
+			}, Owned,
+		},
+		"ended and never recorded at all": {
+			placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1}, Orphan,
+		},
+		"ended and recorded, but a claim says it may be there": {
+			placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ended", GivenUp: true}, Orphan,
+		},
+		"a stuck run owns the workspace, hence its present box": {
+			placement.Instance{Epoch: 2}, Owner{Known: true, Epoch: 2, RunOpen: true, RunEpoch: 2, Instance: "ended"}, Owned,
+		},
 	} {
 		got, why := Belongs(tc.instance, tc.o)
 		if got != tc.want {
@@ -174,16 +218,19 @@ func (m *morgue) instance(p place) placement.LaunchRequest {
 		LaunchSecret: "gls_x",
 	}
 	run := ids.New()
-	m.exec(`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch, run_id) VALUES ($1, $2, $3, 'failed', $4, $5)`,
+	m.exec(`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch, run_id)
+		VALUES ($1, $2, $3, 'failed', $4, $5)`,
 		b.WorkspaceID, m.tenant, "w-"+b.WorkspaceID, max(p.epoch, 1), run)
 	if p.run != "" {
-		m.exec(`INSERT INTO lifecycle.saga_run (id, workspace_id, tenant_id, kind, definition, def_version, step_names, epoch, state, why_waiting, stuck_reason,
-				next_at, finished_at)
+		m.exec(`INSERT INTO lifecycle.saga_run (id, workspace_id, tenant_id, kind, definition, def_version, step_names, epoch,
+			state, why_waiting, stuck_reason, next_at, finished_at)
 			VALUES ($1, $2, $3, 'create', 'provision', 1, '{a}', $4, $5, 'a test', 'a test', mesh.clock() + interval '1 hour',
-				CASE WHEN $5 IN ('failed', 'succeeded') THEN mesh.clock() END)`, run, b.WorkspaceID, m.tenant, max(p.epoch, 1), p.run)
+				CASE WHEN $5 IN ('failed', 'succeeded') THEN mesh.clock()
+					END)`, run, b.WorkspaceID, m.tenant, max(p.epoch, 1), p.run)
 	}
 	if p.instance != "" {
-		m.exec(`INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state, placement) VALUES ($1, $2, $3, 1, $4, 'process')`,
+		m.exec(`INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state, placement)
+			VALUES ($1, $2, $3, 1, $4, 'process')`,
 			b.InstanceID, b.WorkspaceID, m.tenant, p.instance)
 	}
 	if p.claimed {
@@ -191,13 +238,15 @@ func (m *morgue) instance(p place) placement.LaunchRequest {
 			allocation.KindSlot, allocation.KindIdentity, allocation.KindInstance,
 			allocation.KindStorage,
 		} {
-			m.exec(`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, orphaned_at)
+			m.exec(`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope,
+				deterministic_name, epoch, orphaned_at)
 				VALUES ($1, $2, $3, $4, 1, $5, 'shared', $5, 1, CASE WHEN $6 THEN mesh.clock() END)`,
 				ids.New(), b.WorkspaceID, m.tenant, run, kind, p.orphaned)
 		}
 	}
 	if p.allocation != "" {
-		m.exec(`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, occupancy) VALUES ($1, $2, $3, 1, $4, 'process', $5)`,
+		m.exec(`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, occupancy)
+			VALUES ($1, $2, $3, 1, $4, 'process', $5)`,
 			ids.New(), b.WorkspaceID, m.tenant, p.allocation, p.occupy)
 	}
 	if _, err := m.driver.Launch(m.t.Context(), b); err != nil {
@@ -304,7 +353,8 @@ func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
 		given + `'`); n != 0 {
 		t.Errorf("%d claims on the box that was given up are open", n)
 	}
-	if n := m.count(`SELECT count(*) FROM lifecycle.allocation WHERE state = 'released' AND occupancy = 'none' AND workspace_id = '` + given + `'`); n != 1 {
+	if n := m.count(`SELECT count(*) FROM lifecycle.allocation
+		WHERE state = 'released' AND occupancy = 'none' AND workspace_id = '` + given + `'`); n != 1 {
 		t.Error("the hold of the box that was given up was not given back")
 	}
 	if len(m.people.retired) != len(ended) {

@@ -89,7 +89,8 @@ func freeCleaned(ctx context.Context, tx pgx.Tx, b placement.Instance) error {
 }
 
 var insertEndedInstance = pg.Define(pg.RoleLifecycle, "reap.insert_ended_instance", `
-		INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason, version)
+		INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, provider_id,
+			started_at, ended_at, end_reason, version)
 		VALUES ($1, $2, $3, $4, 'ended', $5, $6, $7, mesh.clock(), $8, $9) RETURNING `+allocation.InstanceColumns)
 
 // insertEnded inserts the row of an instance that was never recorded, as ended.

@@ -13,7 +13,8 @@ func TestSweepsLeaveEverythingInRollbackMode(t *testing.T) {
 		instance: "ending", run: "failed", claimed: true, orphaned: true, allocation: "releasing",
 		occupy: "cleanup",
 	})
-	m.exec(`UPDATE lifecycle.allocation SET release_deadline_at = mesh.clock() - interval '1 hour' WHERE workspace_id = $1`, b.WorkspaceID)
+	m.exec(`UPDATE lifecycle.allocation SET release_deadline_at = mesh.clock() - interval '1 hour'
+		WHERE workspace_id = $1`, b.WorkspaceID)
 	testkit.SetRollback(m.db, true)
 	shared := NewSharedReaper(SharedReaperDeps{
 		Logger: testkit.Logger(t), DB: m.db.Pool("lifecycle"), Workloads: m.db.Pool("lifecycle"), Identities: m.people,

@@ -53,13 +53,16 @@ const (
 // released yet and takes no place.
 var sharedOrphans = pg.Define(pg.RoleLifecycle, "reap.shared_orphans", `
 		SELECT o.claim_id, o.kind, o.name, o.workspace_id, o.tenant_id, o.epoch, '' AS node_id, '' AS asked, '' AS key FROM (
-			SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id, c.tenant_id::text AS tenant_id, c.epoch,
+			SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id,
+				c.tenant_id::text AS tenant_id, c.epoch,
 				row_number() OVER (PARTITION BY c.kind ORDER BY coalesce(t.next_at, c.orphaned_at), c.id) AS place
 			FROM lifecycle.resource_claim c LEFT JOIN lifecycle.orphan_try t ON t.claim_id = c.id
-			WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND (t.next_at IS NULL OR t.next_at <= mesh.clock())
+			WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1)
+				AND (t.next_at IS NULL OR t.next_at <= mesh.clock())
 				AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
 					AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
-				AND NOT (c.kind = $3 AND EXISTS (SELECT 1 FROM lifecycle.resource_claim b WHERE b.workspace_id = c.workspace_id AND b.kind = $4
+				AND NOT (c.kind = $3 AND EXISTS (SELECT 1 FROM lifecycle.resource_claim b
+					WHERE b.workspace_id = c.workspace_id AND b.kind = $4
 					AND b.epoch = c.epoch AND b.released_at IS NULL AND b.orphaned_at IS NULL) AND NOT `+replacedSQL+`)
 		) o ORDER BY o.place, o.kind LIMIT $2`)
 
@@ -155,8 +158,10 @@ var numbersOfWorkspace = pg.Define(pg.RoleLifecycle, "reap.numbers_of_workspace"
 	`SELECT id::text, epoch, op_seq FROM lifecycle.workspace WHERE id = $1`)
 
 var countTry = pg.Define(pg.RoleLifecycle, "reap.count_try", `
-			INSERT INTO lifecycle.orphan_try AS t (claim_id, tries, next_at) VALUES ($1, 1, mesh.clock() + make_interval(secs => $2))
-			ON CONFLICT (claim_id) DO UPDATE SET tries = t.tries + 1, next_at = mesh.clock() + make_interval(secs => least($2 * 2 ^ least(t.tries, 20), $3))`)
+			INSERT INTO lifecycle.orphan_try AS t (claim_id, tries, next_at)
+				VALUES ($1, 1, mesh.clock() + make_interval(secs => $2))
+			ON CONFLICT (claim_id) DO UPDATE
+				SET tries = t.tries + 1, next_at = mesh.clock() + make_interval(secs => least($2 * 2 ^ least(t.tries, 20), $3))`)
 
 // begin counts the try and returns the epoch and op_seq to write with: the newest of the workspace, on which no
 // operation is open. An operation that begins afterwards writes with higher numbers, and is not touched. An orphan that

@@ -56,15 +56,18 @@ func TestASweepJudgesWhatStands(t *testing.T) {
 	sweep("one after an end without a row", Reaped{}, 0)
 	giveUp := func(epoch int64) {
 		t.Helper()
-		m.exec(`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, orphaned_at)
-			SELECT gen_random_uuid(), id, tenant_id, run_id, 1, 'instance', 'shared', 'instance', $1, mesh.clock() FROM lifecycle.workspace LIMIT 1`, epoch)
+		m.exec(`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope,
+			deterministic_name, epoch, orphaned_at)
+			SELECT gen_random_uuid(), id, tenant_id, run_id, 1, 'instance', 'shared', 'instance', $1, mesh.clock()
+				FROM lifecycle.workspace LIMIT 1`, epoch)
 	}
 	giveUp(7)
 	sweep("one after a box that was never launched was given up", Reaped{}, 1)
 	sweep("the next", Reaped{}, 0)
 	giveUp(8)
 	m.exec(`INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state, placement)
-		SELECT gen_random_uuid(), workspace_id, tenant_id, 8, 'ended', 'docker' FROM lifecycle.resource_claim WHERE epoch = 8`)
+		SELECT gen_random_uuid(), workspace_id, tenant_id, 8, 'ended', 'docker' FROM lifecycle.resource_claim
+			WHERE epoch = 8`)
 	sweep("one after a box of another placement was given up", Reaped{}, 0)
 	m.reaper.whole[byProcess] = time.Now().Add(-wholeEvery)
 	sweep("one after ten minutes", Reaped{Ended: 1}, 1)

@@ -39,5 +39,6 @@ func Refusal() error {
 	return fault.New(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK,
 		"rollback mode is set: the database is older than what nodes or placements remember",
 		fault.Unmet("rollback mode is active"),
-		fault.Remedy("look at `gpuaas rollback status`, follow docs/restore.md, then `gpuaas rollback accept --reason TEXT`; ask again after that"))
+		fault.Remedy("look at `gpuaas rollback status`, follow docs/restore.md, then `gpuaas rollback accept --reason "+
+			"TEXT`; ask again after that"))
 }

@@ -158,7 +158,9 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 	}
 	reset := func() {
 		t.Helper()
-		if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }); err != nil {
+		if err := b.tx(
+			func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err },
+		); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -36,18 +36,24 @@ func tellingSteps(list *[]told, mu *sync.Mutex, names ...string) []saga.Step {
 // workspace's next number is drawn, and the attempt has a row from its beginning.
 func (b *bed) earlierLease(id, ws string, step int, name string, attempt int) {
 	b.t.Helper()
-	b.exec(`UPDATE lifecycle.saga_run SET owner = 'earlier', fence = fence + 1, lease_until = mesh.clock(), next_at = mesh.clock(), state = 'running', step = $2,
+	b.exec(`UPDATE lifecycle.saga_run
+		SET owner = 'earlier', fence = fence + 1, lease_until = mesh.clock(), next_at = mesh.clock(), state = 'running',
+		step = $2,
 		why_waiting = 'doing the step', version = version + 1 WHERE id = $1`, id, step)
 	b.exec(`UPDATE lifecycle.workspace SET op_seq = op_seq + 1 WHERE id = $1`, ws)
-	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
-		SELECT r.id, r.step, $3, 'do', $4, w.id, r.tenant_id, r.fence, w.op_seq, 'running', r.id || '/' || $3 || '/do', '5 min'
-		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id WHERE r.id = $1 AND w.id = $2`, id, ws, name, attempt)
+	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+		state, idem_key, stall_after)
+		SELECT r.id, r.step, $3, 'do', $4, w.id, r.tenant_id, r.fence, w.op_seq, 'running', r.id || '/' || $3 || '/do',
+			'5 min'
+		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
+			WHERE r.id = $1 AND w.id = $2`, id, ws, name, attempt)
 }
 
 // earlierClose ends the open attempt as those builds did.
 func (b *bed) earlierClose(id, state string) {
 	b.t.Helper()
-	b.exec(`UPDATE lifecycle.saga_step SET state = $2, outcome = $2, finished_at = CASE WHEN $2 <> 'waiting' THEN mesh.clock() END, version = version + 1
+	b.exec(`UPDATE lifecycle.saga_step SET state = $2, outcome = $2, finished_at = CASE WHEN $2 <> 'waiting'
+		THEN mesh.clock() END, version = version + 1
 		WHERE run_id = $1 AND state = 'running'`, id, state)
 }
 
@@ -96,11 +102,14 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 			ws, id := b.create("toy")
 			if tc.ranges {
 				// Attempts 1 and 2 at "two" have failed, and the third is open in the run's row.
-				b.exec(`UPDATE lifecycle.saga_run SET owner = 'dead', fence = 1, lease_until = mesh.clock(), next_at = mesh.clock(), state = 'running', step = 1,
+				b.exec(`UPDATE lifecycle.saga_run
+					SET owner = 'dead', fence = 1, lease_until = mesh.clock(), next_at = mesh.clock(), state = 'running', step = 1,
 					why_waiting = 'doing the step', op_seq = 4, open_attempt = 3, open_since = mesh.clock() WHERE id = $1`, id)
-				b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
+				b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+					state, idem_key, stall_after)
 					SELECT $1, x.step, x.name, 'do', x.attempt, $2, $3, 1, x.op_seq, x.state, '', '5 min'
-					FROM (VALUES (0, 'one', 1, 1, 'succeeded'), (1, 'two', 1, 2, 'failed'), (1, 'two', 2, 3, 'failed')) AS x (step, name, attempt, op_seq, state)`,
+					FROM (VALUES (0, 'one', 1, 1, 'succeeded'), (1, 'two', 1, 2, 'failed'), (1, 'two', 2, 3, 'failed')) AS x (step,
+						name, attempt, op_seq, state)`,
 					id, ws, b.tenant)
 			} else {
 				// as the migration fills the columns

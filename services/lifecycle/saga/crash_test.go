@@ -116,7 +116,9 @@ func TestOwnLeasesAreReclaimedAtBoot(t *testing.T) {
 	steps := pureSteps("one")
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
 	_, id := b.create("toy")
-	b.exec(`UPDATE lifecycle.saga_run SET state = 'running', owner = 'a', fence = 5, lease_until = mesh.clock() + '1 hour', next_at = mesh.clock() + '1 hour' WHERE id = $1`, id)
+	b.exec(`UPDATE lifecycle.saga_run
+		SET state = 'running', owner = 'a', fence = 5, lease_until = mesh.clock() + '1 hour',
+		next_at = mesh.clock() + '1 hour' WHERE id = $1`, id)
 	b.drive(b.config("a"))
 	if r := b.await(id, 5*time.Second, "succeeded"); r.Fence != 6 {
 		t.Errorf("fence = %d", r.Fence)
@@ -195,7 +197,8 @@ func TestPoisonedBatchIsTakenApart(t *testing.T) {
 	_, bad := b.create("toy")
 	ws, _ := b.create("toy")
 	// An open attempt of another step: no build wrote that.
-	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
+	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+		state, idem_key, stall_after)
 		VALUES ($1, 0, 'one', 'undo', 1, $2, $3, 1, 1, 'waiting', 'k', '5 min')`, bad, ws, b.tenant)
 	b.exec(`UPDATE lifecycle.saga_run SET fence = 3 WHERE id = $1`, bad)
 	var good []string
@@ -282,9 +285,10 @@ func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 			b.await(id, 5*time.Second, "waiting")
 			stop()
 			b.exec(`UPDATE lifecycle.saga_step SET attempt = 2 WHERE run_id = $1`, id)
-			b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, idem_key, state, fence, op_seq, stall_after,
-					started_at, finished_at, version)
-				SELECT run_id, step, name, dir, 1, workspace_id, tenant_id, idem_key, $2, fence, op_seq, stall_after, started_at - interval '50 seconds', started_at, 1
+			b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, idem_key, state,
+				fence, op_seq, stall_after, started_at, finished_at, version)
+				SELECT run_id, step, name, dir, 1, workspace_id, tenant_id, idem_key, $2, fence, op_seq, stall_after,
+					started_at - interval '50 seconds', started_at, 1
 				FROM lifecycle.saga_step WHERE run_id = $1`, id, tc.before)
 			testkit.SetClockOffset(b.db, 20*time.Second)
 			if n, err := b.core.MarkStalls(testkit.Context(t), time.Hour); err != nil || n != tc.want {

@@ -104,7 +104,9 @@ func (d *Driver) exhaust(ctx context.Context, h *leasedRun, state string, e *Ste
 			rows.before = append(rows.before,
 				func(ctx context.Context, tx pgx.Tx) error { return h.def.BeforeStuck(ctx, tx, workspaceID) })
 		}
-		rows.rows = append(rows.rows, func(ctx context.Context, tx pgx.Tx) error { return h.def.OnStuck(ctx, tx, workspaceID, e) })
+		rows.rows = append(
+			rows.rows, func(ctx context.Context, tx pgx.Tx) error { return h.def.OnStuck(ctx, tx, workspaceID, e) },
+		)
 	}
 	err := d.release(ctx, h, closing{state: state, err: e}, rest{
 		rows: rows, state: runs.Stuck, attempts: h.run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo",

@@ -144,7 +144,8 @@ func TestRandomVerbs(t *testing.T) {
 // unreported returns the attempts of a workspace whose last change is in no event.
 func (b *bed) unreported(ws string) ([]string, error) {
 	ctx, pool := testkit.Context(b.t), b.db.Pool(pg.RoleLifecycle)
-	rows, err := pool.Query(ctx, `SELECT run_id::text || ' ' || name || ' ' || version FROM lifecycle.saga_step WHERE workspace_id = $1`, ws)
+	rows, err := pool.Query(ctx, `SELECT run_id::text || ' ' || name || ' ' || version FROM lifecycle.saga_step
+		WHERE workspace_id = $1`, ws)
 	if err != nil {
 		return nil, err
 	}
@@ -181,14 +182,25 @@ func (b *bed) unreported(ws string) ([]string, error) {
 func (b *bed) invariants(ws string) error {
 	var problems []string
 	for what, sql := range map[string]string{
-		"live runs beyond one":            `SELECT count(*) > 1 FROM lifecycle.saga_run WHERE workspace_id = $1 AND state NOT IN ('succeeded', 'failed')`,
-		"a live run without a reason":     `SELECT count(*) > 0 FROM lifecycle.saga_run WHERE workspace_id = $1 AND state NOT IN ('succeeded', 'failed') AND why_waiting = ''`,
-		"an open attempt of an ended run": `SELECT count(*) > 0 FROM lifecycle.saga_run r LEFT JOIN lifecycle.saga_step s ON s.run_id = r.id WHERE r.workspace_id = $1 AND r.state IN ('succeeded', 'failed', 'stuck') AND (s.state IN ('running', 'waiting') OR r.open_attempt > 0)`,
-		"an op_seq drawn twice":           `SELECT count(*) <> count(DISTINCT op_seq) FROM lifecycle.saga_step WHERE workspace_id = $1`,
-		"an op_seq that was not drawn":    `SELECT count(*) > 0 FROM lifecycle.saga_step s JOIN lifecycle.workspace w ON w.id = s.workspace_id WHERE w.id = $1 AND s.op_seq > w.op_seq`,
-		"an attempt open without a lease": `SELECT count(*) > 0 FROM lifecycle.saga_run r WHERE r.workspace_id = $1 AND r.open_attempt > 0 AND r.owner IS NULL`,
-		"two live claims of one resource": `SELECT count(*) <> count(DISTINCT (kind, deterministic_name)) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`,
-		"an event that is not of its row": `SELECT count(*) > 0 FROM lifecycle.saga_run r WHERE r.workspace_id = $1 AND NOT EXISTS (SELECT FROM events.event e WHERE e.kind = 'run.changed' AND e.aggregate_id = r.id::text AND e.aggregate_version = r.version)`,
+		"live runs beyond one": `SELECT count(*) > 1 FROM lifecycle.saga_run
+			WHERE workspace_id = $1 AND state NOT IN ('succeeded', 'failed')`,
+		"a live run without a reason": `SELECT count(*) > 0 FROM lifecycle.saga_run
+			WHERE workspace_id = $1 AND state NOT IN ('succeeded', 'failed') AND why_waiting = ''`,
+		"an open attempt of an ended run": `SELECT count(*) > 0 FROM lifecycle.saga_run r
+			LEFT JOIN lifecycle.saga_step s ON s.run_id = r.id
+			WHERE r.workspace_id = $1 AND r.state IN ('succeeded', 'failed', 'stuck')
+			AND (s.state IN ('running', 'waiting') OR r.open_attempt > 0)`,
+		"an op_seq drawn twice": `SELECT count(*) <> count(DISTINCT op_seq) FROM lifecycle.saga_step
+			WHERE workspace_id = $1`,
+		"an op_seq that was not drawn": `SELECT count(*) > 0 FROM lifecycle.saga_step s
+			JOIN lifecycle.workspace w ON w.id = s.workspace_id WHERE w.id = $1 AND s.op_seq > w.op_seq`,
+		"an attempt open without a lease": `SELECT count(*) > 0 FROM lifecycle.saga_run r
+			WHERE r.workspace_id = $1 AND r.open_attempt > 0 AND r.owner IS NULL`,
+		"two live claims of one resource": `SELECT count(*) <> count(DISTINCT (kind, deterministic_name))
+			FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`,
+		"an event that is not of its row": `SELECT count(*) > 0 FROM lifecycle.saga_run r
+			WHERE r.workspace_id = $1 AND NOT EXISTS (SELECT FROM events.event e
+			WHERE e.kind = 'run.changed' AND e.aggregate_id = r.id::text AND e.aggregate_version = r.version)`,
 	} {
 		var broken bool
 		if err := b.db.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(b.t), sql, ws).Scan(&broken); err != nil {

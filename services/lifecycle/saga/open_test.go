@@ -164,7 +164,8 @@ func (b *bed) numbered(ws string, list []runs.Attempt, want int) {
 	drawn := b.workspace(ws).OpSeq
 	for i, a := range list {
 		if a.OpSeq > drawn || a.OpSeq < 1 || i > 0 && a.OpSeq <= list[i-1].OpSeq {
-			b.t.Errorf("attempt %d of step %q has number %d; its workspace has drawn %d, and the attempt before has another: %+v", a.Attempt, a.Name, a.OpSeq, drawn, list)
+			b.t.Errorf("attempt %d of step %q has number %d; its workspace has drawn %d, and the attempt before has "+
+				"another: %+v", a.Attempt, a.Name, a.OpSeq, drawn, list)
 		}
 	}
 	if len(list) != want {
@@ -376,9 +377,11 @@ func TestRowsOfEarlierBuildsGoOn(t *testing.T) {
 			b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one", "two", "three"), States: states()})
 			ws, id := b.create("toy")
 			b.exec(`UPDATE lifecycle.workspace SET op_seq = 7 WHERE id = $1`, ws)
-			b.exec(`UPDATE lifecycle.saga_run SET state = $2, step = 1, fence = 3, owner = CASE WHEN $2 = 'running' THEN 'gone' END,
+			b.exec(`UPDATE lifecycle.saga_run SET state = $2, step = 1, fence = 3, owner = CASE WHEN $2 = 'running' THEN 'gone'
+				END,
 				lease_until = CASE WHEN $2 = 'running' THEN mesh.clock() END, op_seq = 0, op_last = 0 WHERE id = $1`, id, tc.run)
-			b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after, finished_at)
+			b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+				state, idem_key, stall_after, finished_at)
 				VALUES ($1, 0, 'one', 'do', 1, $2, $3, 3, 6, 'succeeded', '/one/do', '5 min', mesh.clock()),
 					($1, 1, 'two', 'do', 1, $2, $3, 3, 7, $4, '/two/do', '5 min', NULL)`, id, ws, b.tenant, tc.attempt)
 			b.drive(b.config("a"))

@@ -55,14 +55,26 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 	if b.core.Drives(&r) {
 		t.Error("it would be driven")
 	}
-	refused("retry-undo", b.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.RetryUndo(ctx, tx, id, "op"); return err }))
+	refused(
+		"retry-undo", b.tx(
+			func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.RetryUndo(ctx, tx, id, "op"); return err },
+		),
+	)
 	refused("skip-undo", b.tx(func(ctx context.Context, tx pgx.Tx) error {
 		_, _, err := b.core.SkipUndo(ctx, tx, id, "op", "why not")
 		return err
 	}))
-	refused("cancel", b.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.Cancel(ctx, tx, id, "op", ""); return err }))
-	refused("reset", b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }))
-	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.CloseStuck(ctx, tx, id); return err }); err != nil {
+	refused(
+		"cancel", b.tx(
+			func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.Cancel(ctx, tx, id, "op", ""); return err },
+		),
+	)
+	refused(
+		"reset", b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }),
+	)
+	if err := b.tx(
+		func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.CloseStuck(ctx, tx, id); return err },
+	); err != nil {
 		t.Errorf("what a decommission begins with: %v", err)
 	}
 }
@@ -75,7 +87,9 @@ func TestARefusedResetSaysWhatHelps(t *testing.T) {
 		saga.Definition{Name: "teardown", Version: 1, Steps: pureSteps("one"), States: states(), Uncancellable: true})
 	reset := func(ws string) *fault.Error {
 		t.Helper()
-		f, ok := fault.As(b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }))
+		f, ok := fault.As(
+			b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }),
+		)
 		if !ok || len(f.Unmet) == 0 || f.RetryAfter != saga.ResetAdvice {
 			t.Fatalf("reset = %+v", f)
 		}
@@ -90,7 +104,8 @@ func TestARefusedResetSaysWhatHelps(t *testing.T) {
 		t.Errorf("of what cannot be cancelled it says %q", f.Remedy)
 	}
 	b.exec(`UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock() WHERE id = $1`, id)
-	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
+	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+		state, idem_key, stall_after)
 		VALUES ($1, 0, 'one', 'do', 3, $2, $3, 1, 1, 'running', 'k', '5 min')`, id, ws, b.tenant)
 	if f := reset(ws); len(f.Unmet) != 1 ||
 		!strings.Contains(f.Unmet[0], `attempt 3 at doing the step "one" of operation `+id) {

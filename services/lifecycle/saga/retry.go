@@ -131,7 +131,8 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 		return Retried{}, fault.New(commonv1.Reason_REASON_RETRY_LIMIT_REACHED,
 			fmt.Sprintf("%d retries have been used", w.RetryUsed),
 			fault.Unmet(fmt.Sprintf("%d of %d retries are used", w.RetryUsed, req.Limit)),
-			fault.Remedy("the cause does not pass by itself: decommission the workspace and create it anew, or retry with --override and --reason, which go on record"))
+			fault.Remedy("the cause does not pass by itself: decommission the workspace and create it anew, or retry with "+
+				"--override and --reason, which go on record"))
 	case req.Override && req.Reason == "":
 		return Retried{}, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
 	}
@@ -175,9 +176,11 @@ func adviceAfter(former []runs.Run) string {
 	}
 	at := stepNameAt(&former[0], former[0].ErrorStep)
 	if former[0].ErrorCode == names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED) {
-		return fmt.Sprintf("it was cancelled at the step %q twice: if it stalls there again, decommission it and create it anew", at)
+		return fmt.Sprintf("it was cancelled at the step %q twice: if it stalls there again, decommission it and create "+
+			"it anew", at)
 	}
-	return fmt.Sprintf("the step %q failed with %s twice: if it fails again, decommission the workspace and create it anew", at, former[0].ErrorCode)
+	return fmt.Sprintf("the step %q failed with %s twice: if it fails again, decommission the workspace and create "+
+		"it anew", at, former[0].ErrorCode)
 }
 
 // notFailed returns the unmet condition of a verb that needs a failed workspace, and a remedy for the present state.

@@ -31,7 +31,8 @@ var quietSince = `GREATEST(
 
 // openOrStored selects the open attempt of a run r: its row, or the columns in the run's row while it has no row of its
 // own.
-const openOrStored = `SELECT o.run_id, o.step, o.dir, o.attempt, o.name, o.stall_after, o.stalled, o.started_at FROM lifecycle.saga_step o
+const openOrStored = `SELECT o.run_id, o.step, o.dir, o.attempt, o.name, o.stall_after, o.stalled, o.started_at
+	FROM lifecycle.saga_step o
 	WHERE o.run_id = r.id AND o.step = r.step AND o.dir = r.phase AND o.state IN ('running', 'waiting')
 	UNION ALL
 	SELECT r.id, r.step, r.phase, r.open_attempt, r.step_names[r.step + 1], interval '5 minutes', false, r.open_since
@@ -40,7 +41,8 @@ const openOrStored = `SELECT o.run_id, o.step, o.dir, o.attempt, o.name, o.stall
 
 // notPaused is the condition that rollback mode is not set and a run r is not paused: a paused run makes no progress by
 // intention, and in the mode every run is about to be paused.
-const notPaused = `NOT (SELECT mesh.rolled_back()) AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause h WHERE h.run_id = r.id AND h.since IS NOT NULL)`
+const notPaused = `NOT (SELECT mesh.rolled_back()) AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause h
+	WHERE h.run_id = r.id AND h.since IS NOT NULL)`
 
 type stall struct {
 	RunID   string  `db:"run_id"`

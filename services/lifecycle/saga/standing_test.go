@@ -80,7 +80,8 @@ func TestStandingFollowsTheState(t *testing.T) {
 	// The name of a decommissioned workspace is free, that of a failed one is not.
 	exec(`INSERT INTO lifecycle.workspace (id, tenant_id, name, state) VALUES ($1, $2, 'active', 'failed')`, ids.New(),
 		tenant)
-	_, err = product.Exec(ctx, `INSERT INTO lifecycle.workspace (id, tenant_id, name, state) VALUES ($1, $2, 'active', 'provisioning')`, ids.New(), tenant)
+	_, err = product.Exec(ctx, `INSERT INTO lifecycle.workspace (id, tenant_id, name, state)
+		VALUES ($1, $2, 'active', 'provisioning')`, ids.New(), tenant)
 	if !pg.IsUnique(err, "workspace_name") {
 		t.Errorf("a name that is taken was given again: %v", err)
 	}

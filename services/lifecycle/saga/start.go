@@ -204,7 +204,8 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 }
 
 // healthyReset is the SQL of the retries counted so far: zero after an hour in the state active.
-const healthyReset = `CASE WHEN w.state = 'active' AND mesh.clock() - w.state_at >= interval '1 hour' THEN 0 ELSE w.retry_used END`
+const healthyReset = `CASE WHEN w.state = 'active' AND mesh.clock() - w.state_at >= interval '1 hour' THEN 0
+	ELSE w.retry_used END`
 
 func boolInt(b bool) int {
 	if b {

@@ -14,7 +14,8 @@ var (
 	// row if another run is live, or if the workspace does not allow the run: then the inserted run must be rolled back.
 	startRun = pg.Define(pg.RoleLifecycle, "saga.start_run", `
 		WITH r AS (
-			INSERT INTO lifecycle.saga_run AS r (id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
+			INSERT INTO lifecycle.saga_run AS r (id, workspace_id, tenant_id, kind, definition, def_version, round,
+				parent_run_id,
 				correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting, op_seq, op_last,
 				owner, fence, lease_until, next_at, heartbeat_at, open_attempt, open_since)
 			SELECT $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
@@ -26,12 +27,13 @@ var (
 				CASE WHEN $20 <> '' THEN mesh.clock() END, ($20 <> '')::int, CASE WHEN $20 <> '' THEN mesh.clock() END
 			FROM lifecycle.workspace w WHERE w.id = $2
 			ON CONFLICT (workspace_id) WHERE state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') DO NOTHING
-			RETURNING r.id, r.workspace_id, r.epoch, r.op_seq, r.op_last, r.created_at, r.next_at, r.deadline_at, r.fence, r.lease_until,
-				r.heartbeat_at, r.open_since, r.tried_since),
+			RETURNING r.id, r.workspace_id, r.epoch, r.op_seq, r.op_last, r.created_at, r.next_at, r.deadline_at, r.fence,
+				r.lease_until, r.heartbeat_at, r.open_since, r.tried_since),
 		w AS (
 			UPDATE lifecycle.workspace w SET run_id = r.id, epoch = r.epoch, state = $14, state_at = mesh.clock(),
 				last_error_code = '', last_error = '', reset_done = false, version = w.version + 1,
-				op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(runs.RangeSize-1)+`, desired_state = COALESCE(NULLIF($15, ''), w.desired_state),
+				op_seq = mesh.next(w.op_seq) +
+					`+strconv.Itoa(runs.RangeSize-1)+`, desired_state = COALESCE(NULLIF($15, ''), w.desired_state),
 				retry_used = `+healthyReset+` + $16,
 				retry_window_start = CASE WHEN $16 = 1 AND `+healthyReset+` = 0 THEN mesh.clock() ELSE w.retry_window_start END
 			FROM r WHERE w.id = r.workspace_id AND (cardinality($17::text[]) = 0 OR w.state = ANY ($17))

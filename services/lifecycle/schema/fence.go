@@ -90,13 +90,15 @@ func ShareGrants(ctx context.Context, tx pgx.Tx) error {
 const disarmWait = "2s"
 
 var roleAndLogin = pg.Define(pg.RoleWorkloadAdmin, "schema.role_and_login", `
-			SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin)`)
+			SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles
+				WHERE rolname = $1 AND rolcanlogin)`)
 
 var boundLockWait = pg.Define(pg.RoleWorkloadAdmin, "schema.bound_lock_wait",
 	`SET LOCAL lock_timeout = '`+disarmWait+`'`)
 
 var lockFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "schema.lock_fence", noFenceTable, func(struct{}) string {
-	return `SELECT f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) FROM gpuaas_fence.schema f WHERE f.name = $1 FOR UPDATE`
+	return `SELECT f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) FROM gpuaas_fence.schema f WHERE f.name = $1
+		FOR UPDATE`
 })
 
 // changeSchema makes, changes and drops the schema and the role of one workspace: DDL takes no parameters. Identifiers
@@ -204,8 +206,10 @@ func DropFenced(ctx context.Context, db *pgxpool.Pool, name string, w Writer) er
 }
 
 var makersOfSchema = pg.Define(pg.RoleWorkloadAdmin, "schema.makers_of_schema", `
-		SELECT n.oid IS NOT NULL, coalesce(obj_description(n.oid, 'pg_namespace'), ''), coalesce(shobj_description(r.oid, 'pg_authid'), '')
-		FROM (SELECT $1::name AS name) x LEFT JOIN pg_namespace n ON n.nspname = x.name LEFT JOIN pg_roles r ON r.rolname = x.name`)
+		SELECT n.oid IS NOT NULL, coalesce(obj_description(n.oid, 'pg_namespace'), ''),
+			coalesce(shobj_description(r.oid, 'pg_authid'), '')
+		FROM (SELECT $1::name AS name) x LEFT JOIN pg_namespace n ON n.nspname = x.name
+			LEFT JOIN pg_roles r ON r.rolname = x.name`)
 
 // DropOwn takes the login of a schema's role away, and then drops both if own returns true for the note that is on
 // them. It reports whether the schema was kept; a comment on a kept schema names the operation. A role that is kept has
@@ -268,7 +272,8 @@ var makeFenceTable = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "schema.make_fenc
 		SELECT pg_advisory_xact_lock(hashtextextended('gpuaas_fence', 0));
 		CREATE SCHEMA IF NOT EXISTS gpuaas_fence;
 		CREATE TABLE IF NOT EXISTS gpuaas_fence.schema (
-			name text PRIMARY KEY, workspace_id uuid NOT NULL, epoch bigint NOT NULL, op_seq bigint NOT NULL, dropped boolean NOT NULL)`
+			name text PRIMARY KEY, workspace_id uuid NOT NULL, epoch bigint NOT NULL, op_seq bigint NOT NULL,
+				dropped boolean NOT NULL)`
 	})
 
 func fenceTable(ctx context.Context, tx pgx.Tx) error {

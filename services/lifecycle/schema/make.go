@@ -113,7 +113,8 @@ func Name(tenant, workspace, workspaceID string) string {
 
 // tenantMigrations are applied to a workspace's own schema, in order. The schema records which were applied.
 var tenantMigrations = []string{
-	`CREATE TABLE {schema}.workspace_info (workspace_id uuid PRIMARY KEY, epoch bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now())`,
+	`CREATE TABLE {schema}.workspace_info (workspace_id uuid PRIMARY KEY, epoch bigint NOT NULL,
+		created_at timestamptz NOT NULL DEFAULT now())`,
 	`CREATE TABLE {schema}.kv (key text PRIMARY KEY, value jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())`,
 }
 

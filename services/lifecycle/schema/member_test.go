@@ -37,7 +37,8 @@ func countOf(ctx context.Context, t *testing.T, pool *pgxpool.Pool, sql string, 
 const (
 	rightfulMembers = `SELECT count(*) FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.roleid
 		WHERE r.rolname = $1 AND pg_has_role(m.member, m.roleid, 'USAGE')`
-	grantsOfDatabase = `SELECT count(*) FROM pg_database d CROSS JOIN aclexplode(d.datacl) WHERE d.datname = current_database()`
+	grantsOfDatabase = `SELECT count(*) FROM pg_database d CROSS JOIN aclexplode(d.datacl)
+		WHERE d.datname = current_database()`
 )
 
 // TestASchemaAddsNothingToWhatAllShare: a role of a workspace connects through a group, and workload_admin is no member

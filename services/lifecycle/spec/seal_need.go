@@ -15,7 +15,8 @@ import (
 
 // KeySets lists the keys that rows need. It reads an entry of an index for each set, however many rows there are.
 var KeySets = pg.Define(pg.RoleLifecycle, "spec.key_sets",
-	`SELECT DISTINCT k FROM lifecycle.secret_key_set s, string_to_table(s.keys, ',') AS k WHERE k NOT IN ('', '!') ORDER BY k`)
+	`SELECT DISTINCT k FROM lifecycle.secret_key_set s, string_to_table(s.keys, ',') AS k WHERE k NOT IN ('', '!')
+		ORDER BY k`)
 
 // countTimeout bounds one count of rows: a refusal without numbers is better than a late one.
 const countTimeout = 5 * time.Second
@@ -96,6 +97,8 @@ func (s *Sealer) Check(ctx context.Context, lost []string) error {
 	}
 	return fault.New(commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN,
 		"stored values need keys that workload_secrets_keys_file does not have",
-		fault.Unmet(unmet...), fault.Remedy("put the keys back at the end of the file, until `gpuaas migrate status` shows no row that needs them; "+
-			"if a key is lost, name it in workload_secrets_lost_keys: the workspaces whose values are under it are created anew"))
+		fault.Unmet(unmet...), fault.Remedy("put the keys back at the end of the file, until `gpuaas migrate status` "+
+			"shows no row that needs them; "+
+			"if a key is lost, name it in workload_secrets_lost_keys: the workspaces whose values are under it are "+
+			"created anew"))
 }

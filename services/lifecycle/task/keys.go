@@ -30,7 +30,8 @@ var readUsing = pg.Define(pg.RoleLifecycle, "task.read_nodes_that_need_key", `
 		WHERE t.open AND t.state <> 'queued' AND (t.key_id = $1 OR $2 AND t.key_id IS NULL)
 		UNION
 		SELECT coalesce(nullif(g.name, ''), g.node_id::text) FROM lifecycle.node_gate g, mesh.era e
-		WHERE NOT g.retired AND g.session_epoch > 0 AND e.era > 0 AND g.session_epoch < e.era << 40 AND ($3::timestamptz < e.raised_at OR $4)
+		WHERE NOT g.retired AND g.session_epoch > 0 AND e.era > 0 AND g.session_epoch < e.era << 40
+			AND ($3::timestamptz < e.raised_at OR $4)
 	) n ORDER BY n.name LIMIT $5`)
 
 // NeedKey returns a text that names the nodes with tasks under way that a key has signed; "" means none.

@@ -78,7 +78,8 @@ var (
 		SELECT FROM lifecycle.task t WHERE t.run_id = ANY ($1::uuid[]) AND t.open AND t.state IN ('queued', 'dispatched')
 		ORDER BY t.task_id FOR UPDATE`)
 	extendTasks = pg.Define(pg.RoleLifecycle, "task.extend", `
-		UPDATE lifecycle.task t SET expires_at = t.expires_at + make_interval(secs => x.stood), version = t.version + 1, `+MarkReported+`
+		UPDATE lifecycle.task t
+			SET expires_at = t.expires_at + make_interval(secs => x.stood), version = t.version + 1, `+MarkReported+`
 		FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood)
 		WHERE t.run_id = x.run_id AND t.open AND t.state IN ('queued', 'dispatched') RETURNING `+Columns)
 	reportLeased = pg.DefineDynamic(pg.RoleLifecycle, "task.report_leased", func(s unreportedSet) string {
@@ -88,6 +89,7 @@ var (
 				WHERE t.open AND t.state = 'dispatched' AND t.offered_at = t.state_at AND ` + string(s) + `
 			)
 			UPDATE lifecycle.task t SET version = t.version + 1, ` + MarkReported + `
-			FROM unreported u WHERE t.task_id = u.task_id AND t.state = 'dispatched' AND t.offered_at = t.state_at RETURNING ` + Columns
+			FROM unreported u WHERE t.task_id = u.task_id AND t.state = 'dispatched' AND t.offered_at = t.state_at
+				RETURNING ` + Columns
 	}, unreportedOfNode, unreportedOfAll)
 )

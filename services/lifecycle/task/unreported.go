@@ -70,7 +70,8 @@ func wrapReported(err error) error {
 	return nil
 }
 
-// ReportLeases appends the events of at most so many leases that no event has reported for a while, and returns how many.
+// ReportLeases appends the events of at most so many leases that no event has reported for a while, and returns how
+// many.
 func ReportLeases(ctx context.Context, tx pgx.Tx, most int) (int, error) {
 	return reportRows(ctx, tx, reportLeased.For(unreportedOfAll), most)
 }

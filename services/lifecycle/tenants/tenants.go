@@ -83,7 +83,8 @@ func (t Tenant) proto() *lifecyclev1.Tenant {
 }
 
 var insertTenant = pg.Define(pg.RoleLifecycle, "tenants.insert_tenant", `
-			INSERT INTO lifecycle.tenant AS t (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
+			INSERT INTO lifecycle.tenant AS t (id, name, quota_workspaces, quota_gpus, quota_storage_bytes)
+				VALUES ($1, $2, $3, $4, $5)
 			ON CONFLICT (name) DO NOTHING RETURNING `+tenantColumns)
 
 var tenantByName = pg.Define(pg.RoleLifecycle, "tenants.tenant_by_name",

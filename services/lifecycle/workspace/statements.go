@@ -26,5 +26,6 @@ var (
 		UPDATE lifecycle.workspace w SET reset_done = true, version = w.version + 1
 		WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`)
 	workspacesAfter = pg.Define(pg.RoleLifecycle, "workspace.after", `
-		SELECT `+Columns+` FROM lifecycle.workspace w WHERE w.id > $1::uuid AND w.state <> 'decommissioned' ORDER BY w.id LIMIT $2`)
+		SELECT `+Columns+` FROM lifecycle.workspace w WHERE w.id > $1::uuid AND w.state <> 'decommissioned' ORDER BY w.id
+			LIMIT $2`)
 )

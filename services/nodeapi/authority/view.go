@@ -220,7 +220,11 @@ func (v *View) ping(ctx context.Context, stream Stream, p *pings, cancel context
 			return
 		}
 		id := p.add(time.Now())
-		err := stream.Send(&recoveryv1.WatchAuthorityRequest{Frame: &recoveryv1.WatchAuthorityRequest_Ping{Ping: &recoveryv1.AuthorityPing{PingId: id}}})
+		err := stream.Send(
+			&recoveryv1.WatchAuthorityRequest{
+				Frame: &recoveryv1.WatchAuthorityRequest_Ping{Ping: &recoveryv1.AuthorityPing{PingId: id}},
+			},
+		)
 		if err != nil {
 			cancel(fmt.Errorf("ping authority: %w", err))
 			return

@@ -122,7 +122,8 @@ func (s *site) written() []*nodev1.Observation {
 func (s *site) rows() string {
 	s.t.Helper()
 	var out string
-	err := s.pool.QueryRow(s.ctx, `SELECT coalesce((SELECT string_agg(o.ctid || '/' || o.xmin, ' ' ORDER BY o.ctid) FROM nodeapi.observation o), '') || ' and ' ||
+	err := s.pool.QueryRow(s.ctx, `SELECT coalesce((SELECT string_agg(o.ctid || '/' || o.xmin, ' ' ORDER BY o.ctid)
+		FROM nodeapi.observation o), '') || ' and ' ||
 		coalesce((SELECT string_agg(r.ctid || '/' || r.xmin, ' ' ORDER BY r.ctid) FROM nodeapi.observer r), '')`).Scan(&out)
 	if err != nil {
 		s.t.Fatal(err)
@@ -272,7 +273,8 @@ func TestObservationsOfAGoneNodeAreForgotten(t *testing.T) {
 	}
 	s.write(w)
 	kept := func() (observers, observations int) {
-		err := s.pool.QueryRow(s.ctx, `SELECT (SELECT count(*) FROM nodeapi.observer), (SELECT count(*) FROM nodeapi.observation)`).
+		err := s.pool.QueryRow(s.ctx, `SELECT (SELECT count(*) FROM nodeapi.observer), (SELECT count(*)
+			FROM nodeapi.observation)`).
 			Scan(&observers, &observations)
 		if err != nil {
 			t.Fatal(err)

@@ -30,11 +30,14 @@ type droppedRow struct {
 var (
 	registerObservers = pg.Define(pg.RoleNodeAPI, "facts.register_observers", `
 		INSERT INTO nodeapi.observer AS r (node_id, generation, since)
-		SELECT n.node_id, n.generation, mesh.clock() FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, generation) ORDER BY n.node_id
-		ON CONFLICT (node_id) DO UPDATE SET generation = excluded.generation, since = excluded.since WHERE r.generation < excluded.generation`)
+		SELECT n.node_id, n.generation, mesh.clock() FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, generation)
+			ORDER BY n.node_id
+		ON CONFLICT (node_id) DO UPDATE SET generation = excluded.generation, since = excluded.since
+			WHERE r.generation < excluded.generation`)
 
 	lockObservers = pg.Define(pg.RoleNodeAPI, "facts.lock_observers", `
-		SELECT `+pg.Columns[observerRow]("r")+` FROM nodeapi.observer r WHERE r.node_id = ANY($1::uuid[]) ORDER BY r.node_id FOR SHARE`)
+		SELECT `+pg.Columns[observerRow]("r")+` FROM nodeapi.observer r WHERE r.node_id = ANY($1::uuid[]) ORDER BY r.node_id
+			FOR SHARE`)
 
 	readDigests = pg.Define(pg.RoleNodeAPI, "facts.read_digests", `
 		SELECT `+pg.Columns[digestRow]("o")+` FROM nodeapi.observation o WHERE o.node_id = ANY($1::uuid[])`)
@@ -43,7 +46,8 @@ var (
 		INSERT INTO nodeapi.observation (node_id, workspace_id, digest, body, written_at)
 		SELECT n.node_id, n.workspace_id, n.digest, n.body, mesh.clock()
 		FROM unnest($1::uuid[], $2::uuid[], $3::bytea[], $4::bytea[]) AS n (node_id, workspace_id, digest, body)
-		ON CONFLICT (node_id, workspace_id) DO UPDATE SET digest = excluded.digest, body = excluded.body, written_at = excluded.written_at`)
+		ON CONFLICT (node_id, workspace_id) DO UPDATE
+			SET digest = excluded.digest, body = excluded.body, written_at = excluded.written_at`)
 
 	dropObservations = pg.Define(pg.RoleNodeAPI, "facts.drop_observations", `
 		DELETE FROM nodeapi.observation o USING unnest($1::uuid[], $2::uuid[]) AS n (node_id, workspace_id)
@@ -53,7 +57,8 @@ var (
 	pruneObservers = pg.Define(pg.RoleNodeAPI, "facts.prune_observers", `
 		WITH over AS (
 			DELETE FROM nodeapi.observer r WHERE r.node_id IN (
-				SELECT x.node_id FROM nodeapi.observer x WHERE x.since < mesh.clock() - make_interval(secs => $1) ORDER BY x.since LIMIT 1000 FOR UPDATE SKIP LOCKED)
+				SELECT x.node_id FROM nodeapi.observer x WHERE x.since < mesh.clock() - make_interval(secs => $1) ORDER BY x.since
+					LIMIT 1000 FOR UPDATE SKIP LOCKED)
 			RETURNING r.node_id)
 		DELETE FROM nodeapi.observation o USING over WHERE o.node_id = over.node_id`)
 )

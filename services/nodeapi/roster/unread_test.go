@@ -16,7 +16,9 @@ func TestAnUnknownStateWaits(t *testing.T) {
 			t.Errorf("state %d: %v", state, d)
 		}
 	}
-	if d := stateDenial(&recoveryv1.NodeAuthority{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE}); d != nil {
+	if d := stateDenial(
+		&recoveryv1.NodeAuthority{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE},
+	); d != nil {
 		t.Errorf("an active node: %v", d)
 	}
 }

@@ -19,10 +19,14 @@ func TestASlowAnswerDoesNotMoveTheClock(t *testing.T) {
 		most           time.Duration // the greatest error of the clock afterwards
 	}{
 		"read at the begin of a slow answer": {received: 10 * time.Second, most: 2 * time.Millisecond},
-		"read at the end of a slow answer":   {received: 10 * time.Second, read: 10 * time.Second, most: 2 * time.Millisecond},
-		"a quick answer":                     {received: time.Millisecond, read: time.Millisecond, most: time.Millisecond},
-		"the host's clock was set, quick":    {received: time.Millisecond, step: time.Minute, most: time.Millisecond},
-		"the host's clock was set, slow":     {received: 10 * time.Second, step: time.Minute, read: 5 * time.Second, most: 10 * time.Second},
+		"read at the end of a slow answer": {
+			received: 10 * time.Second, read: 10 * time.Second, most: 2 * time.Millisecond,
+		},
+		"a quick answer":                  {received: time.Millisecond, read: time.Millisecond, most: time.Millisecond},
+		"the host's clock was set, quick": {received: time.Millisecond, step: time.Minute, most: time.Millisecond},
+		"the host's clock was set, slow": {
+			received: 10 * time.Second, step: time.Minute, read: 5 * time.Second, most: 10 * time.Second,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var clock session.Clock

@@ -224,9 +224,9 @@ func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 	})
 }
 
-// policyChanged reports whether an agent that was sent one policy has to be sent another. An interval that has grown with
-// the number of nodes is none: beats that come more often than asked for do no harm, and while a fleet connects, the
-// interval grows with each session.
+// policyChanged reports whether an agent that was sent one policy has to be sent another. An interval that has grown
+// with the number of nodes is none: beats that come more often than asked for do no harm, and while a fleet connects,
+// the interval grows with each session.
 func policyChanged(sent, now *commonv1.NodePolicy) bool {
 	if now.GetHeartbeatInterval().AsDuration() < sent.GetHeartbeatInterval().AsDuration() {
 		return true
@@ -238,7 +238,9 @@ func policyChanged(sent, now *commonv1.NodePolicy) bool {
 
 // PolicyFrame returns the frame that sends agents a changed policy.
 func PolicyFrame(p *commonv1.NodePolicy) *nodev1.ConnectResponse {
-	return &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_PolicyUpdate{PolicyUpdate: &nodev1.PolicyUpdate{Policy: p}}}
+	return &nodev1.ConnectResponse{
+		Frame: &nodev1.ConnectResponse_PolicyUpdate{PolicyUpdate: &nodev1.PolicyUpdate{Policy: p}},
+	}
 }
 
 // HeartbeatInterval returns the interval for a fleet of nodes: 15 s for a few nodes, 60 s from ten thousand on.

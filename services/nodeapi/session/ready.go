@@ -142,7 +142,11 @@ func (s *Server) gateRaised(sess *roster.Session, res *lifecyclev1.SessionReadyR
 		MayRun: res.GetMayRun(), Unlisted: !res.GetRunListed(),
 	}}})
 	if len(res.GetAcknowledged()) > 0 {
-		sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: res.GetAcknowledged()}}})
+		sess.Send(
+			&nodev1.ConnectResponse{
+				Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: res.GetAcknowledged()}},
+			},
+		)
 	}
 	sess.SendAll(sess.Cancels(res.GetCancel(), 0, "not wanted any more"))
 	sess.SetWorkReady()

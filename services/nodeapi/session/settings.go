@@ -30,8 +30,8 @@ type Limits struct {
 }
 
 var defaultLimits = Limits{
-	MaxConnections: 16384, StreamsPerConn: 8, StreamsPerSecond: 32, MessageBytes: 1 << 20, HeaderBytes: 16 << 10, OpenBurst: 3,
-	FramesPerSecond: 2000, HeartbeatsPerSec: 5, Handshake: 5 * time.Second, FirstFrame: 5 * time.Second,
+	MaxConnections: 16384, StreamsPerConn: 8, StreamsPerSecond: 32, MessageBytes: 1 << 20, HeaderBytes: 16 << 10,
+	OpenBurst: 3, FramesPerSecond: 2000, HeartbeatsPerSec: 5, Handshake: 5 * time.Second, FirstFrame: 5 * time.Second,
 	OpenEvery: 10 * time.Second, Challenge: 5 * time.Second, KeepaliveInterval: 15 * time.Second,
 	KeepaliveTimeout: 10 * time.Second,
 }

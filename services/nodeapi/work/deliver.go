@@ -18,9 +18,9 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
-// send delivers reports, and then releases their sessions. A batch that timed out is sent as two of half the size, since
-// the same batch would be no faster. A node whose report times out alone is given up, so that it delays no other; its
-// agent sends its results again after a while.
+// send delivers reports, and then releases their sessions. A batch that timed out is sent as two of half the size,
+// since the same batch would be no faster. A node whose report times out alone is given up, so that it delays no other;
+// its agent sends its results again after a while.
 func (r *Reporter) send(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
 	half := len(reports) / 2
 	if r.deliver(ctx, sessions, reports) || half == 0 {
@@ -117,7 +117,11 @@ func (r *Reporter) acknowledge(ctx context.Context, sessions []*roster.Session, 
 		if len(n.GetAcknowledged()) == 0 {
 			continue
 		}
-		sessions[i].Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: n.GetAcknowledged()}}})
+		sessions[i].Send(
+			&nodev1.ConnectResponse{
+				Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: n.GetAcknowledged()}},
+			},
+		)
 		r.metrics.Acknowledged(len(n.GetAcknowledged()))
 	}
 }
@@ -131,9 +135,10 @@ func (r *Reporter) refused(ctx context.Context, s *roster.Session, refusals []*l
 	}
 	total := s.ReportsRefused(len(refusals))
 	for _, one := range refusals[:min(len(refusals), maxRefusals)] {
-		s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskReportRefused{TaskReportRefused: &nodev1.TaskReportRefused{
+		refused := &nodev1.TaskReportRefused{
 			Tasks: []*nodev1.TaskRef{one.GetTask()}, Denial: one.GetDenial(), EnvelopeWanted: one.GetEnvelopeWanted(),
-		}}})
+		}
+		s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskReportRefused{TaskReportRefused: refused}})
 	}
 	if total < maxRefusals {
 		return
@@ -143,7 +148,8 @@ func (r *Reporter) refused(ctx context.Context, s *roster.Session, refusals []*l
 		slog.Int("refused", total))
 	s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION,
 		"this session reported task attempts that nothing proves",
-		fault.Remedy("report an attempt of before this session with its signed envelope; update the agent if it does not know how")), ""))
+		fault.Remedy("report an attempt of before this session with its signed envelope; update the agent if it does not "+
+			"know how")), ""))
 }
 
 func (r *Reporter) release(sessions []*roster.Session) {

@@ -224,7 +224,11 @@ func (s *Stream) runOnce(ctx context.Context) (bool, error) {
 // endLeases asks lifecycle to lease nothing more without a request to sessions that took nothing or have ended. If the
 // request fails, a session is named again after the next offer to it.
 func (s *Stream) endLeases(ctx context.Context, c *connection, sessions []*lifecyclev1.NodeSession) {
-	_, err := c.ask(ctx, &lifecyclev1.StreamWorkRequest{Request: &lifecyclev1.StreamWorkRequest_End{End: &lifecyclev1.EndLeasesRequest{Sessions: sessions}}})
+	_, err := c.ask(
+		ctx, &lifecyclev1.StreamWorkRequest{
+			Request: &lifecyclev1.StreamWorkRequest_End{End: &lifecyclev1.EndLeasesRequest{Sessions: sessions}},
+		},
+	)
 	if err != nil {
 		s.logger.DebugContext(ctx, "sessions not named that take no leases", slog.Int("sessions", len(sessions)),
 			slog.Any("error", err))

@@ -86,7 +86,8 @@ func sharing(trusted []string, next http.Handler) http.Handler {
 func refuseSite(w http.ResponseWriter, r *http.Request) {
 	refusal := fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "a browser sent this for another site",
 		fault.Unmet("the site "+r.Header.Get("Origin")+" is not one of trusted_origins"),
-		fault.Remedy("to let pages of that site call the API, add its origin, scheme://host[:port], to trusted_origins in the configuration of readmodel "+
+		fault.Remedy("to let pages of that site call the API, add its origin, scheme://host[:port], to trusted_origins in "+
+			"the configuration of readmodel "+
 			"and restart it"))
 	// A request of no known protocol, such as a form, gets the answer that a Connect request would get. An error means
 	// that the browser has gone.

@@ -182,7 +182,8 @@ func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsReque
 	if err != nil {
 		return nil, err
 	}
-	answer, err := q.deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: w.GetWorkspaceId()})
+	answer, err := q.deps.Owners.Workspaces.GetActions(ctx,
+		&lifecyclev1.GetActionsRequest{WorkspaceId: w.GetWorkspaceId()})
 	return &readmodelv1.GetActionsResponse{Actions: answer.GetActions()}, forward.Refused("lifecycle", err)
 }
 

@@ -21,14 +21,17 @@ var (
 	SELECT w.workspace_id::text AS id, w.tenant || '/' || w.name AS text FROM readmodel.workspace w
 	WHERE w.workspace_id = ANY($1::uuid[]) AND ($2::uuid IS NULL OR w.tenant_id = $2)`)
 	namesOfNodes = pg.Define(pg.RoleReadmodel, "lookup.names_of_nodes", `
-	SELECT n.node_id::text AS id, n.name AS text FROM readmodel.node n WHERE n.node_id = ANY($1::uuid[]) AND ($2::uuid IS NULL OR n.tenant_id = $2)`)
+	SELECT n.node_id::text AS id, n.name AS text FROM readmodel.node n
+		WHERE n.node_id = ANY($1::uuid[]) AND ($2::uuid IS NULL OR n.tenant_id = $2)`)
 	ownersOfNames = pg.Define(pg.RoleReadmodel, "lookup.owners_of_names", `
-	SELECT w.workspace_id::text AS id, w.tenant_id::text AS text FROM readmodel.workspace w WHERE w.workspace_id = ANY($1::uuid[])
-	UNION ALL SELECT n.node_id::text, COALESCE(n.tenant_id::text, '') FROM readmodel.node n WHERE n.node_id = ANY($2::uuid[])`)
+	SELECT w.workspace_id::text AS id, w.tenant_id::text AS text FROM readmodel.workspace w
+		WHERE w.workspace_id = ANY($1::uuid[])
+	UNION ALL SELECT n.node_id::text, COALESCE(n.tenant_id::text, '') FROM readmodel.node n
+		WHERE n.node_id = ANY($2::uuid[])`)
 )
 
-// Name fills in the names of a page's workspaces (tenant/name) and nodes, if the scope includes them, with one query for
-// each of the two, whatever the number of objects.
+// Name fills in the names of a page's workspaces (tenant/name) and nodes, if the scope includes them, with one query
+// for each of the two, whatever the number of objects.
 func (f Finder) Name(ctx context.Context, objects []Nameless) error {
 	workspaces, err := f.namesOf(ctx, objects, func(o Nameless) (string, *string) { return o.WorkspaceID, o.Workspace },
 		namesOfWorkspaces)

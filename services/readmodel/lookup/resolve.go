@@ -34,12 +34,15 @@ const (
 	// object.
 	nodeOf = "(SELECT n.name FROM readmodel.node n WHERE n.node_id = x.node_id)"
 	// workspaceOf is the name of an object's workspace, if the workspace is of the same tenant as the object.
-	workspaceOf = "(SELECT w.tenant || '/' || w.name FROM readmodel.workspace w WHERE w.workspace_id = x.workspace_id AND w.tenant_id = x.tenant_id)"
+	workspaceOf = "(SELECT w.tenant || '/' || w.name FROM readmodel.workspace w WHERE w.workspace_id = x.workspace_id " +
+		"AND w.tenant_id = x.tenant_id)"
 )
 
 var objects = map[readmodelv1.ObjectKind]object{
-	readmodelv1.ObjectKind_OBJECT_KIND_NODE:       {table: "node", id: "node_id", name: "x.name"},
-	readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE:  {table: "workspace", id: "workspace_id", name: "x.tenant || '/' || x.name", tenants: true},
+	readmodelv1.ObjectKind_OBJECT_KIND_NODE: {table: "node", id: "node_id", name: "x.name"},
+	readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE: {
+		table: "workspace", id: "workspace_id", name: "x.tenant || '/' || x.name", tenants: true,
+	},
 	readmodelv1.ObjectKind_OBJECT_KIND_TASK:       {table: "task", id: "task_id", name: nodeOf},
 	readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION: {table: "allocation", id: "allocation_id", name: workspaceOf},
 	readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE: {

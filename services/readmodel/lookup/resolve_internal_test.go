@@ -19,10 +19,13 @@ func TestPartsUseIndexes(t *testing.T) {
 	ctx, db := testkit.Context(t), w.DB.Pool(pg.RoleReadmodel)
 	for _, sql := range []string{
 		`INSERT INTO readmodel.workspace (workspace_id, version, tenant_id, tenant, name, state, body)
-			SELECT gen_random_uuid(), 1, md5((i % 50)::text)::uuid, 't' || i % 50, 'w' || i, 'active', '{}' FROM generate_series(1, 5000) i`,
-		`INSERT INTO readmodel.task (task_id, version, node_id, state, body) SELECT gen_random_uuid(), 1, gen_random_uuid(), 'queued', '{}' FROM generate_series(1, 5000)`,
+			SELECT gen_random_uuid(), 1, md5((i % 50)::text)::uuid, 't' || i % 50, 'w' || i, 'active', '{}'
+				FROM generate_series(1, 5000) i`,
+		`INSERT INTO readmodel.task (task_id, version, node_id, state, body)
+			SELECT gen_random_uuid(), 1, gen_random_uuid(), 'queued', '{}' FROM generate_series(1, 5000)`,
 		`INSERT INTO readmodel.instance (instance_id, version, workspace_id, tenant_id, live, body)
-			SELECT gen_random_uuid(), 1, gen_random_uuid(), md5((i % 50)::text)::uuid, true, '{}' FROM generate_series(1, 5000) i`,
+			SELECT gen_random_uuid(), 1, gen_random_uuid(), md5((i % 50)::text)::uuid, true, '{}'
+				FROM generate_series(1, 5000) i`,
 	} {
 		if _, err := db.Exec(ctx, sql); err != nil {
 			t.Fatal(err)

@@ -55,7 +55,8 @@ func (a announcement) applied(ctx context.Context, tx pgx.Tx, report Report) err
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf(
 		"%d events cannot be applied, and of the live rows that were announced %d are set aside: they would be missing",
 		report.Unapplied, len(parked)),
-		fault.Unmet("every replica of readmodel is of the newest build that runs, and what is set aside is replayed or dropped"))
+		fault.Unmet("every replica of readmodel is of the newest build that runs, and what is set aside is replayed or "+
+			"dropped"))
 }
 
 // announceAll has the owners announce their live rows, and waits until they are projected.

@@ -83,7 +83,8 @@ var (
 	lockAuditHead = pg.Define(pg.RoleReadmodel, "project.lock_audit_head",
 		`SELECT number, hash FROM readmodel.audit_head FOR UPDATE`)
 	insertAuditRow = pg.Define(pg.RoleReadmodel, "project.insert_audit", `
-	INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash) VALUES ($1, $2, $3, $4, $5, $6, $7)`)
+	INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash)
+		VALUES ($1, $2, $3, $4, $5, $6, $7)`)
 	moveAuditHead = pg.Define(pg.RoleReadmodel, "project.move_audit_head",
 		`UPDATE readmodel.audit_head SET number = $1, hash = $2`)
 )
@@ -232,8 +233,10 @@ var (
 	endOfAudit = pg.Define(pg.RoleReadmodel, "project.end_of_audit", `
 	SELECT COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0) AS until,
 		COALESCE((SELECT min(n.first_pos) FROM events.numbered n), 0) AS first,
-		COALESCE((SELECT min(a.number) FROM readmodel.audit a), (SELECT h.number + 1 FROM readmodel.audit_head h), 1) AS first_row,
-		COALESCE((SELECT h.number FROM readmodel.audit_head h), 0) AS number, COALESCE((SELECT h.hash FROM readmodel.audit_head h), '') AS hash`)
+		COALESCE((SELECT min(a.number) FROM readmodel.audit a), (SELECT h.number + 1
+			FROM readmodel.audit_head h), 1) AS first_row,
+		COALESCE((SELECT h.number FROM readmodel.audit_head h), 0) AS number, COALESCE((SELECT h.hash
+			FROM readmodel.audit_head h), '') AS hash`)
 	auditRowsAfter = pg.Define(pg.RoleReadmodel, "project.audit_rows_after", `
 	SELECT `+pg.Columns[auditRow]("a")+` FROM readmodel.audit a WHERE a.number > $1 ORDER BY a.number LIMIT $2`)
 )

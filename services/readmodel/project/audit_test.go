@@ -94,7 +94,8 @@ func TestAuditChainIsTheSameMadeAgain(t *testing.T) {
 	if !before.Intact() || before.Rows != 7 || len(before.Head) != 64 {
 		t.Fatalf("%+v", before)
 	}
-	if got := text(t, c.Log, `SELECT string_agg(number || source || (entry::jsonb->>'actor'), ' ' ORDER BY number) FROM readmodel.audit WHERE number < 4`); got !=
+	if got := text(t, c.Log, `SELECT string_agg(number || source || (entry::jsonb->>'actor'), ' ' ORDER BY number)
+		FROM readmodel.audit WHERE number < 4`); got !=
 		"1lifecycleana 2recoveryservice/recovery 3readmodelana" {
 		t.Errorf("rows: %s", got)
 	}
@@ -131,8 +132,10 @@ func TestAuditRowsAreOnlyAdded(t *testing.T) {
 func TestTamperingIsFound(t *testing.T) {
 	const event = `(SELECT event_id FROM readmodel.audit WHERE number = $1)`
 	const rehash = `UPDATE readmodel.audit SET entry = replace(entry, 'because', 'by mistake'),
-		hash = sha256(convert_to('32:', 'UTF8') || previous_hash || convert_to(octet_length(replace(entry, 'because', 'by mistake')) || ':' ||
-			replace(entry, 'because', 'by mistake') || '36:' || event_id || length(source) || ':' || source, 'UTF8')) WHERE number = $1`
+		hash = sha256(convert_to('32:', 'UTF8') || previous_hash ||
+			convert_to(octet_length(replace(entry, 'because', 'by mistake')) || ':' ||
+			replace(entry, 'because', 'by mistake') || '36:' || event_id || length(source) || ':' || source, 'UTF8'))
+				WHERE number = $1`
 	for _, c := range []struct {
 		name    string
 		do      func(c chained)

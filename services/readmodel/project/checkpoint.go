@@ -77,9 +77,11 @@ var (
 	FROM readmodel.audit a JOIN readmodel.audit_head h USING (number, hash)
 	WHERE NOT EXISTS (SELECT FROM readmodel.audit_checkpoint c WHERE c.number = a.number)`)
 	insertCheckpoint = pg.Define(pg.RoleReadmodel, "project.insert_checkpoint", `
-	INSERT INTO readmodel.audit_checkpoint (number, pos, hash, at, key_id, signature) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING`)
+	INSERT INTO readmodel.audit_checkpoint (number, pos, hash, at, key_id, signature) VALUES ($1, $2, $3, $4, $5, $6)
+		ON CONFLICT DO NOTHING`)
 	checkpointsOfOthers = pg.Define(pg.RoleReadmodel, "project.checkpoints_of_others", `
-	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id <> $1 ORDER BY c.number LIMIT 1000`)
+	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id <> $1 ORDER BY c.number
+		LIMIT 1000`)
 	checkpointsOf = pg.Define(pg.RoleReadmodel, "project.checkpoints_of", `
 	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id = $1 ORDER BY c.number`)
 	newestCheckpoint = pg.Define(pg.RoleReadmodel, "project.newest_checkpoint", `

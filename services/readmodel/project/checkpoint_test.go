@@ -28,7 +28,8 @@ func newCheckpointKey(t *testing.T, others ...ed25519.PublicKey) (project.Checkp
 func (c chained) cutAudit(later time.Duration) string {
 	c.t.Helper()
 	testkit.SetClockOffset(c.DB, later)
-	got := text(c.t, c.Log, `SELECT x.cut::text FROM readmodel.cut_audit('1 second', '00000000-0000-0000-0000-000000000000', 500) x`)
+	got := text(c.t, c.Log, `SELECT x.cut::text
+		FROM readmodel.cut_audit('1 second', '00000000-0000-0000-0000-000000000000', 500) x`)
 	testkit.SetClockOffset(c.DB, 0)
 	return got
 }
@@ -167,7 +168,8 @@ func TestALogThatEndsBeforeASignedRowIsBroken(t *testing.T) {
 	c.asAdmin(`DELETE FROM events.event WHERE kind = 'audit.recorded' AND seq > (SELECT seq FROM events.event
 		WHERE kind = 'audit.recorded' ORDER BY seq DESC OFFSET 1 LIMIT 1)`)
 	c.asOwner(`DELETE FROM readmodel.audit WHERE number = 5`)
-	c.asOwner(`UPDATE readmodel.audit_head SET (number, hash) = (SELECT number, hash FROM readmodel.audit WHERE number = 4)`)
+	c.asOwner(`UPDATE readmodel.audit_head SET (number, hash) = (SELECT number, hash FROM readmodel.audit
+		WHERE number = 4)`)
 	if v := c.verify(); v.BrokenAt != 5 || !strings.Contains(v.Because, "signed") {
 		t.Errorf("%+v", v)
 	}

@@ -14,12 +14,15 @@ import (
 )
 
 const (
-	kept = `SELECT coalesce(string_agg(format('%s: %s %s %s', tenant_id, workspaces, active, live_runs), ', ' ORDER BY tenant_id), '')
+	kept = `SELECT coalesce(string_agg(format('%s: %s %s %s', tenant_id, workspaces, active, live_runs), ', '
+		ORDER BY tenant_id), '')
 		FROM readmodel.workspace_count WHERE (workspaces, active, live_runs) <> (0, 0, 0)`
 	counted = `SELECT coalesce(string_agg(format('%s: %s %s %s', t, w, a, r), ', ' ORDER BY t), '') FROM (
 		SELECT t, sum(w) AS w, sum(a) AS a, sum(r) AS r FROM (
-			SELECT tenant_id AS t, 1 AS w, (state = 'active')::int AS a, 0 AS r FROM readmodel.workspace WHERE state <> 'decommissioned'
-			UNION ALL SELECT coalesce(tenant_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'), 0, 0, 1 FROM readmodel.run WHERE live) x
+			SELECT tenant_id AS t, 1 AS w, (state = 'active')::int AS a, 0 AS r FROM readmodel.workspace
+				WHERE state <> 'decommissioned'
+			UNION ALL SELECT coalesce(tenant_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'), 0, 0, 1 FROM readmodel.run
+				WHERE live) x
 		GROUP BY 1) y`
 )
 
@@ -156,7 +159,8 @@ func TestCountsAreMadeAgainAfterACut(t *testing.T) {
 	same("after the cut", true)
 	// One row is missing, and there is one that no owner announces.
 	for sql, arg := range map[string]string{
-		`DELETE FROM readmodel.workspace WHERE workspace_id = $1`:                               rows[0].m.(*lifecyclev1.Workspace).GetWorkspaceId(),
+		`DELETE FROM readmodel.workspace
+			WHERE workspace_id = $1`: rows[0].m.(*lifecyclev1.Workspace).GetWorkspaceId(),
 		`UPDATE readmodel.workspace_count SET workspaces = workspaces + 5 WHERE tenant_id = $1`: tenant,
 	} {
 		_, err := l.DB.Pool(pg.RoleReadmodel).Exec(ctx, sql, arg)

@@ -34,7 +34,8 @@ var over = map[string]string{
 // events make may be missing from the projection, because it was cut or pruned.
 var unannounced = map[string]string{
 	"session": "t.state = 'closed' OR NOT EXISTS (SELECT FROM readmodel.node n WHERE n.node_id = t.node_id)",
-	"observed": "NOT EXISTS (SELECT FROM readmodel.workspace w WHERE w.workspace_id = t.workspace_id AND w.node_id = t.node_id " +
+	"observed": "NOT EXISTS (SELECT FROM readmodel.workspace w WHERE w.workspace_id = t.workspace_id AND w.node_id = " +
+		"t.node_id " +
 		"AND w.state <> 'decommissioned')",
 	"step":            "NOT EXISTS (SELECT FROM readmodel.run r WHERE r.run_id = t.run_id)",
 	"task_transition": "NOT EXISTS (SELECT FROM readmodel.task k WHERE k.task_id = t.task_id)",
@@ -83,7 +84,8 @@ var (
 			SELECT t.*, EXISTS (SELECT FROM %[1]s r WHERE %[3]s) AS there FROM %[2]s t
 			WHERE NOT EXISTS (SELECT FROM %[1]s r WHERE %[3]s AND %[4]s)
 		), told AS (SELECT t.* FROM differs t WHERE t.there OR NOT (%[5]s))
-		SELECT count(*) AS missing, count(*) FILTER (WHERE x.there) AS surplus, COALESCE(min(%[6]s), '') AS example FROM told x`,
+		SELECT count(*) AS missing, count(*) FILTER (WHERE x.there) AS surplus, COALESCE(min(%[6]s), '') AS example
+			FROM told x`,
 			t.table(), target{scratchPrefix, t.name}.table(), sameKey(t.name, "r", "t"), sameRow(t.name, "r", "t"),
 			missable(t.name), spelledKey(t.name))
 	}, targets("")...)

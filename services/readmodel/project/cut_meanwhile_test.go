@@ -56,7 +56,8 @@ func TestTheFirstCutDuringARebuildIsNotMissed(t *testing.T) {
 	must(t, err)
 	defer cut.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it has ended, or the test has failed
 	for again := true; again; {
-		must(t, cut.QueryRow(ctx, `SELECT x.next IS NOT NULL FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 100000) x`).Scan(&again))
+		must(t, cut.QueryRow(ctx, `SELECT x.next IS NOT NULL
+			FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 100000) x`).Scan(&again))
 	}
 	type outcome struct {
 		report project.Report
@@ -68,7 +69,8 @@ func TestTheFirstCutDuringARebuildIsNotMissed(t *testing.T) {
 		rebuilt <- outcome{report, err}
 	}()
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if n := text(t, l, `SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = x'72656275'::bigint::oid
+		if n := text(t, l, `SELECT count(*)::text FROM pg_locks
+			WHERE locktype = 'advisory' AND NOT granted AND objid = x'72656275'::bigint::oid
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`); n != "1" {
 			return errors.New("the rebuild does not wait yet")
 		}

@@ -173,10 +173,12 @@ func TestAProjectionIsMadeAgainAfterACut(t *testing.T) {
 	if report, err := p.Verify(ctx); err != nil || !report.Equal() {
 		t.Errorf("a check after the rebuild: %+v, %v", report, err)
 	}
-	if n := text(t, l, `SELECT count(*)::text FROM readmodel.event_cursor WHERE name LIKE 'projections.rebuild%'`); n != "0" {
+	if n := text(t, l, `SELECT count(*)::text FROM readmodel.event_cursor
+		WHERE name LIKE 'projections.rebuild%'`); n != "0" {
 		t.Errorf("%s cursors of the rebuild are left", n)
 	}
-	if n := text(t, l, `SELECT ((SELECT count(*) FROM readmodel.scratch_workspace) + (SELECT count(*) FROM readmodel.scratch_session))::text`); n != "0" {
+	if n := text(t, l, `SELECT ((SELECT count(*) FROM readmodel.scratch_workspace) + (SELECT count(*)
+		FROM readmodel.scratch_session))::text`); n != "0" {
 		t.Errorf("%s scratch rows are left", n)
 	}
 }

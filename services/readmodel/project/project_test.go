@@ -156,8 +156,9 @@ func TestOfEventsThatWaitTogetherEachRowIsWrittenOnce(t *testing.T) {
 	p := l.Projector()
 	must(t, p.Drain(testkit.Context(t)))
 	for sql, want := range map[string]string{
-		"SELECT version || ' ' || live || ' ' || ctid FROM readmodel.run":                                              "7 false (0,1)",
-		"SELECT count(*) || ' ' || max(ctid) || ' ' || min(version) || ' ' || min(body->>'state') FROM readmodel.step": "6 (0,6) 2 ATTEMPT_STATE_SUCCEEDED",
+		`SELECT version || ' ' || live || ' ' || ctid FROM readmodel.run`: "7 false (0,1)",
+		`SELECT count(*) || ' ' || max(ctid) || ' ' || min(version) || ' ' || min(body->>'state')
+			FROM readmodel.step`: "6 (0,6) 2 ATTEMPT_STATE_SUCCEEDED",
 	} {
 		if got := text(t, l, sql); got != want {
 			t.Errorf("%s = %q, want %q", sql, got, want)
@@ -186,7 +187,8 @@ func TestARefusedRowThatIsReplacedHarmsNothing(t *testing.T) {
 	p := l.Projector()
 	must(t, p.Drain(testkit.Context(t)))
 	for range 2 {
-		if got := text(t, l, `SELECT version || ' ' || (SELECT count(*) FROM readmodel.parked_event) FROM readmodel.run`); got != "2 0" {
+		if got := text(t, l, `SELECT version || ' ' || (SELECT count(*) FROM readmodel.parked_event)
+			FROM readmodel.run`); got != "2 0" {
 			t.Errorf("version and parked events: %q", got)
 		}
 		report, err := p.Verify(testkit.Context(t))

@@ -90,14 +90,19 @@ const countTable = "workspace_count"
 var compareCounts = pg.Define(pg.RoleReadmodel, "project.compare_counts", `
 	WITH counted AS (
 		SELECT y.tenant_id, sum(y.w) AS workspaces, sum(y.a) AS active, sum(y.r) AS live_runs FROM (
-			SELECT x.tenant_id, 1 AS w, (x.state = 'active')::integer AS a, 0 AS r FROM readmodel.workspace x WHERE x.state <> 'decommissioned'
-			UNION ALL SELECT coalesce(x.tenant_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'), 0, 0, 1 FROM readmodel.run x WHERE x.live) y
+			SELECT x.tenant_id, 1 AS w, (x.state = 'active')::integer AS a, 0 AS r FROM readmodel.workspace x
+				WHERE x.state <> 'decommissioned'
+			UNION ALL SELECT coalesce(x.tenant_id, 'ffffffff-ffff-ffff-ffff-ffffffffffff'), 0, 0, 1 FROM readmodel.run x
+				WHERE x.live) y
 		GROUP BY 1
 	), kept AS (
-		SELECT c.tenant_id, c.workspaces, c.active, c.live_runs FROM readmodel.workspace_count c WHERE (c.workspaces, c.active, c.live_runs) <> (0, 0, 0)
-	), missing AS (SELECT * FROM counted EXCEPT SELECT * FROM kept), surplus AS (SELECT * FROM kept EXCEPT SELECT * FROM counted)
+		SELECT c.tenant_id, c.workspaces, c.active, c.live_runs FROM readmodel.workspace_count c
+			WHERE (c.workspaces, c.active, c.live_runs) <> (0, 0, 0)
+	), missing AS (SELECT * FROM counted EXCEPT SELECT * FROM kept), surplus AS (SELECT * FROM kept EXCEPT SELECT *
+		FROM counted)
 	SELECT (SELECT count(*) FROM missing) AS missing, (SELECT count(*) FROM surplus) AS surplus,
-		coalesce((SELECT x.tenant_id::text FROM missing x LIMIT 1), (SELECT x.tenant_id::text FROM surplus x LIMIT 1), '') AS example`)
+		coalesce((SELECT x.tenant_id::text FROM missing x LIMIT 1), (SELECT x.tenant_id::text FROM surplus x
+			LIMIT 1), '') AS example`)
 
 // Rebuild makes the projection anew up to the cursor, in one transaction: readers see the old one until then. The
 // consumer waits meanwhile. If the beginning of the log was cut, the owners announce their live rows first; a row that

@@ -30,17 +30,29 @@ var tables = map[string]table{
 		columns: []string{"node_id", "replica_id", "generation", "state", "serving", "since"},
 		set:     map[string]string{"since": "CASE WHEN t.serving = EXCLUDED.serving THEN t.since ELSE EXCLUDED.since END"},
 	},
-	"tenant":    {name: "tenant", key: []string{"tenant_id"}, columns: []string{"name"}},
-	"workspace": {name: "workspace", key: []string{"workspace_id"}, columns: []string{"tenant_id", "tenant", "name", "state", "node_id"}},
-	"run":       {name: "run", key: []string{"run_id"}, columns: []string{"workspace_id", "tenant_id", "live"}},
+	"tenant": {name: "tenant", key: []string{"tenant_id"}, columns: []string{"name"}},
+	"workspace": {
+		name: "workspace", key: []string{"workspace_id"}, columns: []string{
+			"tenant_id", "tenant", "name", "state", "node_id",
+		},
+	},
+	"run": {name: "run", key: []string{"run_id"}, columns: []string{"workspace_id", "tenant_id", "live"}},
 	"step": {
 		name: "step", key: []string{"run_id", "step", "direction", "attempt"}, columns: []string{"workspace_id", "stalled"},
 	},
 	"allocation": {name: "allocation", key: []string{"allocation_id"}, columns: []string{"workspace_id", "tenant_id"}},
 	"instance":   {name: "instance", key: []string{"instance_id"}, columns: []string{"workspace_id", "tenant_id", "live"}},
-	"claim":      {name: "claim", key: []string{"claim_id"}, columns: []string{"workspace_id", "tenant_id", "released", "orphaned"}},
-	"task":       {name: "task", key: []string{"task_id"}, columns: []string{"node_id", "workspace_id", "tenant_id", "state", "expires_at"}},
-	"finding":    {name: "finding", key: []string{"finding_id"}, columns: []string{"workspace_id", "tenant_id", "severity", "open"}},
+	"claim": {
+		name: "claim", key: []string{"claim_id"}, columns: []string{"workspace_id", "tenant_id", "released", "orphaned"},
+	},
+	"task": {
+		name: "task", key: []string{"task_id"}, columns: []string{
+			"node_id", "workspace_id", "tenant_id", "state", "expires_at",
+		},
+	},
+	"finding": {
+		name: "finding", key: []string{"finding_id"}, columns: []string{"workspace_id", "tenant_id", "severity", "open"},
+	},
 	"recovery_record": {
 		name: "recovery_record", key: []string{"record_id"}, columns: []string{"workspace_id", "tenant_id", "detected_at"},
 	},
@@ -94,7 +106,8 @@ var (
 	// state.
 	pruneSessions = pg.DefineDynamic(pg.RoleReadmodel, "project.prune_sessions", func(t target) string {
 		return fmt.Sprintf(`DELETE FROM %[1]s WHERE node_id = $1 AND state = 'closed' AND session_id NOT IN (
-		SELECT k.session_id FROM %[1]s k WHERE k.node_id = $1 ORDER BY k.generation DESC, k.version DESC, k.session_id DESC LIMIT %[2]d)`,
+		SELECT k.session_id FROM %[1]s k WHERE k.node_id = $1 ORDER BY k.generation DESC, k.version DESC, k.session_id DESC
+			LIMIT %[2]d)`,
 			t.table(), sessionsKept)
 	}, target{"", "session"}, target{scratchPrefix, "session"})
 

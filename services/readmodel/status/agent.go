@@ -68,5 +68,6 @@ func sinceText(at time.Time) string {
 
 // DescribeRegistering returns the reason and the detail for an agent that is refused when it registers.
 func DescribeRegistering(w *lifecyclev1.Workspace) (string, string) {
-	return ReasonRegisterFailing, fmt.Sprintf("the agent is refused as it registers (%d so far); the workload may well run", w.GetRegisterFailures())
+	return ReasonRegisterFailing, fmt.Sprintf("the agent is refused as it registers (%d so far); the workload may "+
+		"well run", w.GetRegisterFailures())
 }

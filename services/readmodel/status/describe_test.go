@@ -207,7 +207,9 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:  commonv1.UserState_USER_STATE_NORMAL,
 	}
 	for _, state := range names.All[commonv1.WorkspaceState]() {
-		if got := status.DescribeWorkspace(status.WorkspaceFacts{Workspace: &lifecyclev1.Workspace{State: state}}); got != want[state] {
+		if got := status.DescribeWorkspace(
+			status.WorkspaceFacts{Workspace: &lifecyclev1.Workspace{State: state}},
+		); got != want[state] {
 			t.Errorf("%s: %s, want %s", names.Of(state), names.Of(got), names.Of(want[state]))
 		}
 	}
@@ -242,7 +244,8 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 		State:         commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		LastErrorCode: "cancel_requested",
 	}
-	if got := status.DescribeWorkspace(status.WorkspaceFacts{Workspace: cancelled}); got != commonv1.UserState_USER_STATE_NORMAL {
+	got := status.DescribeWorkspace(status.WorkspaceFacts{Workspace: cancelled})
+	if got != commonv1.UserState_USER_STATE_NORMAL {
 		t.Errorf("cancelled: %s", names.Of(got))
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// FailedStep returns the name of the step at which a run failed, empty if it did not. A run that was undone, or is stuck
-// in its undo, stopped at the furthest step that it had begun, of which last is the last attempt, unless that step
-// succeeded: then the run was cancelled between two steps.
+// FailedStep returns the name of the step at which a run failed, empty if it did not. A run that was undone, or is
+// stuck in its undo, stopped at the furthest step that it had begun, of which last is the last attempt, unless that
+// step succeeded: then the run was cancelled between two steps.
 func FailedStep(r *lifecyclev1.Run, last *lifecyclev1.StepAttempt) string {
 	if wentBack(r.GetState()) && stopped(last.GetState()) {
 		return last.GetName()

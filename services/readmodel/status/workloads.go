@@ -132,11 +132,13 @@ func workloadAction(w *lifecyclev1.Workspace, st *nodev1.WorkloadStatus, reason 
 	logs := fmt.Sprintf("gpuaas workspaces logs %s/%s --workload %s", w.GetTenant(), w.GetName(), st.GetName())
 	switch {
 	case reason == ReasonCrashLoop:
-		return fmt.Sprintf("read its last output with `%s --previous`, and correct what it depends on, or create the workspace anew with another command, "+
+		return fmt.Sprintf("read its last output with `%s --previous`, and correct what it depends on, or create the "+
+			"workspace anew with another command, "+
 			"image or environment; the agent goes on restarting it", logs)
 	case failing:
 		return fmt.Sprintf("read its last output with `%s`, correct what it depends on, and recreate the workspace", logs)
 	default:
-		return fmt.Sprintf("none: it did what it was asked to; read its output with `%s`, and decommission the workspace when it is not needed any more", logs)
+		return fmt.Sprintf("none: it did what it was asked to; read its output with `%s`, and decommission the workspace "+
+			"when it is not needed any more", logs)
 	}
 }

@@ -43,7 +43,8 @@ func TestAuditNamesItsSubjects(t *testing.T) {
 			k.A.ID)
 		_, err := db.Exec(testkit.Context(t),
 			`INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash)
-			VALUES ($1::bigint, $2, $3, 'lifecycle', $4, sha256('x'), sha256(convert_to($1::text, 'UTF8')))`, i+1, 1<<40+i, ids.New(), entry)
+			VALUES ($1::bigint, $2, $3, 'lifecycle', $4, sha256('x'),
+				sha256(convert_to($1::text, 'UTF8')))`, i+1, 1<<40+i, ids.New(), entry)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,7 +35,8 @@ var countWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.count_workspaces"
 		of = ` WHERE c.tenant_id = $1`
 	}
 	return `
-	SELECT COALESCE(sum(c.workspaces), 0)::int AS workspaces, COALESCE(sum(c.active), 0)::int AS active, COALESCE(sum(c.live_runs), 0)::int AS live_runs
+	SELECT COALESCE(sum(c.workspaces), 0)::int AS workspaces, COALESCE(sum(c.active), 0)::int AS active,
+		COALESCE(sum(c.live_runs), 0)::int AS live_runs
 	FROM readmodel.workspace_count c` + of
 }, false, true)
 

@@ -52,7 +52,8 @@ func nodeSession(now string) string {
 // time.
 var nodeFrom = `readmodel.node n` + nodeSession("$1::timestamptz") + `
 	LEFT JOIN LATERAL (
-		SELECT count(*) AS slots, COALESCE(sum(jsonb_array_length(COALESCE(a.body->'gpu_device_ids', '[]'))), 0) AS gpus FROM readmodel.allocation a
+		SELECT count(*) AS slots, COALESCE(sum(jsonb_array_length(COALESCE(a.body->'gpu_device_ids', '[]'))), 0) AS gpus
+			FROM readmodel.allocation a
 		WHERE a.body->>'node_id' = n.node_id::text AND a.body->>'state' <> 'ALLOCATION_STATE_RELEASED') u ON true`
 
 type nodeDetail struct {
@@ -180,7 +181,8 @@ type Replica struct {
 }
 
 var listReplicas = pg.Define(pg.RoleReadmodel, "view.list_replicas", `
-	SELECT `+pg.Columns[Replica]("r")+` FROM mesh.replica r WHERE r.service = 'nodeapi' AND r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`)
+	SELECT `+pg.Columns[Replica]("r")+` FROM mesh.replica r
+		WHERE r.service = 'nodeapi' AND r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`)
 
 // Replicas returns the replicas of nodeapi that beat within the last ten minutes.
 func (s *Snapshot) Replicas(ctx context.Context) ([]Replica, error) {

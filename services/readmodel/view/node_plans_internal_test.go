@@ -12,7 +12,8 @@ import (
 )
 
 // Scenario: a fleet of 5,000 machines, each with an instance. The instances of one node, the workspaces on it and the
-// machines of one workspace are found by an index, with the plan that serves all arguments, for all tenants and for one.
+// machines of one workspace are found by an index, with the plan that serves all arguments, for all tenants and for
+// one.
 func TestWhatIsOnOneNodeIsFoundByAnIndex(t *testing.T) {
 	testkit.IO(t)
 	ctx, database := testkit.Context(t), testkit.DB(t)
@@ -23,13 +24,15 @@ func TestWhatIsOnOneNodeIsFoundByAnIndex(t *testing.T) {
 	defer db.Release()
 	for _, sql := range []string{
 		`INSERT INTO readmodel.instance (instance_id, version, workspace_id, tenant_id, live, body)
-			SELECT gen_random_uuid(), 1, gen_random_uuid(), md5((i % 50)::text)::uuid, true, jsonb_build_object('node_id', md5(i::text)::uuid)
+			SELECT gen_random_uuid(), 1, gen_random_uuid(), md5((i % 50)::text)::uuid, true,
+				jsonb_build_object('node_id', md5(i::text)::uuid)
 			FROM generate_series(1, 5000) i`,
 		`INSERT INTO readmodel.workspace (workspace_id, version, tenant_id, tenant, name, state, node_id, body)
 			SELECT gen_random_uuid(), 1, md5((i % 50)::text)::uuid, 't' || i % 50, 'w' || i, 'active', md5(i::text)::uuid, '{}'
 			FROM generate_series(1, 5000) i`,
 		`INSERT INTO readmodel.node (node_id, version, name, state, tenant_id, body)
-			SELECT md5(i::text)::uuid, 1, 'n' || i, 'active', md5((i % 50)::text)::uuid, jsonb_build_object('workspace_id', md5(i::text)::uuid)
+			SELECT md5(i::text)::uuid, 1, 'n' || i, 'active', md5((i % 50)::text)::uuid,
+				jsonb_build_object('workspace_id', md5(i::text)::uuid)
 			FROM generate_series(1, 5000) i`,
 		`SET plan_cache_mode = force_generic_plan`,
 	} {

@@ -28,8 +28,9 @@ const (
 	tasksOnNode      list.Condition = "t.node_id = ?::uuid"
 	tasksOfWorkspace list.Condition = "t.workspace_id = ?::uuid"
 	tasksInState     list.Condition = "t.state = ?"
-	tasksCurrent     list.Condition = "(t.state = 'running' OR (t.state IN ('queued', 'dispatched', 'delivered') AND (t.expires_at IS NULL OR t.expires_at > ?)))"
-	tasksByID        list.Condition = "t.task_id = ANY(?::uuid[])"
+	tasksCurrent     list.Condition = "(t.state = 'running' OR (t.state IN ('queued', 'dispatched', 'delivered') AND " +
+		"(t.expires_at IS NULL OR t.expires_at > ?)))"
+	tasksByID list.Condition = "t.task_id = ANY(?::uuid[])"
 )
 
 var taskLayout = list.Layout{
@@ -112,7 +113,8 @@ func (s *Snapshot) Task(ctx context.Context, id string) (*readmodelv1.Task, erro
 }
 
 var tenantsOfTasks = pg.Define(pg.RoleReadmodel, "view.tenants_of_tasks", `
-	SELECT t.task_id::text AS id, t.tenant_id::text AS text FROM readmodel.task t WHERE t.task_id = ANY($1::uuid[]) AND t.tenant_id IS NOT NULL`)
+	SELECT t.task_id::text AS id, t.tenant_id::text AS text FROM readmodel.task t
+		WHERE t.task_id = ANY($1::uuid[]) AND t.tenant_id IS NOT NULL`)
 
 // TenantsOfTasks returns the tenants of tasks, by task id; tasks without a tenant are left out.
 func (s *Snapshot) TenantsOfTasks(ctx context.Context, tasks []*readmodelv1.Task) (map[string]string, error) {

@@ -75,8 +75,10 @@ type lastStepRow struct {
 }
 
 var lastStepsOfRuns = pg.Define(pg.RoleReadmodel, "view.last_steps_of_runs", `
-	SELECT DISTINCT ON (t.run_id) `+pg.Columns[lastStepRow]("t")+` FROM readmodel.step t JOIN readmodel.run r ON r.run_id = t.run_id
-	WHERE r.run_id = ANY($2::uuid[]) AND t.run_id = ANY($2::uuid[]) AND t.direction = 'do' AND ($1::uuid IS NULL OR r.tenant_id = $1)
+	SELECT DISTINCT ON (t.run_id)
+		`+pg.Columns[lastStepRow]("t")+` FROM readmodel.step t JOIN readmodel.run r ON r.run_id = t.run_id
+	WHERE r.run_id = ANY($2::uuid[]) AND t.run_id = ANY($2::uuid[]) AND t.direction = 'do'
+		AND ($1::uuid IS NULL OR r.tenant_id = $1)
 	ORDER BY t.run_id, t.step DESC, t.attempt DESC`)
 
 // history returns a summary of each run.

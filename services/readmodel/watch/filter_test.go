@@ -8,8 +8,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
 
-// Scenario: all rows of one tenant's node and workspace cannot be decoded, and a read of them fails. A watch of the other
-// node, or of its workspace, reads none of them: the work of a snapshot follows from what its filter selects.
+// Scenario: all rows of one tenant's node and workspace cannot be decoded, and a read of them fails. A watch of the
+// other node, or of its workspace, reads none of them: the work of a snapshot follows from what its filter selects.
 func TestASnapshotReadsWhatItsFilterSelects(t *testing.T) {
 	k := newKit(t, watch.Config{}, true)
 	for _, table := range []string{"node", "workspace", "task", "instance", "run", "step"} {

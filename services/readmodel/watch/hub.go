@@ -38,8 +38,8 @@ type Config struct {
 }
 
 var defaults = Config{
-	Pending: 4096, ResumeEvents: 5000, Interval: 250 * time.Millisecond, Poll: 500 * time.Millisecond, Scan: 2 * time.Second,
-	Heartbeat: 15 * time.Second, Check: 2 * time.Second,
+	Pending: 4096, ResumeEvents: 5000, Interval: 250 * time.Millisecond, Poll: 500 * time.Millisecond,
+	Scan: 2 * time.Second, Heartbeat: 15 * time.Second, Check: 2 * time.Second,
 }
 
 // Deps of a hub.

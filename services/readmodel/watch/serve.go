@@ -147,7 +147,9 @@ func (h *Hub) heartbeat(ctx context.Context, pos int64, send Send) error {
 			fault.Cause(fmt.Errorf("read the clock: %w", err)))
 	}
 	return send(&readmodelv1.WatchResponse{
-		Frame:       &readmodelv1.WatchResponse_Heartbeat{Heartbeat: &readmodelv1.WatchHeartbeat{ServerTime: timestamppb.New(now)}},
+		Frame: &readmodelv1.WatchResponse_Heartbeat{
+			Heartbeat: &readmodelv1.WatchHeartbeat{ServerTime: timestamppb.New(now)},
+		},
 		ResumeToken: token(pos),
 	})
 }
@@ -194,8 +196,8 @@ func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) 
 
 // pageOf returns one page of a snapshot: nodes that are not retired, live workspaces, live instances, current tasks,
 // live runs and their steps. For one workspace it includes workspaces, runs and steps that are over, for one node
-// retired nodes, and for either instances and tasks that are over, but of the tasks only the newest page. Runs and steps
-// belong to no node. It reads only what the filter selects.
+// retired nodes, and for either instances and tasks that are over, but of the tasks only the newest page. Runs and
+// steps belong to no node. It reads only what the filter selects.
 func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page list.Page) ([]item, string,
 	error,
 ) {

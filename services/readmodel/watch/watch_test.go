@@ -558,7 +558,8 @@ func TestAStreamEndsWithItsSessionAndWithItsContext(t *testing.T) {
 		Alive:  func(context.Context) error { mu.Lock(); defer mu.Unlock(); return answer },
 	}
 	w := k.watch(request, nil)
-	w.until("heartbeat", func(f *readmodelv1.WatchResponse) bool { return f.GetHeartbeat() != nil && f.GetResumeToken() != "" })
+	beats := func(f *readmodelv1.WatchResponse) bool { return f.GetHeartbeat() != nil && f.GetResumeToken() != "" }
+	w.until("heartbeat", beats)
 	set(fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, ""))
 	if err := <-w.done; !fault.Has(err, commonv1.Reason_REASON_UNAUTHENTICATED) {
 		t.Errorf("ended with %v", err)

@@ -64,7 +64,9 @@ func (s *stream) subscribe() {
 }
 
 func (s *stream) ping(id int64) {
-	s.in <- &recoveryv1.WatchAuthorityRequest{Frame: &recoveryv1.WatchAuthorityRequest_Ping{Ping: &recoveryv1.AuthorityPing{PingId: id}}}
+	s.in <- &recoveryv1.WatchAuthorityRequest{
+		Frame: &recoveryv1.WatchAuthorityRequest_Ping{Ping: &recoveryv1.AuthorityPing{PingId: id}},
+	}
 }
 
 type bench struct {
@@ -237,7 +239,8 @@ func TestPongOnlyAfterAReadBegunLater(t *testing.T) {
 		t.Fatalf("%v without a read", f)
 	default:
 	}
-	if _, err := held.Exec(b.ctx, `UPDATE recovery.identity SET state = 'retired', authority_seq = authority_seq + 1`); err != nil {
+	if _, err := held.Exec(b.ctx, `UPDATE recovery.identity
+		SET state = 'retired', authority_seq = authority_seq + 1`); err != nil {
 		t.Fatal(err)
 	}
 	if err := held.Commit(b.ctx); err != nil {

@@ -76,8 +76,8 @@ func New(deps Deps, cfg Config) (*Poller, error) {
 		return nil, errors.New("authority poller needs a logger and a pool")
 	}
 	p := &Poller{
-		deps: deps, cfg: config.Or(cfg, defaults), kick: make(chan struct{}, 1), nodes: map[string]*recoveryv1.NodeAuthority{},
-		retired: map[string]time.Time{}, watchers: map[*watcher]struct{}{},
+		deps: deps, cfg: config.Or(cfg, defaults), kick: make(chan struct{}, 1),
+		nodes: map[string]*recoveryv1.NodeAuthority{}, retired: map[string]time.Time{}, watchers: map[*watcher]struct{}{},
 		polls: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "recovery_authority_poll_duration_seconds", Help: "Time of one poll of node decisions.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
@@ -218,7 +218,8 @@ type decision struct {
 // than $4 seconds ago are left out; a later change of a node is read at any age.
 var decisionsAfter = pg.Define(pg.RoleRecovery, "authority.decisions_after", `
 	SELECT `+pg.Columns[decision]("i")+` FROM recovery.identity i
-	WHERE i.authority_seq > $1 AND (i.state <> 'retired' OR NOT $3 OR i.state_at > mesh.clock() - make_interval(secs => $4))
+	WHERE i.authority_seq > $1
+		AND (i.state <> 'retired' OR NOT $3 OR i.state_at > mesh.clock() - make_interval(secs => $4))
 	ORDER BY i.authority_seq LIMIT $2`)
 
 // lastDecision reads the highest number of a decision.

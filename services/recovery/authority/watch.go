@@ -141,7 +141,9 @@ func (p *Poller) admitLocked(w *watcher) {
 	}
 	w.admits = true
 	p.offerLocked(w, &recoveryv1.WatchAuthorityResponse{
-		Frame: &recoveryv1.WatchAuthorityResponse_SnapshotEnd{SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{Sequence: p.last}},
+		Frame: &recoveryv1.WatchAuthorityResponse_SnapshotEnd{
+			SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{Sequence: p.last},
+		},
 	})
 	p.deps.Logger.DebugContext(w.ctx, "authority watcher joined", slog.String("replica_id", w.replica),
 		slog.Int("nodes", len(p.nodes)))

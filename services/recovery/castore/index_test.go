@@ -147,7 +147,8 @@ func TestVersionsOnlyRise(t *testing.T) {
 	}
 	const other = `CREATE OR REPLACE FUNCTION mesh_ca.cut_ended_tokens(until timestamptz, most integer) RETURNS bigint
 		LANGUAGE sql SECURITY DEFINER AS 'SELECT 0::bigint'; `
-	a.exec(other + `COMMENT ON SCHEMA mesh_ca IS 'version 99'; CREATE INDEX x509_certs_mesh_certificate_end_99 ON x509_certs (nkey)`)
+	a.exec(other + `COMMENT ON SCHEMA mesh_ca IS 'version 99';
+		CREATE INDEX x509_certs_mesh_certificate_end_99 ON x509_certs (nkey)`)
 	later := a.openAs(a.admin.Config().ConnString())
 	if err := a.walk(later); err != nil {
 		t.Fatal(err)

@@ -387,7 +387,8 @@ func TestLogins(t *testing.T) {
 			}
 			a.exec(fmt.Sprintf(`CREATE ROLE %[1]s LOGIN %[2]s PASSWORD 'x'; GRANT CREATE ON SCHEMA public TO %[1]s;
 				DO $$ BEGIN EXECUTE format('GRANT CONNECT, CREATE ON DATABASE %%I TO %[1]s', current_database()); END $$;
-				ALTER TABLE x509_certs OWNER TO %[1]s; ALTER TABLE x509_certs_data OWNER TO %[1]s; ALTER TABLE used_ott OWNER TO %[1]s;
+				ALTER TABLE x509_certs OWNER TO %[1]s; ALTER TABLE x509_certs_data OWNER TO %[1]s; ALTER TABLE used_ott OWNER TO
+					%[1]s;
 				ALTER TABLE revoked_x509_certs OWNER TO %[1]s; ALTER SCHEMA public OWNER TO %[1]s`, login, c.right))
 			if c.made {
 				a.exec(fmt.Sprintf(`DO $$ BEGIN EXECUTE (SELECT format('GRANT mesh_ca_retention_%%s TO %s', oid) FROM pg_database

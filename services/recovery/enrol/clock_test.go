@@ -31,7 +31,8 @@ func TestCertificatesHaveTheDatabasesClock(t *testing.T) {
 		chains := map[string][]byte{"enrolment": node.GetCertificateChainPem()}
 		session := ids.New()
 		k.exec(`UPDATE recovery.serial SET state = 'current', ready_at = mesh.clock() WHERE node_id = $1`, node.GetNodeId())
-		k.exec(`UPDATE recovery.identity SET current_serial = next_serial, next_serial = '', issued = 1, confirmed = 1, confirmed_session_id = $2
+		k.exec(`UPDATE recovery.identity
+			SET current_serial = next_serial, next_serial = '', issued = 1, confirmed = 1, confirmed_session_id = $2
 			WHERE node_id = $1`, node.GetNodeId(), session)
 		renewed, err := k.enroller.Renew(k.ctx, &recoveryv1.RenewCertificateRequest{
 			SessionId: session, NodeId: node.GetNodeId(), NodeInstanceId: node.GetNodeInstanceId(), Serial: k.serialOf(node),

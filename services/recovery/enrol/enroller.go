@@ -51,8 +51,9 @@ type Config struct {
 }
 
 var defaults = Config{
-	ClaimLease: 10 * time.Second, SignTimeout: 7 * time.Second, LaunchSecretLife: 24 * time.Hour, MintWait: 30 * time.Second,
-	MintLimit: 3, PerAddress: 50, PerAddressBurst: 500, PerToken: 2, PerTokenBurst: 20, PerSecond: 200, Burst: 400,
+	ClaimLease: 10 * time.Second, SignTimeout: 7 * time.Second, LaunchSecretLife: 24 * time.Hour,
+	MintWait: 30 * time.Second, MintLimit: 3, PerAddress: 50, PerAddressBurst: 500, PerToken: 2, PerTokenBurst: 20,
+	PerSecond: 200, Burst: 400,
 	Signings: 16,
 }
 

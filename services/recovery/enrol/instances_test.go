@@ -160,7 +160,8 @@ func TestRenew(t *testing.T) {
 	resp := k.mustEnroll(b.Token, k.csr())
 	session := ids.New()
 	k.exec(`UPDATE recovery.serial SET state = 'current', ready_at = mesh.clock()`)
-	k.exec(`UPDATE recovery.identity SET current_serial = next_serial, next_serial = '', issued = 1, confirmed = 1, confirmed_session_id = $1`, session)
+	k.exec(`UPDATE recovery.identity
+		SET current_serial = next_serial, next_serial = '', issued = 1, confirmed = 1, confirmed_session_id = $1`, session)
 	serial := k.serialOf(resp)
 	req := func(csr []byte) *recoveryv1.RenewCertificateRequest {
 		return &recoveryv1.RenewCertificateRequest{

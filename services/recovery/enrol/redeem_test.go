@@ -348,7 +348,8 @@ func TestFencedWhileSigning(t *testing.T) {
 	})
 	_, err := k.enroll(b.Token, k.csr())
 	k.refused(err, commonv1.Reason_REASON_IDENTITY_RETIRED)
-	if n := k.count(`SELECT count(*) FROM recovery.serial`) + k.count(`SELECT count(*) FROM recovery.enrollment WHERE state = 'claimed'`); n != 0 {
+	if n := k.count(`SELECT count(*)
+		FROM recovery.serial`) + k.count(`SELECT count(*) FROM recovery.enrollment WHERE state = 'claimed'`); n != 0 {
 		t.Fatalf("%d left behind", n)
 	}
 }

@@ -67,7 +67,8 @@ func TestARenewalHasAKeyOfItsOwn(t *testing.T) {
 	resp := k.mustEnroll(k.bootstrap("node-2").Token, k.csr())
 	session := ids.New()
 	k.exec(`UPDATE recovery.serial SET state = 'current', ready_at = mesh.clock() WHERE node_id = $1`, resp.GetNodeId())
-	k.exec(`UPDATE recovery.identity SET current_serial = next_serial, next_serial = '', issued = 1, confirmed = 1, confirmed_session_id = $2
+	k.exec(`UPDATE recovery.identity
+		SET current_serial = next_serial, next_serial = '', issued = 1, confirmed = 1, confirmed_session_id = $2
 		WHERE node_id = $1`, resp.GetNodeId(), session)
 	req := &recoveryv1.RenewCertificateRequest{
 		NodeId: resp.GetNodeId(), NodeInstanceId: resp.GetNodeInstanceId(), SessionId: session, Serial: k.serialOf(resp),
@@ -113,8 +114,10 @@ func TestOneKeyForManyAtOnce(t *testing.T) {
 func TestTheKeyIsFoundByItsIndex(t *testing.T) {
 	k := newKit(t)
 	resp := k.mustEnroll(k.bootstrap("node-1").Token, k.csr())
-	k.exec(`INSERT INTO recovery.serial (serial, node_id, node_instance_id, csr_key_sha256, chain_pem, issuer_fingerprint, state, not_before, not_after)
-		SELECT 'many-' || n, $1, $2, sha256(n::text::bytea), '', '', 'revoked', mesh.clock(), mesh.clock() FROM generate_series(1, 5000) n`,
+	k.exec(`INSERT INTO recovery.serial (serial, node_id, node_instance_id, csr_key_sha256, chain_pem, issuer_fingerprint,
+		state, not_before, not_after)
+		SELECT 'many-' || n, $1, $2, sha256(n::text::bytea), '', '', 'revoked', mesh.clock(), mesh.clock()
+			FROM generate_series(1, 5000) n`,
 		resp.GetNodeId(), resp.GetNodeInstanceId())
 	if _, err := k.db.OwnerPool().Exec(k.ctx, `ANALYZE recovery.serial`); err != nil {
 		t.Fatal(err)

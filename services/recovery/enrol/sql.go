@@ -60,10 +60,12 @@ var (
 		WHERE t.issued_by = $1 AND t.idempotency_key = $2`)
 
 	revokeEarlier = pg.Define(pg.RoleRecovery, "enrol.revoke_earlier_tokens", `
-		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state = 'issued' AND token_id <> $2`)
+		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock()
+			WHERE node_id = $1 AND state = 'issued' AND token_id <> $2`)
 
 	revokeTokens = pg.Define(pg.RoleRecovery, "enrol.revoke_tokens_of_node", `
-		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state IN ('issued', 'used')`)
+		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock()
+			WHERE node_id = $1 AND state IN ('issued', 'used')`)
 
 	revokeUnused = pg.Define(pg.RoleRecovery, "enrol.revoke_unused_token", `
 		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE token_id = $1 AND state = 'issued'`)
@@ -97,7 +99,8 @@ var (
 
 	raiseEpoch = pg.Define(pg.RoleRecovery, "enrol.raise_epoch", `
 		INSERT INTO recovery.workspace_epoch AS w (workspace_id, epoch, instance_id) VALUES ($1, $2, $3)
-		ON CONFLICT (workspace_id) DO UPDATE SET epoch = EXCLUDED.epoch, instance_id = EXCLUDED.instance_id WHERE w.epoch < EXCLUDED.epoch`)
+		ON CONFLICT (workspace_id) DO UPDATE SET epoch = EXCLUDED.epoch, instance_id = EXCLUDED.instance_id
+			WHERE w.epoch < EXCLUDED.epoch`)
 
 	lockWorkspaceEpoch = pg.Define(pg.RoleRecovery, "enrol.lock_epoch", `
 		SELECT `+pg.Columns[epochHolder]("w")+` FROM recovery.workspace_epoch w WHERE w.workspace_id = $1 FOR UPDATE`)
@@ -109,7 +112,8 @@ var (
 		SELECT `+pg.Columns[instance]("i")+` FROM recovery.instance i WHERE i.instance_id = $1 FOR UPDATE`)
 
 	insertInstance = pg.Define(pg.RoleRecovery, "enrol.insert_instance", `
-		INSERT INTO recovery.instance (instance_id, workspace_id, epoch, node_id, prepared_at) VALUES ($1, $2, $3, $4, mesh.clock())`)
+		INSERT INTO recovery.instance (instance_id, workspace_id, epoch, node_id, prepared_at)
+			VALUES ($1, $2, $3, $4, mesh.clock())`)
 
 	isRegistered = pg.Define(pg.RoleRecovery, "enrol.is_instance_registered", `
 		SELECT COALESCE(i.retired_at IS NULL AND t.state = 'used', false)

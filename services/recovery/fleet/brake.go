@@ -61,11 +61,13 @@ var (
 		`SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b FOR UPDATE`)
 
 	updateBrake = pg.Define(pg.RoleRecovery, "fleet.update_brake", `
-		UPDATE recovery.brake SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
+		UPDATE recovery.brake
+			SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
 			released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12, cause = $13`)
 
 	countAffected = pg.Define(pg.RoleRecovery, "fleet.count_affected", `
-		SELECT count(DISTINCT unit) FILTER (WHERE at > $1)::int AS lately, count(DISTINCT unit) FILTER (WHERE broken)::int AS still FROM (
+		SELECT count(DISTINCT unit) FILTER (WHERE at > $1)::int AS lately,
+			count(DISTINCT unit) FILTER (WHERE broken)::int AS still FROM (
 			SELECT c.unit, c.detected_at AS at, c.ended_at IS NULL AND NOT c.by_person AS broken FROM recovery.recovery_record c
 			WHERE c.unit <> '' AND (c.detected_at > $1 OR c.ended_at IS NULL)
 			UNION ALL SELECT i.key, i.opened_at, i.closed_at IS NULL FROM recovery.incident i
@@ -105,9 +107,10 @@ func readBrake(ctx context.Context, tx pgx.Tx, lock bool) (*brake, error) {
 // Proto returns the brake as its event and the API show it.
 func (b *brake) Proto() *recoveryv1.Brake {
 	return &recoveryv1.Brake{
-		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most, Since: incident.Stamp(b.Since),
-		IncidentId: b.IncidentID, ReleasedBy: b.ReleasedBy, ReleaseReason: b.ReleaseReason, ReleasedAt: incident.Stamp(b.ReleasedAt),
-		Version: b.Version,
+		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most,
+		Since: incident.Stamp(b.Since), IncidentId: b.IncidentID, ReleasedBy: b.ReleasedBy, ReleaseReason: b.ReleaseReason,
+		ReleasedAt: incident.Stamp(b.ReleasedAt),
+		Version:    b.Version,
 	}
 }
 
@@ -165,11 +168,13 @@ func (r *Round) EvaluateBrake(ctx context.Context, concerned func(*Incident)) er
 		return r.engageForRecords(ctx, missing, concerned)
 	case count.Lately > most:
 		b.Affected, b.Fleet, b.Most, b.Cause = count.Lately, units, most, causeFailures
-		b.Reason = fmt.Sprintf("%d of %d instances and machines failed within %s, more than %d: automatic remedies have stopped, since the cause is rather ours than theirs",
+		b.Reason = fmt.Sprintf("%d of %d instances and machines failed within %s, more than %d: automatic remedies have "+
+			"stopped, since the cause is rather ours than theirs",
 			count.Lately, units, cfg.BrakeWindow, most)
 		return r.engage(ctx, concerned, &Incident{
 			OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
-			NextAction: "find what they have in common: `gpuaas incidents get`, `gpuaas status`; then `gpuaas brake release --reason TEXT`",
+			NextAction: "find what they have in common: `gpuaas incidents get`, `gpuaas status`; then `gpuaas brake release " +
+				"--reason TEXT`",
 		})
 	}
 	return nil
@@ -183,11 +188,13 @@ func (r *Round) engageForRecords(ctx context.Context, missing wave.State, concer
 		return err
 	}
 	b.Affected, b.Fleet, b.Most, b.Cause = missing.Suspects, missing.Fleet, most, causeRecords
-	b.Reason = fmt.Sprintf("recovery lacks records of %d nodes that asked within %s (%s), more than %d: they are told to wait, and automatic remedies have stopped, "+
+	b.Reason = fmt.Sprintf("recovery lacks records of %d nodes that asked within %s (%s), more than %d: they are told "+
+		"to wait, and automatic remedies have stopped, "+
 		"since what is missing is rather lost by us than wrong with them", missing.Suspects, wave.Window, reasons, most)
 	return r.engage(ctx, concerned, &Incident{
 		OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DATABASE, Nodes: nodes,
-		NextAction: "find out what recovery has lost: was its database restored (docs/restore.md), do its replicas have the same keys? Nodes come back by themselves " +
+		NextAction: "find out what recovery has lost: was its database restored (docs/restore.md), do its replicas have " +
+			"the same keys? Nodes come back by themselves " +
 			"once the records are back; to refuse those that wait for good: `gpuaas brake release --reason TEXT`",
 	})
 }

@@ -20,10 +20,11 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 // counted is what loadUnits reads, made of the rows.
 const counted = `
-	SELECT w.placement, count(DISTINCT CASE WHEN w.placement = 'static' AND w.node_id IS NOT NULL THEN w.node_id ELSE w.workspace_id END)::int AS units,
-		count(*)::int AS boxes
+	SELECT w.placement, count(DISTINCT CASE WHEN w.placement = 'static' AND w.node_id IS NOT NULL THEN w.node_id
+		ELSE w.workspace_id END)::int AS units, count(*)::int AS boxes
 	FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
-		OR EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL AND w.state <> 'decommissioned')
+		OR EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL
+			AND w.state <> 'decommissioned')
 	GROUP BY w.placement`
 
 // TestTheFleetIsCountedAsItsRowsAre: whatever is written of workspaces, one at a time or several, and whatever is being
@@ -55,18 +56,23 @@ func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
 		switch what := random.IntN(10); {
 		case what < 3 || len(workspaces) == 0:
 			workspaces = append(workspaces, ids.New())
-			exec(`INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch, run_id, node_id, placement,
-				register_failures, last_error_code, last_error) VALUES ($1, 1, gen_random_uuid(), 'acme', $2, $3, mesh.clock(), 1, '', $4, $5, 0, '', '')`,
+			exec(`INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch,
+				run_id, node_id, placement,
+				register_failures, last_error_code, last_error)
+					VALUES ($1, 1, gen_random_uuid(), 'acme', $2, $3, mesh.clock(), 1, '', $4, $5, 0, '', '')`,
 				workspaces[len(workspaces)-1], fmt.Sprint("w", round), state(), machine, pick("static", "process"))
 		case what < 7:
 			exec(`UPDATE recovery.watch_workspace SET state = $2, node_id = $3, version = version + 1 WHERE workspace_id = $1`,
 				workspaces[random.IntN(len(workspaces))], state(), machine)
 		case what == 7: // several with one statement
-			exec(`UPDATE recovery.watch_workspace SET node_id = $1, state = $2, placement = $3 WHERE abs(hashtext(workspace_id::text)) % 5 = $4`,
+			exec(`UPDATE recovery.watch_workspace SET node_id = $1, state = $2, placement = $3
+				WHERE abs(hashtext(workspace_id::text)) % 5 = $4`,
 				machine, state(), pick("static", "process"), random.IntN(5))
 		case what == 8:
-			exec(`INSERT INTO recovery.recovery_record (record_id, workspace_id, workspace, tenant_id, trigger, outcome, step, error_code, cause,
-				detected_at, user_impact, correlation_id, unit, placement, run_id) VALUES (gen_random_uuid(), $1, '', gen_random_uuid(), 'manual', 'open',
+			exec(`INSERT INTO recovery.recovery_record (record_id, workspace_id, workspace, tenant_id, trigger, outcome, step,
+				error_code, cause,
+				detected_at, user_impact, correlation_id, unit, placement, run_id)
+					VALUES (gen_random_uuid(), $1, '', gen_random_uuid(), 'manual', 'open',
 				'', '', '', mesh.clock(), '', '', '', '', '') ON CONFLICT DO NOTHING`, workspaces[random.IntN(len(workspaces))])
 		default:
 			exec(`DELETE FROM recovery.watch_workspace WHERE abs(hashtext(workspace_id::text)) % 17 = $1`, random.IntN(17))
@@ -94,14 +100,16 @@ func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got.units != units || !maps.Equal(got.instances, want) {
-			t.Fatalf("after %d changes: %d units and %v are counted, and there are %d and %v", round+1, got.units, got.instances, units,
+			t.Fatalf("after %d changes: %d units and %v are counted, and there are %d and %v", round+1, got.units, got.instances,
+				units,
 				want)
 		}
 	}
 	var left int
 	if err := pool.QueryRow(ctx, `SELECT count(*) FROM recovery.watch_machine m WHERE m.workspaces <> (
 		SELECT count(*) FROM recovery.watch_workspace w
-		WHERE w.node_id = m.node_id AND w.placement = 'static' AND w.state IN ('provisioning', 'active', 'recreating'))`).Scan(&left); err != nil {
+		WHERE w.node_id = m.node_id AND w.placement = 'static'
+			AND w.state IN ('provisioning', 'active', 'recreating'))`).Scan(&left); err != nil {
 		t.Fatal(err)
 	}
 	if left > 0 {
@@ -110,8 +118,8 @@ func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
 }
 
 // insertUp inserts a workspace that is to be up.
-const insertUp = `INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch, run_id, node_id, placement,
-	register_failures, last_error_code, last_error)
+const insertUp = `INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at,
+	epoch, run_id, node_id, placement, register_failures, last_error_code, last_error)
 	VALUES (gen_random_uuid(), 1, gen_random_uuid(), 'acme', 'one', 'active', mesh.clock(), 1, '', $1, $2, 0, '', '')`
 
 // wantFleet requires that the counts are so many units, and so many instances of each placement.
@@ -195,7 +203,8 @@ func TestOneMachineIsCountedOnceByTwoTransactions(t *testing.T) {
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting int
-		err := pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
+		err := pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)
 		if err == nil && waiting != 2 {
 			err = fmt.Errorf("%d wait for the first", waiting)
 		}

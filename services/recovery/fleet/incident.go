@@ -60,17 +60,22 @@ type incidentRow struct {
 
 var (
 	lockIncident = pg.Define(pg.RoleRecovery, "fleet.lock_incident", `
-		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL FOR UPDATE`)
+		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i
+			WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL FOR UPDATE`)
 
 	lockIncidents = pg.Define(pg.RoleRecovery, "fleet.lock_incidents", `
-		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = $1 AND i.closed_at IS NULL ORDER BY i.incident_id FOR UPDATE`)
+		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = $1 AND i.closed_at IS NULL
+			ORDER BY i.incident_id FOR UPDATE`)
 
 	insertIncident = pg.Define(pg.RoleRecovery, "fleet.insert_incident", `
-		INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, step, error_code, tenant_ids, workspace_ids, node_ids,
-			owner_layer, next_action, opened_at, last_seen_at, count) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`)
+		INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, step, error_code, tenant_ids, workspace_ids,
+			node_ids,
+			owner_layer, next_action, opened_at, last_seen_at, count)
+				VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`)
 
 	updateIncident = pg.Define(pg.RoleRecovery, "fleet.update_incident", `
-		UPDATE recovery.incident SET summary = $2, tenant_ids = $3, workspace_ids = $4, node_ids = $5, last_seen_at = $6, count = $7,
+		UPDATE recovery.incident
+			SET summary = $2, tenant_ids = $3, workspace_ids = $4, node_ids = $5, last_seen_at = $6, count = $7,
 			version = $8 WHERE incident_id = $1`)
 
 	endIncident = pg.Define(pg.RoleRecovery, "fleet.close_incident", `
@@ -207,7 +212,9 @@ func (r *Round) touch(ctx context.Context, i *Incident) error {
 
 func (r *Round) goOn(ctx context.Context, was, i *Incident) error {
 	more := false
-	for _, l := range []struct{ was, add *[]string }{{&was.Tenants, &i.Tenants}, {&was.Workspaces, &i.Workspaces}, {&was.Nodes, &i.Nodes}} {
+	for _, l := range []struct{ was, add *[]string }{
+		{&was.Tenants, &i.Tenants}, {&was.Workspaces, &i.Workspaces}, {&was.Nodes, &i.Nodes},
+	} {
 		for _, id := range *l.add {
 			if !slices.Contains(*l.was, id) {
 				*l.was, more = append(*l.was, id), true

@@ -22,7 +22,8 @@ type gauges struct {
 func newGauges(r prometheus.Registerer) (*gauges, error) {
 	g := &gauges{
 		engaged: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "fleet_brake_engaged", Help: "Whether the fleet brake has stopped automatic remedies, 1 or 0, as this replica last read it.",
+			Name: "fleet_brake_engaged", Help: "Whether the fleet brake has stopped automatic remedies, 1 or 0, as this " +
+				"replica last read it.",
 		}),
 		rolledBack: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "rollback_mode_active",
@@ -58,9 +59,11 @@ type openCount struct {
 }
 
 var countOpen = pg.Define(pg.RoleRecovery, "fleet.count_open", `
-	SELECT 'open' AS what, c.outcome AS name, count(*)::float8 AS count, b.engaged AS engaged, mesh.rolled_back() AS rolled_back FROM recovery.brake b
+	SELECT 'open' AS what, c.outcome AS name, count(*)::float8 AS count, b.engaged AS engaged,
+		mesh.rolled_back() AS rolled_back FROM recovery.brake b
 		LEFT JOIN recovery.recovery_record c ON c.ended_at IS NULL GROUP BY c.outcome, b.engaged
-	UNION ALL SELECT 'incident', i.kind, count(*)::float8, false, false FROM recovery.incident i WHERE i.closed_at IS NULL GROUP BY i.kind`)
+	UNION ALL SELECT 'incident', i.kind, count(*)::float8, false, false FROM recovery.incident i WHERE i.closed_at IS NULL
+		GROUP BY i.kind`)
 
 // Measure reads the numbers of open recoveries and incidents for the metrics.
 func (f *Fleet) Measure(ctx context.Context) error {

@@ -12,7 +12,8 @@ import (
 )
 
 var nodesAfter = pg.Define(pg.RoleRecovery, "identity.nodes_after", `
-	SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.node_id > $1::uuid ORDER BY i.node_id LIMIT $2`)
+	SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.node_id > $1::uuid ORDER BY i.node_id
+		LIMIT $2`)
 
 // Announced returns the source that announces the nodes again.
 func Announced() reannounce.Source {

@@ -72,7 +72,8 @@ func TestAnIssuedSerialWithAnotherKeyIsRefused(t *testing.T) {
 		t.Errorf("the node is %+v, was %+v", after, before)
 	}
 	var entries int
-	err = b.pool.QueryRow(b.ctx, `SELECT count(*) FROM events.event WHERE kind = $1 AND payload->>'action' = 'session.open' AND payload->>'outcome' = $2
+	err = b.pool.QueryRow(b.ctx, `SELECT count(*) FROM events.event
+		WHERE kind = $1 AND payload->>'action' = 'session.open' AND payload->>'outcome' = $2
 		AND payload->'details'->>'evidence' = 'forged_certificate' AND payload->'details'->>'key_fingerprint' = $3`,
 		audit.Kind, audit.Refused, hex.EncodeToString(forged.GetKeySha256())).Scan(&entries)
 	if err != nil {

@@ -124,7 +124,8 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	}
 	var events, gaps int
 	err = b.pool.QueryRow(b.ctx, `SELECT count(*), count(*) FILTER (WHERE aggregate_version <> n) FROM (
-		SELECT aggregate_version, row_number() OVER (ORDER BY seq) AS n FROM events.event WHERE aggregate_id = $1) e`, n.id).Scan(&events, &gaps)
+		SELECT aggregate_version, row_number() OVER (ORDER BY seq) AS n FROM events.event
+			WHERE aggregate_id = $1) e`, n.id).Scan(&events, &gaps)
 	if err != nil || events < 8 || gaps != 0 {
 		t.Fatalf("%d events, %d out of order: %v", events, gaps, err)
 	}

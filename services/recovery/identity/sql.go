@@ -24,10 +24,12 @@ var (
 		`SELECT mesh.clock() AS now, era, mesh.rolled_back() AS rolled_back FROM mesh.era`)
 
 	lockNodes = pg.Define(pg.RoleRecovery, "identity.lock_nodes", `
-		SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.node_id = ANY($1::uuid[]) ORDER BY i.node_id FOR NO KEY UPDATE`)
+		SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.node_id = ANY($1::uuid[]) ORDER BY i.node_id
+			FOR NO KEY UPDATE`)
 
 	lockByName = pg.Define(pg.RoleRecovery, "identity.lock_node_by_name", `
-		SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.name = $1 AND i.state <> 'retired' FOR NO KEY UPDATE`)
+		SELECT `+pg.Columns[storedRecord]("i")+` FROM recovery.identity i WHERE i.name = $1 AND i.state <> 'retired'
+			FOR NO KEY UPDATE`)
 
 	insertNode = pg.Define(pg.RoleRecovery, "identity.insert_node", `
 		INSERT INTO recovery.identity (node_id, name, state, state_by, state_reason, state_at, created_at, version,
@@ -36,22 +38,28 @@ var (
 
 	updateNodes = pg.Define(pg.RoleRecovery, "identity.update_nodes", `
 		UPDATE recovery.identity i SET
-			node_instance_id = n.node_instance_id, state = n.state, state_reason = n.state_reason, state_by = n.state_by, state_at = n.state_at,
+			node_instance_id = n.node_instance_id, state = n.state, state_reason = n.state_reason, state_by = n.state_by,
+				state_at = n.state_at,
 			alarm = n.alarm, fence_epoch = n.fence_epoch, fence_acked = n.fence_acked, told = n.told, told_acked = n.told_acked,
 			told_at = CASE WHEN n.told > i.told THEN mesh.clock() ELSE i.told_at END,
-			issued = n.issued, confirmed = n.confirmed, confirmed_session_id = n.confirmed_session_id, replaced_nonce = n.replaced_nonce,
+			issued = n.issued, confirmed = n.confirmed, confirmed_session_id = n.confirmed_session_id,
+				replaced_nonce = n.replaced_nonce,
 			current_serial = n.current_serial, next_serial = n.next_serial, certificate_not_after = n.certificate_not_after,
-			issuer_fingerprint = n.issuer_fingerprint, mints = n.mints, refused_registers = n.refused_registers, last_refusal = n.last_refusal,
-			authority_seq = n.authority_seq, join_keys = n.join_keys, version = n.version
-		FROM jsonb_to_recordset($1::jsonb) AS n (node_id uuid, node_instance_id uuid, state text, state_reason text, state_by text,
-			state_at timestamptz, alarm text, fence_epoch bigint, fence_acked bigint, told bigint, told_acked bigint, issued bigint,
+			issuer_fingerprint = n.issuer_fingerprint, mints = n.mints, refused_registers = n.refused_registers,
+				last_refusal = n.last_refusal, authority_seq = n.authority_seq, join_keys = n.join_keys, version = n.version
+		FROM jsonb_to_recordset($1::jsonb) AS n (node_id uuid, node_instance_id uuid, state text, state_reason text,
+			state_by text,
+			state_at timestamptz, alarm text, fence_epoch bigint, fence_acked bigint, told bigint, told_acked bigint,
+				issued bigint,
 			confirmed bigint, confirmed_session_id uuid, replaced_nonce text, current_serial text, next_serial text,
-			certificate_not_after timestamptz, issuer_fingerprint text, mints integer, refused_registers integer, last_refusal text,
-			authority_seq bigint, join_keys text[], version bigint)
+			certificate_not_after timestamptz, issuer_fingerprint text, mints integer, refused_registers integer,
+				last_refusal text, authority_seq bigint, join_keys text[], version bigint)
 		WHERE i.node_id = n.node_id AND i.version = n.version - 1`)
 
 	raiseGenerations = pg.Define(pg.RoleRecovery, "identity.raise_generations", `
-		UPDATE recovery.identity i SET issued = n.issued, join_keys = array_remove(array_remove(i.join_keys, $3), '`+noKey+`') || $3 FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, issued)
+		UPDATE recovery.identity i
+			SET issued = n.issued, join_keys = array_remove(array_remove(i.join_keys, $3),
+			'`+noKey+`') || $3 FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, issued)
 		WHERE i.node_id = n.node_id AND i.issued < n.issued`)
 
 	takeAuthorityLock = pg.Define(pg.RoleRecovery, "identity.take_authority_lock", `SELECT pg_advisory_xact_lock($1)`)
@@ -76,16 +84,19 @@ var readNeeding = pg.Define(pg.RoleRecovery, "identity.read_nodes_that_need_key"
 	WITH RECURSIVE sets AS (
 		(SELECT i.join_keys FROM recovery.identity i WHERE i.state <> 'retired' ORDER BY i.join_keys LIMIT 1)
 		UNION ALL
-		SELECT (SELECT i.join_keys FROM recovery.identity i WHERE i.state <> 'retired' AND i.join_keys > s.join_keys ORDER BY i.join_keys LIMIT 1)
+		SELECT (SELECT i.join_keys FROM recovery.identity i WHERE i.state <> 'retired' AND i.join_keys > s.join_keys
+			ORDER BY i.join_keys LIMIT 1)
 		FROM sets s WHERE s.join_keys IS NOT NULL
 	)
 	SELECT x.name FROM (
 		(SELECT i.name FROM sets s, LATERAL (
-			SELECT n.name FROM recovery.identity n WHERE n.state <> 'retired' AND n.join_keys >= s.join_keys AND n.join_keys <= s.join_keys
+			SELECT n.name FROM recovery.identity n
+				WHERE n.state <> 'retired' AND n.join_keys >= s.join_keys AND n.join_keys <= s.join_keys
 			ORDER BY n.join_keys LIMIT 4) i
 			WHERE $1 = ANY (s.join_keys) LIMIT 4)
 		UNION
-		(SELECT i.name FROM recovery.identity i WHERE $2 AND i.state <> 'retired' AND i.join_keys = '{}' AND i.issued > 0 ORDER BY i.join_keys LIMIT 4)
+		(SELECT i.name FROM recovery.identity i WHERE $2 AND i.state <> 'retired' AND i.join_keys = '{}' AND i.issued > 0
+			ORDER BY i.join_keys LIMIT 4)
 		UNION
 		(SELECT i.name FROM mesh.era e JOIN recovery.identity i ON i.confirmed < e.era << 40
 			WHERE e.era > 0 AND ($3::timestamptz < e.raised_at OR $4) AND i.state <> 'retired' AND i.issued > 0 LIMIT 4)
@@ -106,11 +117,12 @@ var (
 		UPDATE recovery.serial SET state = 'superseded', state_at = mesh.clock() WHERE node_id = $1 AND state = 'next'`)
 
 	supersedeSerials = pg.Define(pg.RoleRecovery, "identity.supersede_serials", `
-		UPDATE recovery.serial SET state = 'superseded', state_at = mesh.clock() WHERE serial = ANY($1) AND state = 'current'`)
+		UPDATE recovery.serial SET state = 'superseded', state_at = mesh.clock()
+			WHERE serial = ANY($1) AND state = 'current'`)
 
 	promoteSerials = pg.Define(pg.RoleRecovery, "identity.promote_serials", `
-		UPDATE recovery.serial s SET state = 'current', state_at = CASE WHEN state = 'next' THEN mesh.clock() ELSE state_at END,
-			ready_at = COALESCE(ready_at, mesh.clock())
+		UPDATE recovery.serial s SET state = 'current', state_at = CASE WHEN state = 'next' THEN mesh.clock() ELSE state_at
+			END, ready_at = COALESCE(ready_at, mesh.clock())
 		WHERE serial = ANY($1) AND state IN ('next', 'current') RETURNING `+pg.Columns[promoted]("s"))
 
 	insertSerial = pg.Define(pg.RoleRecovery, "identity.insert_serial", `
@@ -122,7 +134,8 @@ var (
 		UPDATE recovery.serial SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state <> 'revoked'`)
 
 	revokeTokens = pg.Define(pg.RoleRecovery, "identity.revoke_tokens", `
-		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state IN ('issued', 'used')`)
+		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock()
+			WHERE node_id = $1 AND state IN ('issued', 'used')`)
 
 	takeKeyLock = pg.Define(pg.RoleRecovery, "identity.take_key_lock", `
 		SELECT pg_advisory_xact_lock(hashtextextended('recovery.key/' || encode($1::bytea, 'hex'), 0))`)
@@ -137,13 +150,16 @@ var (
 		SELECT `+pg.Columns[storedOpened]("o")+` FROM recovery.session_open o WHERE o.session_id = ANY($1::uuid[])`)
 
 	insertSessions = pg.Define(pg.RoleRecovery, "identity.insert_opened_sessions", `
-		INSERT INTO recovery.session_open (session_id, node_id, node_instance_id, verdict, serial, put_for, replaces_nonce, replica_id, boot_id,
-			machine_id, remote_address, agent_version, generation, era, fence_epoch, key_id)
-		SELECT o.session_id, o.node_id, o.node_instance_id, o.verdict, o.serial, o.put_for, o.replaces_nonce, o.replica_id, o.boot_id, o.machine_id,
-			o.remote_address, o.agent_version, o.generation, o.era, o.fence_epoch, o.key_id
-		FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
-			$10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::bigint[], $16::text[]) AS o (session_id, node_id, node_instance_id, verdict,
-			serial, put_for, replaces_nonce, replica_id, boot_id, machine_id, remote_address, agent_version, generation, era, fence_epoch, key_id)`)
+		INSERT INTO recovery.session_open (session_id, node_id, node_instance_id, verdict, serial, put_for, replaces_nonce,
+			replica_id, boot_id, machine_id, remote_address, agent_version, generation, era, fence_epoch, key_id)
+		SELECT o.session_id, o.node_id, o.node_instance_id, o.verdict, o.serial, o.put_for, o.replaces_nonce, o.replica_id,
+			o.boot_id, o.machine_id, o.remote_address, o.agent_version, o.generation, o.era, o.fence_epoch, o.key_id
+		FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+			$9::text[],
+			$10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::bigint[], $16::text[]) AS o (session_id,
+				node_id, node_instance_id, verdict,
+			serial, put_for, replaces_nonce, replica_id, boot_id, machine_id, remote_address, agent_version, generation, era,
+				fence_epoch, key_id)`)
 
 	recordAnswer = pg.Define(pg.RoleRecovery, "identity.record_answer", `
 		UPDATE recovery.session_open SET answer = $2 WHERE session_id = $1 AND answer = ''`)

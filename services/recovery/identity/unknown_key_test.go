@@ -90,7 +90,8 @@ func TestAStateOfAnUnknownKeyWaitsAndHoldsNoNode(t *testing.T) {
 	if closed, err := keys.Sweep(b.ctx, b.pool); err != nil || !closed {
 		t.Fatalf("the incident was not closed: %v, %v", closed, err)
 	}
-	if got := b.text(`SELECT count(*) FILTER (WHERE closed_at IS NULL) || ' ' || min(closed_by) FROM recovery.incident`); got != "0 recovery" {
+	if got := b.text(`SELECT count(*) FILTER (WHERE closed_at IS NULL) || ' ' || min(closed_by)
+		FROM recovery.incident`); got != "0 recovery" {
 		t.Errorf("incidents: %s", got)
 	}
 }
@@ -163,7 +164,8 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	// After a restore the database has lost which keys signed the nodes' join states: each key from before it is needed by
 	// each node that has confirmed nothing since, and a key that was made after it by none of those.
 	if _, err := b.db.OwnerPool().Exec(b.ctx,
-		`UPDATE recovery.identity SET join_keys = ARRAY['another']; UPDATE mesh.era SET era = 1, raised_at = clock_timestamp()`); err != nil {
+		`UPDATE recovery.identity SET join_keys = ARRAY['another']; UPDATE mesh.era
+			SET era = 1, raised_at = clock_timestamp()`); err != nil {
 		t.Fatal(err)
 	}
 	after := func(key keyset.Key, want string) {

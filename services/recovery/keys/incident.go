@@ -30,8 +30,8 @@ const (
 	// incidentQuiet is the time without evidence after which an incident is closed. A node that waits tries far more
 	// often.
 	incidentQuiet = 10 * time.Minute
-	// mostOpen bounds the open incidents of key ids that the set of keys does not have, since a node may send any text as a
-	// key id. Those of the set are as many as its keys, and those of replicas as many as there are replicas.
+	// mostOpen bounds the open incidents of key ids that the set of keys does not have, since a node may send any text as
+	// a key id. Those of the set are as many as its keys, and those of replicas as many as there are replicas.
 	mostOpen = 8
 	// mostNodes bounds the nodes that an incident lists.
 	mostNodes = 32
@@ -61,7 +61,8 @@ var (
 	readClock = pg.Define(pg.RoleRecovery, "keys.read_clock", `SELECT mesh.clock()`)
 
 	readIncidents = pg.Define(pg.RoleRecovery, "keys.read_incidents", `
-		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = 'signing_keys' AND i.closed_at IS NULL ORDER BY i.key`)
+		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = 'signing_keys' AND i.closed_at IS NULL
+			ORDER BY i.key`)
 
 	readJoinStateKeys = pg.Define(pg.RoleRecovery, "keys.read_join_state_keys",
 		`SELECT k.key_id FROM mesh.signing_key k WHERE k.kind = 'join_state'`)
@@ -71,17 +72,21 @@ var (
 		WHERE i.kind = 'signing_keys' AND i.key = $1 AND i.closed_at IS NULL FOR UPDATE`)
 
 	insertIncident = pg.Define(pg.RoleRecovery, "keys.insert_incident", `
-		INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, node_ids, owner_layer, next_action, opened_at, last_seen_at)
-		VALUES ($1, 'signing_keys', $2, $3, $4, $5, $6, $7, $8, $8) ON CONFLICT (kind, key) WHERE closed_at IS NULL DO NOTHING`)
+		INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, node_ids, owner_layer, next_action,
+			opened_at, last_seen_at)
+		VALUES ($1, 'signing_keys', $2, $3, $4, $5, $6, $7, $8, $8) ON CONFLICT (kind, key)
+			WHERE closed_at IS NULL DO NOTHING`)
 
 	updateIncident = pg.Define(pg.RoleRecovery, "keys.update_incident", `
-		UPDATE recovery.incident SET summary = $2, node_ids = $3, last_seen_at = $4, count = $5, version = $6, next_action = $7
+		UPDATE recovery.incident
+			SET summary = $2, node_ids = $3, last_seen_at = $4, count = $5, version = $6, next_action = $7
 		WHERE incident_id = $1`)
 
 	endIncidents = pg.Define(pg.RoleRecovery, "keys.close_incidents", `
 		UPDATE recovery.incident i SET closed_at = mesh.clock(), closed_by = $3, version = version + 1
 		WHERE i.kind = 'signing_keys' AND i.closed_at IS NULL
-			AND (i.key = ANY($1) OR i.last_seen_at < mesh.clock() - make_interval(secs => $2)) RETURNING `+pg.Columns[incidentRow]("i"))
+			AND (i.key = ANY($1) OR i.last_seen_at < mesh.clock() - make_interval(secs => $2))
+				RETURNING `+pg.Columns[incidentRow]("i"))
 )
 
 // ReportUnknown opens an incident for each key that a replica lacks, or updates the open one. It reports whether it has
@@ -102,7 +107,8 @@ func ReportUnknown(ctx context.Context, tx pgx.Tx, replica string, seen []Unknow
 			Key: key, Nodes: byKey[key],
 			Summary: fmt.Sprintf("nodes show join states signed by key %s, which replica %s of recovery does not hold", key,
 				replica),
-			NextAction: fmt.Sprintf("copy the file of key %s into the join_state_keys directory of replica %s from one that holds it"+
+			NextAction: fmt.Sprintf("copy the file of key %s into the join_state_keys directory of replica %s from one that "+
+				"holds it"+
 				" (`gpuaas keys list` names them); the nodes wait until then", key, replica),
 		})
 	}
@@ -115,8 +121,8 @@ type Report struct {
 	Nodes                    []string
 }
 
-// Raise opens one incident for each key, or updates the open ones. It reports whether it has appended events. Of keys that
-// nodes name and the set of keys does not have, mostOpen incidents are open at most.
+// Raise opens one incident for each key, or updates the open ones. It reports whether it has appended events. Of keys
+// that nodes name and the set of keys does not have, mostOpen incidents are open at most.
 func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 	now, err := pg.Value[time.Time](ctx, tx, readClock)
 	if err != nil {
@@ -164,7 +170,9 @@ func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 }
 
 // keysOfSet returns the keys of join states that the set has, if a report of nodes would open an incident; else nil.
-func keysOfSet(ctx context.Context, tx pgx.Tx, open map[string]*incidentRow, reports []Report) (map[string]bool, error) {
+func keysOfSet(ctx context.Context, tx pgx.Tx, open map[string]*incidentRow, reports []Report) (map[string]bool,
+	error,
+) {
 	opens := func(r Report) bool { return len(r.Nodes) > 0 && open[r.Key] == nil }
 	if !slices.ContainsFunc(reports, opens) {
 		return nil, nil
@@ -278,7 +286,8 @@ func Sweep(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 				Key: h.Service + "/" + h.ReplicaID,
 				Summary: fmt.Sprintf("replica %s of %s cannot use a key: %s", h.ReplicaID, h.Service,
 					strings.Join(h.Problems, "; ")),
-				NextAction: "put the file right, or copy it from a replica that holds it (`gpuaas keys list`); the replica goes on with the keys" +
+				NextAction: "put the file right, or copy it from a replica that holds it (`gpuaas keys list`); the replica goes " +
+					"on with the keys" +
 					" that it loaded before, and does not start again without the one that signs",
 			})
 		}

@@ -62,12 +62,13 @@ func TestTheNextActionIsOfTheReplicaInTheSummary(t *testing.T) {
 	k.unknown("first", seen)
 	testkit.SetClockOffset(k.db, 2*time.Minute)
 	k.unknown("second", seen)
-	k.want("the incident", `SELECT (summary LIKE '%replica second %')::text || ' ' || (next_action LIKE '%replica second %')::text
+	k.want("the incident", `SELECT (summary LIKE '%replica second %')::text || ' ' ||
+		(next_action LIKE '%replica second %')::text
 		|| ' ' || count FROM recovery.incident WHERE closed_at IS NULL`, "true true 2")
 }
 
-// Scenario: a node sends join states of made-up keys. It opens eight incidents at most, and those of replicas that cannot
-// use a key are opened beside them.
+// Scenario: a node sends join states of made-up keys. It opens eight incidents at most, and those of replicas that
+// cannot use a key are opened beside them.
 func TestMadeUpKeysHideNoReplica(t *testing.T) {
 	k := newKit(t)
 	node := ids.New()
@@ -90,8 +91,8 @@ func TestMadeUpKeysHideNoReplica(t *testing.T) {
 	k.want("eleven minutes later", open, "0 0")
 }
 
-// Scenario: a node opens as many incidents of made-up keys as it may. A replica lacks two keys that are in the set, one of
-// them retired: each has its incident, and leaves the made-up ones no more room than before.
+// Scenario: a node opens as many incidents of made-up keys as it may. A replica lacks two keys that are in the set, one
+// of them retired: each has its incident, and leaves the made-up ones no more room than before.
 func TestMadeUpKeysHideNoKeyOfTheSet(t *testing.T) {
 	k := newKit(t)
 	liar, node := ids.New(), ids.New()
@@ -110,7 +111,8 @@ func TestMadeUpKeysHideNoKeyOfTheSet(t *testing.T) {
 			k.unknown("two", keys.Unknown{KeyID: fmt.Sprintf("made-up-%02d", made), NodeID: liar})
 		}
 	}
-	const open = `SELECT count(*) || ' ' || coalesce(string_agg(key, ' ' ORDER BY key) FILTER (WHERE key NOT LIKE 'made-up-%'), '')
+	const open = `SELECT count(*) || ' ' || coalesce(string_agg(key, ' '
+		ORDER BY key) FILTER (WHERE key NOT LIKE 'made-up-%'), '')
 		FROM recovery.incident WHERE closed_at IS NULL`
 	k.unknown("two", keys.Unknown{KeyID: "signs", NodeID: node})
 	lie()

@@ -323,9 +323,9 @@ func TestApplyChangesNothingInRollbackMode(t *testing.T) {
 }
 
 // Scenario: a person lengthened the recovery token's age, and the policy file lengthens the certificate after it. The
-// database is restored from a backup that lacks the longer age, so that the file does not fit what is stored; in another
-// mesh a value is stored that this build refuses, and the file has it too. Both meshes start in rollback mode; after the
-// acceptance each file is refused by its value.
+// database is restored from a backup that lacks the longer age, so that the file does not fit what is stored; in
+// another mesh a value is stored that this build refuses, and the file has it too. Both meshes start in rollback mode;
+// after the acceptance each file is refused by its value.
 func TestApplyValidatesNothingInRollbackMode(t *testing.T) {
 	for name, tc := range map[string]struct{ stored, file map[string]string }{
 		"the file does not fit the backup": {

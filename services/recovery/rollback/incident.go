@@ -55,14 +55,17 @@ type incidentRow struct {
 
 var (
 	lockIncident = pg.Define(pg.RoleRecovery, "rollback.lock_incident", `
-		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL FOR UPDATE`)
+		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i
+			WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL FOR UPDATE`)
 
 	insertIncident = pg.Define(pg.RoleRecovery, "rollback.insert_incident", `
-		INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, node_ids, owner_layer, next_action, opened_at, last_seen_at)
+		INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, node_ids, owner_layer, next_action,
+			opened_at, last_seen_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)`)
 
 	updateIncident = pg.Define(pg.RoleRecovery, "rollback.update_incident", `
-		UPDATE recovery.incident SET summary = $2, node_ids = $3, last_seen_at = $4, count = $5, version = $6 WHERE incident_id = $1`)
+		UPDATE recovery.incident SET summary = $2, node_ids = $3, last_seen_at = $4, count = $5, version = $6
+			WHERE incident_id = $1`)
 
 	endIncident = pg.Define(pg.RoleRecovery, "rollback.close_incident", `
 		UPDATE recovery.incident i SET closed_at = $3, closed_by = $4, version = version + 1

@@ -99,7 +99,8 @@ var (
 		SELECT x.kind, x.subject, $1::timestamptz, x.first_at, x.count, $2::timestamptz, x.remembered, x.known
 		FROM unnest($3::text[], $4::text[], $5::timestamptz[], $6::bigint[], $7::bigint[], $8::bigint[])
 			AS x (kind, subject, first_at, count, remembered, known)
-		WHERE NOT EXISTS (SELECT 1 FROM recovery.rollback_seen s WHERE s.kind = x.kind AND s.subject = x.subject AND s.since = $1
+		WHERE NOT EXISTS (SELECT 1 FROM recovery.rollback_seen s
+			WHERE s.kind = x.kind AND s.subject = x.subject AND s.since = $1
 			AND s.last_at > $2::timestamptz - make_interval(secs => $9) AND s.remembered = x.remembered AND s.known = x.known)
 		ON CONFLICT (kind, subject) DO UPDATE SET since = EXCLUDED.since,
 			first_at = CASE WHEN e.since = EXCLUDED.since THEN e.first_at ELSE EXCLUDED.first_at END,
@@ -168,8 +169,8 @@ func (m *Mode) save(ctx context.Context, tx pgx.Tx) error {
 }
 
 // add adds evidence to the row, and reports whether it changed anything. Evidence of a kind and subject that this mode
-// has counted already, whether the row still keeps it or not, is counted in its own count and not in the total. With the
-// same numbers it is counted once in evidenceEvery.
+// has counted already, whether the row still keeps it or not, is counted in its own count and not in the total. With
+// the same numbers it is counted once in evidenceEvery.
 func (m *Mode) add(ctx context.Context, tx pgx.Tx, list []Evidence, now time.Time) (bool, error) {
 	var kinds, subjects []string
 	var firsts []time.Time

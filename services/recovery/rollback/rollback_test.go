@@ -293,9 +293,9 @@ func TestEvidenceIsBounded(t *testing.T) {
 	k.want("many events", `SELECT (count(*) <= 8)::text FROM events.event WHERE kind = 'incident.changed'`, "true")
 }
 
-// Scenario: 100 nodes and a launch log report twice each, three times as much as the row keeps. Each is counted once, is
-// shown since its first report, and the summary names the launch log although its report is older than the 32 newest. In
-// the next mode all are new.
+// Scenario: 100 nodes and a launch log report twice each, three times as much as the row keeps. Each is counted once,
+// is shown since its first report, and the summary names the launch log although its report is older than the 32
+// newest. In the next mode all are new.
 func TestEvidenceThatIsReportedAgainIsNotAnother(t *testing.T) {
 	k := newKit(t)
 	k.report(ahead, "process", 3, 2)
@@ -314,7 +314,8 @@ func TestEvidenceThatIsReportedAgainIsNotAnother(t *testing.T) {
 		}
 	}
 	const counts = `SELECT evidence_total || ' ' || jsonb_array_length(evidence) || ' '
-		|| (SELECT string_agg(DISTINCT e ->> 'count', ',') FROM jsonb_array_elements(evidence) e WHERE e ->> 'kind' = 'node_ahead')
+		|| (SELECT string_agg(DISTINCT e ->> 'count', ',') FROM jsonb_array_elements(evidence) e
+			WHERE e ->> 'kind' = 'node_ahead')
 		|| ' ' || (SELECT string_agg(DISTINCT ((e ->> 'first')::timestamptz < (e ->> 'last')::timestamptz)::text, ',')
 			FROM jsonb_array_elements(evidence) e WHERE e ->> 'kind' = 'node_ahead') FROM recovery.rollback`
 	record()
@@ -326,7 +327,8 @@ func TestEvidenceThatIsReportedAgainIsNotAnother(t *testing.T) {
 		t.Errorf("the launch log again: %d in total, first %v", m.GetEvidenceTotal(), m.GetEvidence()[0])
 	}
 	record()
-	k.want("summary", `SELECT (summary LIKE 'nodes and the launch log remember more%')::text FROM recovery.incident`, "true")
+	k.want("summary", `SELECT (summary LIKE 'nodes and the launch log remember more%')::text
+		FROM recovery.incident`, "true")
 	k.mustAccept()
 	k.want("kept after the acceptance", `SELECT count(*)::text FROM recovery.rollback_seen`, "0")
 	for i := range list {
@@ -374,8 +376,8 @@ func (k *kit) record(list ...rollback.Evidence) int {
 	return statements
 }
 
-// Scenario: a fleet connects in batches after a restore. The row that every batch locks is locked for the same number of
-// statements whether one node of the batch is evidence or each of them, also if one is in the batch twice.
+// Scenario: a fleet connects in batches after a restore. The row that every batch locks is locked for the same number
+// of statements whether one node of the batch is evidence or each of them, also if one is in the batch twice.
 func TestABatchOfEvidenceIsWrittenTogether(t *testing.T) {
 	k := newKit(t)
 	evidence := func(remembered int64) rollback.Evidence {
@@ -399,8 +401,8 @@ func TestABatchOfEvidenceIsWrittenTogether(t *testing.T) {
 		FROM recovery.rollback`, twice.Subject+" 4")
 }
 
-// Scenario: nodes show the same numbers again. Within a minute nothing is written; another number is written at once, of
-// that node alone; later each is counted once more.
+// Scenario: nodes show the same numbers again. Within a minute nothing is written; another number is written at once,
+// of that node alone; later each is counted once more.
 func TestUnchangedEvidenceIsWrittenOnceAMinute(t *testing.T) {
 	k := newKit(t)
 	list := make([]rollback.Evidence, 50)
@@ -410,7 +412,8 @@ func TestUnchangedEvidenceIsWrittenOnceAMinute(t *testing.T) {
 	written := func() string {
 		t.Helper()
 		var out string
-		if err := k.pool.QueryRow(k.ctx, `SELECT r.version || ' ' || r.xmin || ' ' || (SELECT string_agg(DISTINCT s.xmin::text, ',')
+		if err := k.pool.QueryRow(k.ctx, `SELECT r.version || ' ' || r.xmin || ' ' ||
+			(SELECT string_agg(DISTINCT s.xmin::text, ',')
 			FROM recovery.rollback_seen s) FROM recovery.rollback r`).Scan(&out); err != nil {
 			t.Fatal(err)
 		}

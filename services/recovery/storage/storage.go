@@ -28,7 +28,8 @@ const (
 	layer      = commonv1.OwnerLayer_OWNER_LAYER_DATABASE
 	closedBy   = "recovery"
 	nextAction = "give the database more room and set storage.limit_mebibytes to it; or shorten the terms of history " +
-		"(`gpuaas retention status` shows what each keeps, and what holds the event log) and rewrite the tables when it is cut " +
+		"(`gpuaas retention status` shows what each keeps, and what holds the event log) and rewrite the tables when it " +
+		"is cut " +
 		"(VACUUM FULL), for their files do not shrink by themselves"
 )
 
@@ -61,7 +62,8 @@ var (
 		FROM (SELECT) one
 		LEFT JOIN (
 			SELECT x.bytes, x.at FROM (
-				(SELECT 1 AS place, s.bytes, s.at FROM mesh.storage_sample s WHERE s.at <= mesh.clock() - interval '1 day' ORDER BY s.at DESC LIMIT 1)
+				(SELECT 1 AS place, s.bytes, s.at FROM mesh.storage_sample s WHERE s.at <= mesh.clock() - interval '1 day'
+					ORDER BY s.at DESC LIMIT 1)
 				UNION ALL (SELECT 2, s.bytes, s.at FROM mesh.storage_sample s ORDER BY s.at LIMIT 1)
 			) x ORDER BY x.place LIMIT 1) o ON true
 		LEFT JOIN (SELECT s.limit_bytes FROM mesh.storage_sample s WHERE s.volume AND s.at > mesh.clock() - interval '1 hour'
@@ -70,13 +72,16 @@ var (
 	// keepSample inserts a sample and deletes those older than a week.
 	keepSample = pg.Define(pg.RoleRecovery, "storage.keep_sample", `
 		WITH old AS (DELETE FROM mesh.storage_sample s WHERE s.at < mesh.clock() - interval '7 days')
-		INSERT INTO mesh.storage_sample (at, bytes, limit_bytes, bytes_per_day, problem, volume) VALUES (mesh.clock(), $1, $2, $3, $4, $5)`)
+		INSERT INTO mesh.storage_sample (at, bytes, limit_bytes, bytes_per_day, problem, volume)
+			VALUES (mesh.clock(), $1, $2, $3, $4, $5)`)
 
 	lockIncident = pg.Define(pg.RoleRecovery, "storage.lock_incident", `
-		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = 'storage' AND i.closed_at IS NULL FOR UPDATE`)
+		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = 'storage' AND i.closed_at IS NULL
+			FOR UPDATE`)
 
 	insertIncident = pg.Define(pg.RoleRecovery, "storage.insert_incident", `
-		INSERT INTO recovery.incident AS i (incident_id, kind, key, severity, summary, node_ids, owner_layer, next_action, opened_at, last_seen_at)
+		INSERT INTO recovery.incident AS i (incident_id, kind, key, severity, summary, node_ids, owner_layer, next_action,
+			opened_at, last_seen_at)
 		VALUES ($1, 'storage', 'database', $2, $3, '{}', $4, $5, mesh.clock(), mesh.clock())
 		ON CONFLICT (kind, key) WHERE closed_at IS NULL DO NOTHING RETURNING `+pg.Columns[incidentRow]("i"))
 

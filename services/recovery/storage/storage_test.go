@@ -28,8 +28,10 @@ func TestProblem(t *testing.T) {
 		"grows fast":         {storage.Size{Bytes: 60 * gib, Limit: 100 * gib, Was: 10 * gib, Span: week}, true, true},
 		"grows fast and new": {storage.Size{Bytes: 20 * gib, Limit: 100 * gib, Was: 0, Span: 24 * time.Hour}, false, false},
 		"not watched enough": {storage.Size{Bytes: 60 * gib, Limit: 100 * gib, Was: 50 * gib, Span: time.Hour}, false, false},
-		"seven and a half":   {storage.Size{Bytes: 40 * gib, Limit: 100 * gib, Was: 32 * gib, Span: 24 * time.Hour}, false, true},
-		"shrinks":            {storage.Size{Bytes: 60 * gib, Limit: 100 * gib, Was: 70 * gib, Span: week}, false, false},
+		"seven and a half": {
+			storage.Size{Bytes: 40 * gib, Limit: 100 * gib, Was: 32 * gib, Span: 24 * time.Hour}, false, true,
+		},
+		"shrinks": {storage.Size{Bytes: 60 * gib, Limit: 100 * gib, Was: 70 * gib, Span: week}, false, false},
 	} {
 		if got := c.size.Problem(false); (got != "") != c.ill {
 			t.Errorf("%s: problem %q, want one: %t", name, got, c.ill)

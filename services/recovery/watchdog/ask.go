@@ -89,7 +89,8 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 				return err
 			}
 			if op.GetOperationId() == r.RunID {
-				r.Withheld, r.WithheldBy = "the stalled operation still owns the workspace and was joined: it is not fought; cancel it, or wait for its deadline", withheldByOwner
+				r.Withheld, r.WithheldBy = "the stalled operation still owns the workspace and was joined: it is not fought; "+
+					"cancel it, or wait for its deadline", withheldByOwner
 				if r.Step == instanceStep || r.Trigger == triggerRegister {
 					next := now.Add(min(joinedAgain, w.cfg.RefusedMost))
 					r.NextAt = &next

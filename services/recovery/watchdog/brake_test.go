@@ -42,7 +42,8 @@ func (k *kit) whileHeld(fn func() error) error {
 			return nil
 		default:
 		}
-		if n := k.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND usename = 'recovery'`); n != 1 {
+		if n := k.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+			AND usename = 'recovery'`); n != 1 {
 			return errors.New("nothing waits for the row")
 		}
 		return nil
@@ -50,7 +51,8 @@ func (k *kit) whileHeld(fn func() error) error {
 	if !waited {
 		k.t.Fatalf("it ended while another build held the row of the brake: %v", err)
 	}
-	_, err = tx.Exec(k.ctx, `UPDATE recovery.brake SET engaged = true, since = mesh.clock(), affected = affected + 3, version = version + 1`)
+	_, err = tx.Exec(k.ctx, `UPDATE recovery.brake
+		SET engaged = true, since = mesh.clock(), affected = affected + 3, version = version + 1`)
 	k.must(err)
 	k.must(tx.Commit(k.ctx))
 	return <-ended

@@ -134,7 +134,8 @@ func (j *evaluation) budgets(ctx context.Context) error {
 		i := &fleet.Incident{
 			Kind: kindChurn, Key: by, Severity: commonv1.Severity_SEVERITY_P1,
 			OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
-			NextAction: "find out why recreating did not last: `gpuaas workspaces recoveries WS` and the timeline; then recreate by hand or decommission",
+			NextAction: "find out why recreating did not last: `gpuaas workspaces recoveries WS` and the timeline; then " +
+				"recreate by hand or decommission",
 		}
 		for _, r := range list {
 			i.About(r.TenantID, r.WorkspaceID, r.NodeID)

@@ -214,7 +214,8 @@ func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-// forget deletes rows that no rule reads, since what they describe has ended, most of them once they are older than after.
+// forget deletes rows that no rule reads, since what they describe has ended, most of them once they are older than
+// after.
 func forget(ctx context.Context, tx pgx.Tx, after time.Duration) error {
 	for _, over := range forgottenByRule {
 		if _, err := pg.Exec(ctx, tx, over); err != nil {

@@ -109,7 +109,8 @@ func TestPersonReleasesTheBrake(t *testing.T) {
 	}
 	k.round()
 	k.wantAsked(3) // and it does not engage again for failures from before its release
-	if n := k.count(`SELECT count(*) FROM events.event WHERE kind = 'audit.recorded' AND payload->>'action' = 'brake.release' AND payload->>'actor' = 'ada'`); n != 1 {
+	if n := k.count(`SELECT count(*) FROM events.event
+		WHERE kind = 'audit.recorded' AND payload->>'action' = 'brake.release' AND payload->>'actor' = 'ada'`); n != 1 {
 		t.Fatalf("%d entries of the release", n)
 	}
 	// A second wave of failures engages it.

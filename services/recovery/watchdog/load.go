@@ -72,8 +72,9 @@ func (s *subject) unit() string {
 	return s.WorkspaceID
 }
 
-const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.step, %[1]s.stalled, %[1]s.stuck_reason, %[1]s.requester, %[1]s.cancel_by,
-	%[1]s.error_code, %[1]s.error, %[1]s.error_layer, %[1]s.parent_run, %[1]s.created_at, %[1]s.finished_at`
+const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.step, %[1]s.stalled,
+	%[1]s.stuck_reason, %[1]s.requester, %[1]s.cancel_by, %[1]s.error_code, %[1]s.error, %[1]s.error_layer,
+	%[1]s.parent_run, %[1]s.created_at, %[1]s.finished_at`
 
 // upToDate is the greatest age in seconds of unread events at which sessions and beats still count as of one time.
 // Sessions come as events and beats are read from their table: a node whose session moved while its events were unread
@@ -91,9 +92,11 @@ WITH RECURSIVE listening AS (
 ), fresh AS (
 	SELECT p.replica_id FROM mesh.replica p WHERE `+replicas.Listens("p")+`
 ), server AS (
-	(SELECT w.served_by FROM recovery.watch_workspace w WHERE w.state = 'active' AND w.served_by IS NOT NULL ORDER BY w.served_by LIMIT 1)
+	(SELECT w.served_by FROM recovery.watch_workspace w
+		WHERE w.state = 'active' AND w.served_by IS NOT NULL ORDER BY w.served_by LIMIT 1)
 	UNION ALL
-	SELECT (SELECT w.served_by FROM recovery.watch_workspace w WHERE w.state = 'active' AND w.served_by > s.served_by ORDER BY w.served_by LIMIT 1)
+	SELECT (SELECT w.served_by FROM recovery.watch_workspace w
+		WHERE w.state = 'active' AND w.served_by > s.served_by ORDER BY w.served_by LIMIT 1)
 	FROM server s WHERE s.served_by IS NOT NULL
 ), wanted AS (
 	SELECT c.workspace_id FROM recovery.recovery_record c WHERE c.ended_at IS NULL
@@ -106,9 +109,11 @@ WITH RECURSIVE listening AS (
 		WHERE EXISTS (SELECT FROM fresh) AND s.served_by NOT IN (SELECT f.replica_id FROM fresh f)
 )
 SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.state_at, w.epoch, w.run_id,
-	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text, w.register_failures, w.register_failing_since, w.last_error_code,
-	w.last_error, v.node_id IS NOT NULL, EXISTS (SELECT FROM fresh) AND `+events.UnreadSQL("recovery", ConsumerName)+` <= `+upToDate+`,
-	GREATEST(COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l)), COALESCE(lost.reason, ''), COALESCE(d.state, ''), COALESCE(i.state, ''),
+	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text,
+	w.register_failures, w.register_failing_since, w.last_error_code, w.last_error, v.node_id IS NOT NULL,
+	EXISTS (SELECT FROM fresh) AND `+events.UnreadSQL("recovery", ConsumerName)+` <= `+upToDate+`,
+	GREATEST(COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l)), COALESCE(lost.reason, ''),
+		COALESCE(d.state, ''), COALESCE(i.state, ''),
 	`+fmt.Sprintf(runFieldsSQL, "r")+`, `+fmt.Sprintf(runFieldsSQL, "o")+`
 FROM wanted x
 JOIN recovery.watch_workspace w USING (workspace_id)
@@ -120,7 +125,8 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
 	SELECT max(CASE WHEN s.serving THEN COALESCE(p.beat_at, s.since) ELSE s.since END) AS since,
 		(array_agg(s.close_reason ORDER BY s.generation DESC, s.version DESC))[1] AS reason
-	FROM recovery.watch_session s LEFT JOIN mesh.replica p USING (replica_id) WHERE s.node_id = COALESCE(w.node_id, i.node_id)
+	FROM recovery.watch_session s LEFT JOIN mesh.replica p USING (replica_id)
+		WHERE s.node_id = COALESCE(w.node_id, i.node_id)
 ) lost ON true
 LEFT JOIN recovery.identity d ON d.node_id = COALESCE(w.node_id, i.node_id)
 LEFT JOIN recovery.watch_run r ON r.run_id = w.run_id

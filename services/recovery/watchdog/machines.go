@@ -25,7 +25,8 @@ func (j *evaluation) machines(ctx context.Context) error {
 				i = &fleet.Incident{
 					Kind: kindMachine, Key: s.NodeID, Severity: commonv1.Severity_SEVERITY_P1,
 					OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
-					NextAction: "restart the machine or its agent; its workspaces come back with it. To move them, recreate each with a fenced proof",
+					NextAction: "restart the machine or its agent; its workspaces come back with it. To move them, recreate each " +
+						"with a fenced proof",
 				}
 				lost[s.NodeID] = i
 			}
@@ -33,7 +34,8 @@ func (j *evaluation) machines(ctx context.Context) error {
 		}
 	}
 	for node, i := range lost {
-		i.Summary = fmt.Sprintf("machine %s cannot be reached; its %d workspaces are kept: nothing proves that their work has ended", node, len(i.Workspaces))
+		i.Summary = fmt.Sprintf("machine %s cannot be reached; its %d workspaces are kept: nothing proves that their work "+
+			"has ended", node, len(i.Workspaces))
 		if err := j.fleet.Raise(ctx, i); err != nil {
 			return err
 		}

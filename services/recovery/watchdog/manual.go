@@ -30,9 +30,11 @@ type manualRecovery struct {
 var findManual = pg.Define(pg.RoleRecovery, "watchdog.find_manual_recoveries", `
 	SELECT `+pg.Columns[manualRecovery]("")+`
 	FROM recovery.watch_run r JOIN recovery.watch_workspace w USING (workspace_id)
-	JOIN LATERAL (SELECT b.* FROM recovery.watch_run b WHERE b.workspace_id = r.workspace_id AND b.created_at < r.created_at
+	JOIN LATERAL (SELECT b.* FROM recovery.watch_run b
+		WHERE b.workspace_id = r.workspace_id AND b.created_at < r.created_at
 		ORDER BY b.created_at DESC LIMIT 1) p ON p.state = 'failed'
-	WHERE r.state = 'succeeded' AND r.kind IN ('retry', 'recreate') AND r.finished_at > mesh.clock() - make_interval(secs => $1)
+	WHERE r.state = 'succeeded' AND r.kind IN ('retry', 'recreate')
+		AND r.finished_at > mesh.clock() - make_interval(secs => $1)
 		AND NOT starts_with(r.requester, $2)
 		AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.operation_id = r.run_id)
 		AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)`)

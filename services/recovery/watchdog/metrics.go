@@ -37,7 +37,9 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		asked: counter("watchdog_requests_total", "Recreations that this replica asked lifecycle for, by its answer.",
 			"outcome", answerStarted, answerJoined, answerRefused, answerUnanswered),
 		withheld: counter("watchdog_withheld_total",
-			"Recoveries that this replica began to hold back, by what holds them: a budget of recreations, the brake, a decision.", "by", withheldLabel(scopeWorkspace+":"), withheldLabel(scopePlacement+":"), withheldByBrake, withheldByIdentity,
+			"Recoveries that this replica began to hold back, by what holds them: a budget of recreations, the brake, a "+
+				"decision.",
+			"by", withheldLabel(scopeWorkspace+":"), withheldLabel(scopePlacement+":"), withheldByBrake, withheldByIdentity,
 			withheldByMachine, withheldByOwner, withheldByPerson, withheldByDeafness, withheldByAttempts),
 		ended: counter("watchdog_recoveries_ended_total", "Recoveries that this replica saw end, by outcome.", "outcome",
 			names.Of(outcomeRecovered), names.Of(outcomeFailed)),

@@ -23,7 +23,8 @@ func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 		id := ids.New()
 		_, err := k.db.OwnerPool().Exec(k.ctx,
 			`INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, owner_layer, next_action,
-				opened_at, last_seen_at, count) VALUES ($1, 'machine_unreachable', $2, $3, 's', $4, 'n', mesh.clock(), mesh.clock(), 1)`,
+				opened_at, last_seen_at, count)
+					VALUES ($1, 'machine_unreachable', $2, $3, 's', $4, 'n', mesh.clock(), mesh.clock(), 1)`,
 			id, key, severity, layer)
 		k.must(err)
 		return id

@@ -90,17 +90,23 @@ var (
 		SELECT `+pg.Columns[recordRow]("c")+` FROM recovery.recovery_record c WHERE c.record_id = $1 FOR UPDATE`)
 
 	lockOpenRecords = pg.Define(pg.RoleRecovery, "watchdog.lock_open_records", `
-		SELECT `+pg.Columns[recordRow]("c")+` FROM recovery.recovery_record c WHERE c.ended_at IS NULL ORDER BY c.record_id FOR UPDATE`)
+		SELECT `+pg.Columns[recordRow]("c")+` FROM recovery.recovery_record c WHERE c.ended_at IS NULL ORDER BY c.record_id
+			FOR UPDATE`)
 
 	insertRecord = pg.Define(pg.RoleRecovery, "watchdog.insert_record", `
-		INSERT INTO recovery.recovery_record (record_id, workspace_id, workspace, tenant_id, trigger, outcome, step, error_code, cause,
-			what_worked, operation_id, detected_at, started_at, ended_at, user_impact, correlation_id, unit, placement, node_id, run_id, attempts, by_person)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, NULLIF($19, '')::uuid, $20, $21, $22)
+		INSERT INTO recovery.recovery_record (record_id, workspace_id, workspace, tenant_id, trigger, outcome, step,
+			error_code, cause,
+			what_worked, operation_id, detected_at, started_at, ended_at, user_impact, correlation_id, unit, placement, node_id,
+				run_id, attempts, by_person)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, NULLIF($19, '')::uuid, $20,
+			$21, $22)
 		ON CONFLICT (workspace_id) WHERE ended_at IS NULL DO NOTHING`)
 
 	updateRecord = pg.Define(pg.RoleRecovery, "watchdog.update_record", `
-		UPDATE recovery.recovery_record SET trigger = $3, outcome = $4, step = $5, error_code = $6, cause = $7, what_worked = $8, operation_id = $9,
-			withheld_because = $10, withheld_by = $11, next_at = $12, started_at = $13, ended_at = $14, user_impact = $15, attempts = $16, asked = $17,
+		UPDATE recovery.recovery_record
+			SET trigger = $3, outcome = $4, step = $5, error_code = $6, cause = $7, what_worked = $8, operation_id = $9,
+			withheld_because = $10, withheld_by = $11, next_at = $12, started_at = $13, ended_at = $14, user_impact = $15,
+				attempts = $16, asked = $17,
 			answered = $18, following = $19, by_person = $20, refusals = $21, last_failure = $22, asked_epoch = $23,
 			version = version + 1
 		WHERE record_id = $1 AND version = $2 AND ended_at IS NULL RETURNING version`)

@@ -59,8 +59,10 @@ func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
 var holdLease = pg.Define(pg.RoleRecovery, "watchdog.hold_lease", `
 	WITH taken AS (
 		UPDATE recovery.watchdog_lease SET holder = $1, until = mesh.clock() + make_interval(secs => $2)
-		WHERE until <= mesh.clock() OR (holder = $1 AND until <= mesh.clock() + make_interval(secs => $2 * 2 / 3)) RETURNING 1)
-	SELECT EXISTS (SELECT FROM taken) OR EXISTS (SELECT FROM recovery.watchdog_lease WHERE holder = $1 AND until > mesh.clock())`)
+		WHERE until <= mesh.clock() OR (holder = $1 AND until <= mesh.clock() + make_interval(secs => $2 * 2 / 3))
+			RETURNING 1)
+	SELECT EXISTS (SELECT FROM taken) OR EXISTS (SELECT FROM recovery.watchdog_lease
+		WHERE holder = $1 AND until > mesh.clock())`)
 
 // hold takes or keeps the lease, and reports whether this replica has it. The lease is renewed only when a third of it
 // has passed.
@@ -311,7 +313,8 @@ func (j *evaluation) step(ctx context.Context, r *record, s *subject) (bool, err
 func (j *evaluation) withheld(r *record, s *subject) bool {
 	switch {
 	case j.fleet.Engaged():
-		r.withhold(withheldByBrake, "the fleet brake is engaged: too much failed at once for single causes; otherwise lifecycle would be asked to recreate the workspace", nil)
+		r.withhold(withheldByBrake, "the fleet brake is engaged: too much failed at once for single causes; otherwise "+
+			"lifecycle would be asked to recreate the workspace", nil)
 	case s.Identity != "" && s.Identity != "active" && s.Identity != "pending" && s.Identity != "retired":
 		r.withhold(withheldByIdentity,
 			"the identity of its node is "+s.Identity+

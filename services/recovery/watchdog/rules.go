@@ -61,7 +61,8 @@ func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
 		if s.CloseReason != "" {
 			r.Cause += ", closed as " + s.CloseReason
 		}
-		r.Impact = "the workspace could not be managed; what ran in it may have gone on running until its instance was replaced"
+		r.Impact = "the workspace could not be managed; what ran in it may have gone on running until its instance was " +
+			"replaced"
 	}
 	return r
 }

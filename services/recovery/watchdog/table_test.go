@@ -30,7 +30,8 @@ func TestStatesAreSpelledAsTheirEnums(t *testing.T) {
 	} {
 		var text string
 		k.must(k.db.OwnerPool().QueryRow(k.ctx, `SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c
-			WHERE c.conrelid = ('recovery.' || $1)::regclass AND c.conname = $1 || '_' || $2 || '_check'`, tt.table, tt.column).Scan(&text))
+			WHERE c.conrelid = ('recovery.' || $1)::regclass
+				AND c.conname = $1 || '_' || $2 || '_check'`, tt.table, tt.column).Scan(&text))
 		var got []string
 		for _, m := range regexp.MustCompile(`'([a-z_0-9]+)'`).FindAllStringSubmatch(text, -1) {
 			got = append(got, m[1])
@@ -115,9 +116,12 @@ func TestRoundOverAFleetIsShort(t *testing.T) {
 	k := newKit(t)
 	k.beat()
 	for _, sql := range []string{
-		`INSERT INTO recovery.watch_workspace SELECT gen_random_uuid(), 1, gen_random_uuid(), 't', 'w' || n, 'active', mesh.clock(), 1, 'r' || n,
+		`INSERT INTO recovery.watch_workspace
+			SELECT gen_random_uuid(), 1, gen_random_uuid(), 't', 'w' || n, 'active', mesh.clock(), 1, 'r' || n,
 			md5('node' || n)::uuid, 'process', 0, NULL, '', '' FROM generate_series(1, 10000) n`,
-		`INSERT INTO recovery.watch_instance SELECT w.workspace_id, 1, 1, gen_random_uuid(), 'live', 'process', w.node_id, mesh.clock() FROM recovery.watch_workspace w`,
+		`INSERT INTO recovery.watch_instance
+			SELECT w.workspace_id, 1, 1, gen_random_uuid(), 'live', 'process', w.node_id, mesh.clock()
+			FROM recovery.watch_workspace w`,
 		`INSERT INTO recovery.watch_session SELECT gen_random_uuid(), 1, w.node_id, '` + k.replica +
 			`', 1, true, mesh.clock(), '' FROM recovery.watch_workspace w`,
 	} {

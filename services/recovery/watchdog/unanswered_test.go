@@ -33,7 +33,8 @@ func (k *kit) unanswered(tenant, name string, where commonv1.PlacementDriver) *i
 func (k *kit) wantWithdrawn() {
 	k.t.Helper()
 	k.wantAsked(1)
-	if n := k.count(`SELECT count(*) FROM recovery.churn_bucket b WHERE b.scope = 'workspace' AND b.tokens < 3.99`); n != 0 {
+	if n := k.count(`SELECT count(*) FROM recovery.churn_bucket b
+		WHERE b.scope = 'workspace' AND b.tokens < 3.99`); n != 0 {
 		k.t.Fatal("the request that was withdrawn has not given its token back")
 	}
 	if n := k.count(`SELECT count(*) FROM recovery.recovery_record WHERE asked <> answered`); n != 0 {

@@ -31,7 +31,8 @@ func TestUnknownValuesStopNoOtherRecovery(t *testing.T) {
 	k.listen(130 * time.Second)
 	k.settle()
 	k.wantAsked(2)
-	if n := k.count(`SELECT count(*) FROM recovery.recovery_record WHERE ended_at IS NULL AND outcome = 'withheld'`); n != 1 {
+	if n := k.count(`SELECT count(*) FROM recovery.recovery_record
+		WHERE ended_at IS NULL AND outcome = 'withheld'`); n != 1 {
 		t.Errorf("%d recoveries are as they were stored", n)
 	}
 }

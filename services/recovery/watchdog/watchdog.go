@@ -68,8 +68,8 @@ type Config struct {
 
 var defaults = Config{
 	Every: time.Second, Lease: 15 * time.Second, Settle: 5 * time.Second, Timeout: 5 * time.Second,
-	RefusedFirst: 15 * time.Second, RefusedMost: 5 * time.Minute, RegisterFailures: 3, RegisterFor: time.Minute, Attempts: 3,
-	PersonFor: time.Hour, ForgetAfter: 24 * time.Hour,
+	RefusedFirst: 15 * time.Second, RefusedMost: 5 * time.Minute, RegisterFailures: 3, RegisterFor: time.Minute,
+	Attempts: 3, PersonFor: time.Hour, ForgetAfter: 24 * time.Hour,
 }
 
 // Watchdog of one replica. All replicas run one; the holder of the lease acts.

@@ -80,15 +80,18 @@ var (
 
 	noteSuspects = pg.Define(pg.RoleRecovery, "wave.note_suspects", `
 		INSERT INTO recovery.suspect AS s (node_id, reason, first_at, last_at)
-		SELECT DISTINCT ON (n.node_id) n.node_id, n.reason, mesh.clock(), mesh.clock() FROM unnest($1::uuid[], $2::text[]) AS n (node_id, reason)
+		SELECT DISTINCT ON (n.node_id) n.node_id, n.reason, mesh.clock(), mesh.clock()
+			FROM unnest($1::uuid[], $2::text[]) AS n (node_id, reason)
 		ORDER BY n.node_id
 		ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, last_at = excluded.last_at, times = s.times + 1,
-			first_at = CASE WHEN s.last_at <= excluded.last_at - make_interval(secs => $3) THEN excluded.first_at ELSE s.first_at END`)
+			first_at = CASE WHEN s.last_at <= excluded.last_at - make_interval(secs => $3) THEN excluded.first_at ELSE s.first_at
+				END`)
 
 	// The active nodes are counted only if their number can decide, and only up to the number at which it does.
 	readState = pg.Define(pg.RoleRecovery, "wave.read_state", `
 		SELECT b.engaged, s.suspects, CASE WHEN s.suspects <= $2 THEN 0 ELSE (SELECT count(*)::int FROM (
-			SELECT FROM recovery.identity i WHERE i.state = 'active' LIMIT ceil((s.suspects + 1) / $3::float8)::bigint) f) END AS fleet
+			SELECT FROM recovery.identity i WHERE i.state = 'active' LIMIT ceil((s.suspects + 1) / $3::float8)::bigint) f)
+				END AS fleet
 		FROM recovery.brake b CROSS JOIN LATERAL (SELECT count(*)::int AS suspects FROM recovery.suspect x
 			WHERE x.last_at > mesh.clock() - make_interval(secs => $1) AND x.first_at > COALESCE(b.released_at, '-infinity')) s`)
 

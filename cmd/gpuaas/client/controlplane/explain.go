@@ -30,7 +30,8 @@ var ReasonView = output.View[*readmodelv1.ReasonText]{
 // ExplainCommand returns the command that explains reasons.
 func ExplainCommand(p *kit.Program) *cobra.Command {
 	reason := &cobra.Command{
-		Use: "reason [CODE]", Short: "Explain a reason: what it means, whom it affects, who repairs it, what to do; without a code, all reasons",
+		Use: "reason [CODE]", Short: "Explain a reason: what it means, whom it affects, who repairs it, what to do; " +
+			"without a code, all reasons",
 		Example: "  gpuaas explain reason certificate_expired", Args: cobra.MaximumNArgs(1),
 		ValidArgs: reasonCodes(),
 		RunE: p.Local(func(_ context.Context, pr *output.Printer, args []string) error {

@@ -26,7 +26,9 @@ var KeyView = output.View[*recoveryv1.SigningKey]{
 		{Title: "KEY", Path: "key_id"},
 		{Title: "STATE", Path: "state"},
 		{Title: "SINCE", Drop: 1, Moves: true, Path: "since"},
-		{Title: "HELD BY", Drop: 2, Of: func(_ *output.Printer, k *recoveryv1.SigningKey) string { return heldBy(k.GetHeldBy()) }},
+		{Title: "HELD BY", Drop: 2, Of: func(_ *output.Printer, k *recoveryv1.SigningKey) string {
+			return heldBy(k.GetHeldBy())
+		}},
 		{Title: "NEEDED BY", Text: true, Path: "needed_by"},
 		{Title: "FILE", Path: "file", Wide: true},
 		{Title: "MADE", Path: "made_at", Wide: true},
@@ -78,9 +80,12 @@ func KeysCommand(p *kit.Program) *cobra.Command {
 func keysList(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the signing keys with their states, the replicas that hold them, and what still needs them",
-		Long: "List the signing keys. A key is verify_only until each replica that must verify with it holds it, and of task_signing each agent,\n" +
-			"then signing; the one before is verifying_after until nothing that it signed is outstanding, then retired (docs/keys.md). Under\n" +
-			"the list stand the files that replicas refuse. Live replicas are those that have reported within 30 s. The keys of services are the\n" +
+		Long: "List the signing keys. A key is verify_only until each replica that must verify with it holds it, and of " +
+			"task_signing each agent,\n" +
+			"then signing; the one before is verifying_after until nothing that it signed is outstanding, then retired " +
+			"(docs/keys.md). Under\n" +
+			"the list stand the files that replicas refuse. Live replicas are those that have reported within 30 s. The keys " +
+			"of services are the\n" +
 			"issuers of services' certificates; the one before the present is needed while a replica shows a certificate of it.",
 		Example: "  gpuaas keys list\n  gpuaas keys list -o json --jq '.items[] | select(.state == \"signing\") | .key_id'",
 		Args:    kit.Args(),
@@ -98,10 +103,13 @@ func keysList(p *kit.Program) *cobra.Command {
 // issuerSteps are the manual steps to introduce the next issuer of services.
 var issuerSteps = []string{
 	"make the next issuer, and a cross certificate: one for its key and name, issued by the present issuer",
-	"add both certificates to tls.ca_file of each replica of lifecycle, behind what is there; the other services learn them from the set",
+	"add both certificates to tls.ca_file of each replica of lifecycle, behind what is there; the other services learn " +
+		"them from the set",
 	"wait until `gpuaas keys list` shows the issuer as signing",
-	"replace tls.cert_file and tls.key_file of each service by a certificate of the next issuer; one that comes too early is not shown",
-	"wait until `gpuaas keys list` shows the issuer before as retired, and take it out of each tls.ca_file and of profile.ca_file",
+	"replace tls.cert_file and tls.key_file of each service by a certificate of the next issuer; one that comes too " +
+		"early is not shown",
+	"wait until `gpuaas keys list` shows the issuer before as retired, and take it out of each tls.ca_file and of " +
+		"profile.ca_file",
 }
 
 func keysRotate(p *kit.Program) *cobra.Command {
@@ -110,12 +118,17 @@ func keysRotate(p *kit.Program) *cobra.Command {
 		Use: "rotate KIND", Short: "Ask for the next key of a kind; it signs once each replica holds it",
 		Long: "Ask for the next key of a kind: " + strings.Join(names.Spellings[recoveryv1.KeyKind](), ", ") +
 			". The service that signs makes it within seconds, and\n" +
-			"`gpuaas keys list` shows how far it is. Nothing is restarted. Where replicas have directories of their own, copy the new file to each:\n" +
-			"the key does not sign before. The key of task_signing waits for the agents that are connected too, and for those of an earlier build,\n" +
-			"which cannot learn it: NEEDED BY names them. A second rotation is refused until the first is through. No service has the key of the\n" +
-			"issuer of services: for that kind the command prints which files to replace, and in what order. Needs the role security.",
-		Example: "  gpuaas keys rotate join_state --reason 'yearly' --dry-run\n  gpuaas keys rotate assertion --reason 'a laptop was lost'",
-		Args:    kit.Args("KIND"), ValidArgs: names.Spellings[recoveryv1.KeyKind](),
+			"`gpuaas keys list` shows how far it is. Nothing is restarted. Where replicas have directories of their own, " +
+			"copy the new file to each:\n" +
+			"the key does not sign before. The key of task_signing waits for the agents that are connected too, and for " +
+			"those of an earlier build,\n" +
+			"which cannot learn it: NEEDED BY names them. A second rotation is refused until the first is through. No " +
+			"service has the key of the\n" +
+			"issuer of services: for that kind the command prints which files to replace, and in what order. Needs the role " +
+			"security.",
+		Example: "  gpuaas keys rotate join_state --reason 'yearly' --dry-run\n  gpuaas keys rotate assertion --reason 'a " +
+			"laptop was lost'",
+		Args: kit.Args("KIND"), ValidArgs: names.Spellings[recoveryv1.KeyKind](),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			kind, err := names.Parse[recoveryv1.KeyKind](args[0])
 			if err != nil {
@@ -134,7 +147,8 @@ func keysRotate(p *kit.Program) *cobra.Command {
 				for i, step := range issuerSteps {
 					human.Note(s.Err, "%d. %s", i+1, step)
 				}
-				human.Note(s.Err, "for a mesh of dev, cluster or compose: `gpuaas issuer next --dir DIR` does 1 and 2, `issuer renew` 4, `issuer forget` the last part of 5")
+				human.Note(s.Err, "for a mesh of dev, cluster or compose: `gpuaas issuer next --dir DIR` does 1 and 2, `issuer "+
+					"renew` 4, `issuer forget` the last part of 5")
 			}
 			if req.GetDryRun() {
 				human.Note(s.Err, "nothing was changed: the next key of %s can be asked for", args[0])

@@ -39,8 +39,10 @@ func reportLines(r *readmodelv1.ProjectionReport) [][2]string {
 func projectionsVerify(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "verify", Short: "Compare the rows that are shown with what the events make; exit code 5 if they differ",
-		Long: "Make the projections anew beside the real ones, from the events that stand, and compare both. Nothing is changed. Once events were cut at\n" +
-			"the end of their term, the rows that the rest of them tell of are compared (docs/retention.md). The request may take ten minutes, unless\n" +
+		Long: "Make the projections anew beside the real ones, from the events that stand, and compare both. Nothing is " +
+			"changed. Once events were cut at\n" +
+			"the end of their term, the rows that the rest of them tell of are compared (docs/retention.md). The request may " +
+			"take ten minutes, unless\n" +
 			"--request-timeout says otherwise.",
 		Example: "  gpuaas projections verify", Args: kit.Args(),
 		PreRun: p.Patient,
@@ -77,8 +79,10 @@ func projectionsVerify(p *kit.Program) *cobra.Command {
 func projectionsRebuild(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "rebuild", Short: "Make the rows that are shown anew from the events",
-		Long: "Make the projections anew and put them in the place of the old. Once events were cut at the end of their term, the services announce their\n" +
-			"live rows first, and what is over and of which no event tells any more stays as it is. Lists show the old rows until the new ones are\n" +
+		Long: "Make the projections anew and put them in the place of the old. Once events were cut at the end of their " +
+			"term, the services announce their\n" +
+			"live rows first, and what is over and of which no event tells any more stays as it is. Lists show the old rows " +
+			"until the new ones are\n" +
 			"complete, and nothing newer meanwhile. The request may take ten minutes, unless --request-timeout says otherwise.",
 		Example: "  gpuaas projections rebuild", Args: kit.Args(),
 		PreRun: p.Patient,

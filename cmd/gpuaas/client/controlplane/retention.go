@@ -19,7 +19,9 @@ var RetentionView = output.View[*readmodelv1.RetentionCut]{
 	Columns: []output.Column[*readmodelv1.RetentionCut]{
 		{Title: "SERVICE", Path: "service"},
 		{Title: "ROWS", Path: "cut"},
-		{Title: "TERM", Of: func(_ *output.Printer, c *readmodelv1.RetentionCut) string { return spelledTerm(c.GetTermSeconds()) }},
+		{Title: "TERM", Of: func(_ *output.Printer, c *readmodelv1.RetentionCut) string {
+			return spelledTerm(c.GetTermSeconds())
+		}},
 		{Title: "CUT", Path: "rows"},
 		{Title: "OLDEST", Drop: 2, Moves: true, Path: "oldest_at"},
 		{Title: "LAST WALK", Drop: 1, Moves: true, Path: "done_at"},
@@ -73,8 +75,10 @@ func RetentionCommand(p *kit.Program) *cobra.Command {
 func retentionStatus(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the terms of history, what was cut at their end, and the size of the event log",
-		Long: "Show each kind of rows that has a term: the term by its policy key, the rows cut so far, the oldest row that is left, and the last walk\n" +
-			"that came to its end (docs/retention.md). Under the list stand the size of the event log, the oldest event that is parked, which keeps\n" +
+		Long: "Show each kind of rows that has a term: the term by its policy key, the rows cut so far, the oldest row " +
+			"that is left, and the last walk\n" +
+			"that came to its end (docs/retention.md). Under the list stand the size of the event log, the oldest event that " +
+			"is parked, which keeps\n" +
 			"all events behind it, and the lag: how long ago the slowest of the walks came to its end.",
 		Example: "  gpuaas retention status\n  gpuaas retention status -o json --jq '.lag_seconds'",
 		Args:    kit.Args(),

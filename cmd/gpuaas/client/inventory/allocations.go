@@ -113,9 +113,11 @@ func forceReleaseCommand(p *kit.Program) *cobra.Command {
 	req := &lifecyclev1.ForceReleaseRequest{}
 	var proof string
 	cmd := &cobra.Command{
-		Use: "force-release ALLOC", Short: "Free an allocation on your own statement that nothing of it runs; what cannot be cleaned becomes orphan claims",
-		Example: "  gpuaas allocations force-release 0192f0c1-0000-7000-8000-000000000001 --expected-fence 5 --fenced-proof powered_off --ack-orphan CLAIM --reason 'rack 12 is dead' --dry-run",
-		Args:    kit.Args("ALLOC"),
+		Use: "force-release ALLOC", Short: "Free an allocation on your own statement that nothing of it runs; what cannot " +
+			"be cleaned becomes orphan claims",
+		Example: "  gpuaas allocations force-release 0192f0c1-0000-7000-8000-000000000001 --expected-fence 5 " +
+			"--fenced-proof powered_off --ack-orphan CLAIM --reason 'rack 12 is dead' --dry-run",
+		Args: kit.Args("ALLOC"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			given, err := kit.ParseEnum[commonv1.FencedProof]("fenced-proof", proof)
 			if err != nil {
@@ -194,7 +196,8 @@ func losesAllocation(s *kit.Session, req *lifecyclev1.ForceReleaseRequest) func(
 			name = kit.FullName(w.GetWorkspace())
 		}
 		return kit.Question{Name: name, Lost: []string{
-			fmt.Sprintf("The slot and the GPUs of %s will be free for others, on your statement that nothing of it runs any more.", name),
+			fmt.Sprintf("The slot and the GPUs of %s will be free for others, on your statement that nothing of it runs "+
+				"any more.", name),
 			"What could not be cleaned stays behind as orphan claims. If something does run, two workspaces share a machine.",
 		}}, nil
 	}

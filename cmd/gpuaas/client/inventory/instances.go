@@ -57,9 +57,12 @@ func instanceWorkspace(i *lifecyclev1.Instance) string {
 func endInstanceCommand(p *kit.Program) *cobra.Command {
 	req := &lifecyclev1.EndInstanceRequest{}
 	cmd := &cobra.Command{
-		Use: "end INSTANCE", Short: "End an instance that its placement runs and whose workspace is not known here; its data is lost",
-		Long: "End an instance that its placement runs and that this mesh cannot account for, as `gpuaas instances list` shows it with an unknown workspace:\n" +
-			"after a restore, for example, what was launched after the backup. INSTANCE is its id or the provider's. An instance of a workspace that is in use\n" +
+		Use: "end INSTANCE", Short: "End an instance that its placement runs and whose workspace is not known here; its " +
+			"data is lost",
+		Long: "End an instance that its placement runs and that this mesh cannot account for, as `gpuaas instances list` " +
+			"shows it with an unknown workspace:\n" +
+			"after a restore, for example, what was launched after the backup. INSTANCE is its id or the provider's. An " +
+			"instance of a workspace that is in use\n" +
 			"is refused: recreating or decommissioning the workspace ends it.",
 		Example: "  gpuaas instances end 0192f0c1-0000-7000-8000-000000000001 --reason 'launched after the backup' --yes",
 		Args:    kit.Args("INSTANCE"),
@@ -123,7 +126,8 @@ func InstancesCommand(p *kit.Program) *cobra.Command {
 	)
 	ls := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"},
-		Short: "List live and ended instances with their workspace, epoch and provider id; `unknown` is a workspace that this mesh does not know", Example: "  gpuaas instances list --workspace acme/demo2 --live", Args: kit.Args(),
+		Short: "List live and ended instances with their workspace, epoch and provider id; `unknown` is a workspace that " +
+			"this mesh does not know", Example: "  gpuaas instances list --workspace acme/demo2 --live", Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
 			id, err := s.WorkspaceID(ctx, workspace)
 			if err != nil {

@@ -105,7 +105,9 @@ func (p *Program) Patient(cmd *cobra.Command, _ []string) {
 }
 
 // Local is Run for a command that needs no connection.
-func (p *Program) Local(fn func(ctx context.Context, pr *output.Printer, args []string) error) func(*cobra.Command, []string) error {
+func (p *Program) Local(
+	fn func(ctx context.Context, pr *output.Printer, args []string) error,
+) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 		defer stop()

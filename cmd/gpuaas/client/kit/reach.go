@@ -53,8 +53,10 @@ func (s *Session) foundElse(err error) (string, string) {
 		return public, "correct --trust-domain or the context, if this is the mesh that you mean; else name another server"
 	}
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		public := s.server + " was reached, but its certificate is not from the authority that is trusted here: it belongs to another mesh, or is no mesh"
-		return public, "if the mesh was made anew, start it again or write its context anew; else correct --server, --context or --ca-file"
+		public := s.server + " was reached, but its certificate is not from the authority that is trusted here: it " +
+			"belongs to another mesh, or is no mesh"
+		return public, "if the mesh was made anew, start it again or write its context anew; else correct --server, " +
+			"--context or --ca-file"
 	}
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
 		return fmt.Sprintf("%s was reached, but its certificate is not valid: %v", s.server, invalid),

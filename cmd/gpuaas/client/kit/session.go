@@ -101,7 +101,8 @@ func (p *Program) target() (Target, error) {
 		c = contexts.Context{}
 	}
 	if caFile != "" && tokenFile == "" && (c.CAPEM != "" || c.CAFile != "") {
-		return Target{}, fmt.Errorf("--ca-file trusts another authority than context %q: its token is not sent there; name --token-file too", c.Name)
+		return Target{}, fmt.Errorf("--ca-file trusts another authority than context %q: its token is not sent there; "+
+			"name --token-file too", c.Name)
 	}
 	t := Target{
 		Server:      cmp.Or(server, c.Server),
@@ -142,7 +143,8 @@ func loadContext(name string) (contexts.Context, error) {
 	}
 	c, err := file.Get(name)
 	if errors.Is(err, contexts.ErrUnknown) && name == "" {
-		return contexts.Context{}, errors.New("no server: start one with `gpuaas dev`, choose a context with `gpuaas config use-context NAME`, or name --server, --ca-file and --token-file")
+		return contexts.Context{}, errors.New("no server: start one with `gpuaas dev`, choose a context with `gpuaas " +
+			"config use-context NAME`, or name --server, --ca-file and --token-file")
 	}
 	if errors.Is(err, contexts.ErrUnknown) {
 		return contexts.Context{}, NoContext(name)

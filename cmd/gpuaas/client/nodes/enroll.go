@@ -48,7 +48,8 @@ func enrollCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "enroll --name N --out DIR", Short: "Issue a bootstrap bundle for a new machine",
 		Long: "Issue a bootstrap bundle for a new machine: a token that is good once, where to enrol, and what to trust.\n" +
-			"The token is written to DIR only; without --out it is printed as data, and only where -o json, jsonl or yaml asks for it.",
+			"The token is written to DIR only; without --out it is printed as data, and only where -o json, jsonl or yaml " +
+			"asks for it.",
 		Example: "  gpuaas nodes enroll --name rack1-07 --out ./bundle",
 		Args:    kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
@@ -56,7 +57,8 @@ func enrollCommand(p *kit.Program) *cobra.Command {
 				return exit.Usage(errors.New("enroll needs --name N"))
 			}
 			if out == "" && !s.Structured() {
-				return exit.Usage(errors.New("the bundle holds a token: name a directory with --out DIR, or take it as data with -o json"))
+				return exit.Usage(errors.New("the bundle holds a token: name a directory with --out DIR, or take it as data " +
+					"with -o json"))
 			}
 			if out != "" {
 				// The directory is made before the token exists, because a token that cannot be written is lost.

@@ -50,8 +50,10 @@ func identityCommand(p *kit.Program, verb recoveryv1.IdentityVerb, short string)
 
 // nodeLostBy has the text about the loss for each decision about a node that must be confirmed.
 var nodeLostBy = map[recoveryv1.IdentityVerb]string{
-	recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE:  "%s will be locked out: it gets no session and no work, and only the security role lets it in again. What runs there goes on.",
-	recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE: "The identity of %s will be ended for good: the machine can come back only as a new node.",
+	recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE: "%s will be locked out: it gets no session and no work, and only the " +
+		"security role lets it in again. What runs there goes on.",
+	recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE: "The identity of %s will be ended for good: the machine can come " +
+		"back only as a new node.",
 }
 
 // losesNode returns the question about a node, whose name is the node's, and puts the node's id in the reference. It

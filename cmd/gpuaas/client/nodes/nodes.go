@@ -40,7 +40,9 @@ var View = output.View[*readmodelv1.Node]{
 	More: []output.Column[*readmodelv1.Node]{
 		{Title: "NEXT ACTION", Path: "next_action"},
 		{Title: "SINCE", Path: "since"},
-		{Title: "identity: state", Of: func(pr *output.Printer, n *readmodelv1.Node) string { return identityText(pr, n.GetIdentity()) }},
+		{Title: "identity: state", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
+			return identityText(pr, n.GetIdentity())
+		}},
 		{Title: "identity: certificate", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
 			id := n.GetIdentity()
 			return human.OnlyIf(id.GetCurrentSerial() != "",

@@ -21,7 +21,8 @@ const (
 	uuidOne   = "01a202da-fe6f-713c-ac64-0f4e1b6a9d31"
 	uuidTwo   = "01a202da-fe70-7c11-9a02-77c1d2e3f405"
 	uuidThree = "01a202e6-0b1c-7a55-8d3e-1b6a9d310c64"
-	longError = "launch_box: the box did not start: exec: \"/opt/trainer/bin/serve\": stat /opt/trainer/bin/serve: no such file or directory"
+	longError = "launch_box: the box did not start: exec: \"/opt/trainer/bin/serve\": stat /opt/trainer/bin/serve: no " +
+		"such file or directory"
 )
 
 // shown is one list with values as long as they are in use.

@@ -49,12 +49,16 @@ func createCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create NAME --role R",
 		Short: "Make a person; the token goes into a context or a directory, and is printed nowhere",
-		Long: "Make a person. The token is written, readable by you alone, into a context of your contexts file, or with --out into a\n" +
+		Long: "Make a person. The token is written, readable by you alone, into a context of your contexts file, or with " +
+			"--out into a\n" +
 			"directory to hand over: contexts.yaml, ca.pem, token, and authorization, a header for curl and buf.\n" +
-			"It is printed nowhere and the mesh keeps only its hash. A context of this mesh whose token is good no more gives way, as does that of the same\n" +
+			"It is printed nowhere and the mesh keeps only its hash. A context of this mesh whose token is good no more " +
+			"gives way, as does that of the same\n" +
 			"person when the request is repeated with its --idempotency-key; any other stays.\n" +
-			"Roles: viewer reads; tenant reads and operates what is its tenant's; operator includes viewer and tenant, and operates\n" +
-			"the fleet; security includes viewer, and decides about people and identities. You give only what your roles include:\n" +
+			"Roles: viewer reads; tenant reads and operates what is its tenant's; operator includes viewer and tenant, and " +
+			"operates\n" +
+			"the fleet; security includes viewer, and decides about people and identities. You give only what your roles " +
+			"include:\n" +
 			"a person of the role tenant is made by somebody who has operator besides security.",
 		Example: "  gpuaas people create ana --role tenant --tenant acme --expires 7d\n" +
 			"  gpuaas people create ci --role viewer --expires 30d --out ./ci",
@@ -188,8 +192,10 @@ func endCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "end PERSON", Short: "End a person: the token is good no more, and their watches end",
 		Long: "End a person. PERSON is the name, the id, or six or more characters that one id begins or ends with.\n" +
-			"Requests are refused from then on; watches end at once, or within two seconds where another replica serves them.\n" +
-			"The person stays listed for thirty days; one who has been ended already stays as they are. A person with the role security is ended only if another\n" +
+			"Requests are refused from then on; watches end at once, or within two seconds where another replica serves " +
+			"them.\n" +
+			"The person stays listed for thirty days; one who has been ended already stays as they are. A person with the " +
+			"role security is ended only if another\n" +
 			"has it for a day more.",
 		Example: "  gpuaas people end ana --reason 'left the team' --yes", Args: kit.Args("PERSON"),
 		ValidArgsFunction: kit.OnlyFirst(completePeople(p)),

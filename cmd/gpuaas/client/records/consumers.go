@@ -34,10 +34,13 @@ var ConsumerView = output.View[*readmodelv1.EventConsumer]{
 func eventsConsumers(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "consumers", Short: "List the consumers of events, where each stands, and how many live replicas run it",
-		Long: "List the consumers of events of all services. Events behind the slowest one are kept, whatever their term: one with no replica that has\n" +
-			"not read them keeps them for ever. `gpuaas events forget` ends that. A replica is alive if it has reported within 30 s.",
-		Example: "  gpuaas events consumers\n  gpuaas events consumers -o json --jq '.items[] | select(.replicas == 0) | .consumer'",
-		Args:    kit.Args(),
+		Long: "List the consumers of events of all services. Events behind the slowest one are kept, whatever their term: " +
+			"one with no replica that has\n" +
+			"not read them keeps them for ever. `gpuaas events forget` ends that. A replica is alive if it has reported " +
+			"within 30 s.",
+		Example: "  gpuaas events consumers\n  gpuaas events consumers -o json --jq '.items[] | select(.replicas == 0) | " +
+			".consumer'",
+		Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
 			answer, err := s.Client.Events.ListConsumers(ctx, &readmodelv1.ListConsumersRequest{})
 			if err != nil {
@@ -52,8 +55,10 @@ func eventsForget(p *kit.Program) *cobra.Command {
 	req := &readmodelv1.ForgetConsumerRequest{}
 	cmd := &cobra.Command{
 		Use: "forget CONSUMER", Short: "Forget a consumer that no build runs any more, so that no events are kept for it",
-		Long: "Forget a consumer of events, SERVICE/NAME as `gpuaas events consumers` shows it: its position and what it has parked. Events are kept for\n" +
-			"it no longer. It is refused while a live replica runs the consumer, and until it has not moved for ten minutes. Each call removes up to 10,000\n" +
+		Long: "Forget a consumer of events, SERVICE/NAME as `gpuaas events consumers` shows it: its position and what it " +
+			"has parked. Events are kept for\n" +
+			"it no longer. It is refused while a live replica runs the consumer, and until it has not moved for ten minutes. " +
+			"Each call removes up to 10,000\n" +
 			"parked events, and says if some are left. A service that runs the consumer later begins at the oldest event.",
 		Example: "  gpuaas events forget lifecycle/row-witness --reason 'no build has it any more' --dry-run",
 		Args:    kit.Args("CONSUMER"),
@@ -98,7 +103,8 @@ func losesConsumer(s *kit.Session, req *readmodelv1.ForgetConsumerRequest) func(
 		}
 		c := answer.GetConsumer()
 		return kit.Question{Name: req.GetConsumer(), Lost: []string{
-			fmt.Sprintf("The consumer %s will be forgotten: %d positions that it has not read, and %d events that it has parked, are kept for it no longer.",
+			fmt.Sprintf("The consumer %s will be forgotten: %d positions that it has not read, and %d events that it has "+
+				"parked, are kept for it no longer.",
 				req.GetConsumer(), c.GetBehind(), c.GetParked()),
 		}}, nil
 	}

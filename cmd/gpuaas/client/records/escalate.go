@@ -56,7 +56,8 @@ func EscalateCommand(p *kit.Program) *cobra.Command {
 				return exit.Usage(errors.New("--out is needed: the file to write"))
 			}
 			if out == "-" {
-				return exit.Usage(errors.New("--out -: a bundle is written to a file, which is checked before it gets its name; a file named - is ./-"))
+				return exit.Usage(errors.New("--out -: a bundle is written to a file, which is checked before it gets its name; " +
+					"a file named - is ./-"))
 			}
 			file, err := claimFile(out)
 			if err != nil {

@@ -63,9 +63,12 @@ func eventsShow(p *kit.Program) *cobra.Command {
 	req := &readmodelv1.ListEventsRequest{}
 	cmd := &cobra.Command{
 		Use: "show [POSITION]", Short: "Show the event at a position, or those from one on, with their messages as JSON",
-		Long: "Show the event at a position of the log, or with --since those from a position on, oldest first. What stands in an event as bytes is\n" +
-			"printed as JSON. What an earlier build stored as JSON is withheld: it may have values of environments. It is for operators.",
-		Example: "  gpuaas events show 1099511627800\n  gpuaas events show --since 1099511627776 --type run.changed --limit 20\n" +
+		Long: "Show the event at a position of the log, or with --since those from a position on, oldest first. What " +
+			"stands in an event as bytes is\n" +
+			"printed as JSON. What an earlier build stored as JSON is withheld: it may have values of environments. It is " +
+			"for operators.",
+		Example: "  gpuaas events show 1099511627800\n  gpuaas events show --since 1099511627776 --type run.changed " +
+			"--limit 20\n" +
 			"  gpuaas events show --since 1099511627776 -o json --jq '.items[].body'",
 		Args: cobra.MaximumNArgs(1),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {

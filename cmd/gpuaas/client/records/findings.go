@@ -34,8 +34,12 @@ var FindingView = output.View[*lifecyclev1.Finding]{
 		{Title: "WORKSPACE", Path: "workspace|workspace_id", Wide: true},
 		{Title: "NODE", Path: "node_name|node_id", Wide: true},
 		{Title: "LAST SEEN", Moves: true, Path: "last_seen_at", Wide: true},
-		{Title: "BEFORE", Wide: true, Of: func(_ *output.Printer, f *lifecyclev1.Finding) string { return evidence(f.GetBefore()) }},
-		{Title: "AFTER", Wide: true, Of: func(_ *output.Printer, f *lifecyclev1.Finding) string { return evidence(f.GetAfter()) }},
+		{Title: "BEFORE", Wide: true, Of: func(_ *output.Printer, f *lifecyclev1.Finding) string {
+			return evidence(f.GetBefore())
+		}},
+		{Title: "AFTER", Wide: true, Of: func(_ *output.Printer, f *lifecyclev1.Finding) string {
+			return evidence(f.GetAfter())
+		}},
 		{Title: "RESOLVED", Path: "resolved_at", Wide: true},
 		{Title: "ACKNOWLEDGED", Wide: true, Of: func(_ *output.Printer, f *lifecyclev1.Finding) string {
 			return human.OnlyIf(f.GetAcknowledgedBy() != "", "by "+f.GetAcknowledgedBy()+": "+f.GetAcknowledgeReason())
@@ -133,8 +137,9 @@ func FindingsCommand(p *kit.Program) *cobra.Command {
 	req := &readmodelv1.ListFindingsRequest{}
 	ls := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"},
-		Short:   "List what the sweeps found: contradictions between rows and resources, and rows changed by hand",
-		Example: "  gpuaas findings list\n  gpuaas findings list --all -o json\n  gpuaas findings list --workspace acme/demo2 -o wide", Args: kit.Args(),
+		Short: "List what the sweeps found: contradictions between rows and resources, and rows changed by hand",
+		Example: "  gpuaas findings list\n  gpuaas findings list --all -o json\n  gpuaas findings list --workspace " +
+			"acme/demo2 -o wide", Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
 			return kit.Show(ctx, s, page, kit.Source[*lifecyclev1.Finding]{
 				View:  FindingView,
@@ -169,8 +174,9 @@ func acknowledgeCommand(p *kit.Program) *cobra.Command {
 	req := &lifecyclev1.AcknowledgeFindingRequest{}
 	cmd := &cobra.Command{
 		Use: "acknowledge FINDING", Aliases: []string{"ack"},
-		Short:   "Say that a row changed by hand was looked at; refused while the row stands as it was changed",
-		Example: "  gpuaas findings acknowledge 0192f0c1-0000-7000-8000-000000000001 --reason 'the state was set by the runbook of 12 May'", Args: kit.Args("FINDING"),
+		Short: "Say that a row changed by hand was looked at; refused while the row stands as it was changed",
+		Example: "  gpuaas findings acknowledge 0192f0c1-0000-7000-8000-000000000001 --reason 'the state was set by the " +
+			"runbook of 12 May'", Args: kit.Args("FINDING"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			var err error
 			if req.FindingId, err = s.ID(ctx, kit.KindFinding, args[0]); err != nil {

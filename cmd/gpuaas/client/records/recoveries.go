@@ -39,7 +39,8 @@ var RecoveryView = output.View[*recoveryv1.RecoveryRecord]{
 func RecoveriesCommand(p *kit.Program) *cobra.Command {
 	var page kit.Paging
 	cmd := &cobra.Command{
-		Use: "recoveries WS", Short: "Show how the workspace was brought back, or why it was not: step, cause, what worked, time and impact",
+		Use: "recoveries WS", Short: "Show how the workspace was brought back, or why it was not: step, cause, what " +
+			"worked, time and impact",
 		Example:           "  gpuaas workspaces recoveries acme/demo2\n  gpuaas workspaces recoveries acme/demo2 -o wide",
 		Args:              kit.Args("WS"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),

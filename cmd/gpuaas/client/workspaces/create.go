@@ -53,10 +53,13 @@ func (f *specFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.ports, "port", nil,
 		"[NAME=]PORT that the workload listens on; 0 picks one and gives it as PORT; repeat it for more")
 	flags.StringArrayVar(&f.env, "env", nil,
-		"NAME=VALUE in the workload's environment, the place for secrets: the value is stored encrypted and never shown; repeat it for more. "+
-			"LD_* and CUDA_VISIBLE_DEVICES are forbidden; GPUAAS_*, DATABASE_URL, PGSCHEMA and the variables of its ports are the platform's")
+		"NAME=VALUE in the workload's environment, the place for secrets: the value is stored encrypted and never shown; "+
+			"repeat it for more. "+
+			"LD_* and CUDA_VISIBLE_DEVICES are forbidden; GPUAAS_*, DATABASE_URL, PGSCHEMA and the variables of its ports "+
+			"are the platform's")
 	flags.StringVar(&f.ready, "ready-path", "",
-		"the workload is ready when GET of this path on its first port succeeds; without it, when that port takes a connection")
+		"the workload is ready when GET of this path on its first port succeeds; without it, when that port takes a "+
+			"connection")
 	flags.DurationVar(&f.minUptime, "min-uptime", 0,
 		"the workload is ready only once it has run for this long, at most 5m (default 2s without --port, 0s with one)")
 	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively")
@@ -99,7 +102,8 @@ func (f *specFlags) spec(changed func(string) bool, stdin io.Reader) (*lifecycle
 	case err != nil:
 		return nil, exit.Usage(err)
 	case workload != nil && len(spec.GetWorkloads()) > 0:
-		return nil, exit.Usage(errors.New("--spec has workloads already: --image, --command, --arg, --port, --env, --ready-path and --min-uptime describe another"))
+		return nil, exit.Usage(errors.New("--spec has workloads already: --image, --command, --arg, --port, --env, " +
+			"--ready-path and --min-uptime describe another"))
 	case workload != nil:
 		spec.Workloads = []*nodev1.Workload{workload}
 	}
@@ -109,7 +113,8 @@ func (f *specFlags) spec(changed func(string) bool, stdin io.Reader) (*lifecycle
 func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, error) {
 	if f.image == "" && len(f.command) == 0 {
 		if len(f.args)+len(f.ports)+len(f.env) > 0 || f.ready != "" || changed("min-uptime") {
-			return nil, errors.New("--arg, --port, --env, --ready-path and --min-uptime belong to a workload: name --image or --command")
+			return nil, errors.New("--arg, --port, --env, --ready-path and --min-uptime belong to a workload: name --image " +
+				"or --command")
 		}
 		return nil, nil
 	}
@@ -223,22 +228,31 @@ func createCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create NAME --tenant T", Short: "Provision a workspace, or join the provisioning of the same one",
 		Long: "Provision a workspace. Without a spec it runs the built-in demo workload.\n" +
-			"Asking again for the same name with the same spec joins the operation under way; with another spec it is refused.\n\n" +
-			"Values of --env, and of env in --spec, are secrets: they are stored encrypted, given to the agent that runs the workload, and shown to nobody\n" +
-			"again. Their names are shown. What a workload prints of them is masked in its output, but for values shorter than four bytes: those are printed as\n" +
-			"they are. Everything else is public: commands and arguments (--command, --arg) are stored as they are given and shown to\n" +
+			"Asking again for the same name with the same spec joins the operation under way; with another spec it is " +
+			"refused.\n\n" +
+			"Values of --env, and of env in --spec, are secrets: they are stored encrypted, given to the agent that runs the " +
+			"workload, and shown to nobody\n" +
+			"again. Their names are shown. What a workload prints of them is masked in its output, but for values shorter " +
+			"than four bytes: those are printed as\n" +
+			"they are. Everything else is public: commands and arguments (--command, --arg) are stored as they are given and " +
+			"shown to\n" +
 			"everybody who may read the workspace, so keep secrets out of them.\n\n" +
-			"A workload is ready when its port takes a connection or its --ready-path succeeds; one without a port is ready once it has run for 2 s. --min-uptime\n" +
-			"changes how long it must have run (in --spec: min_uptime of readiness). What exits sooner was not ready. What follows is said by its\n" +
-			"restart_policy (in --spec): on_failure, the default, restarts it unless it exited with status 0; always restarts it; never leaves it.",
+			"A workload is ready when its port takes a connection or its --ready-path succeeds; one without a port is ready " +
+			"once it has run for 2 s. --min-uptime\n" +
+			"changes how long it must have run (in --spec: min_uptime of readiness). What exits sooner was not ready. What " +
+			"follows is said by its\n" +
+			"restart_policy (in --spec): on_failure, the default, restarts it unless it exited with status 0; always " +
+			"restarts it; never leaves it.",
 		Example: "  gpuaas workspaces create demo2 --tenant acme --wait\n" +
-			"  gpuaas workspaces create web --tenant acme --command python3 --arg -m --arg http.server --arg 8080 --port 8080 --gpus 1 --storage 10Gi\n" +
+			"  gpuaas workspaces create web --tenant acme --command python3 --arg -m --arg http.server --arg 8080 --port " +
+			"8080 --gpus 1 --storage 10Gi\n" +
 			"  gpuaas workspaces create train --tenant acme --spec workspace.yaml --placement static",
 		Args: kit.Args("NAME"),
 	}
 	cmd.RunE = p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 		if req.GetTenant() == "" {
-			return exit.Usage(errors.New("gpuaas workspaces create needs --tenant T, or $GPUAAS_TENANT: `gpuaas tenants list` shows those that exist"))
+			return exit.Usage(errors.New("gpuaas workspaces create needs --tenant T, or $GPUAAS_TENANT: `gpuaas tenants " +
+				"list` shows those that exist"))
 		}
 		var err error
 		if req.Spec, err = spec.spec(cmd.Flags().Changed, cmd.InOrStdin()); err != nil {

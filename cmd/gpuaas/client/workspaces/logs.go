@@ -35,11 +35,14 @@ func logsCommand(p *kit.Program) *cobra.Command {
 		Use: "logs WS", Short: "Print the newest output of a workload (at most 64 KiB), or follow it",
 		Long: `Print the newest output of a workload, at most 64 KiB of it, or follow it with -f.
 
-The output is read from the workload's host each time and is kept nowhere else: it ends with its instance. The values of the workload's environment
-are masked as **** by the agent, but for those shorter than four bytes, which would mask ordinary text; escape sequences and control characters are left out (-o json has the bytes as they are, in base64). It is for people of
-the workspace's tenant and for operators.`,
-		Example: "  gpuaas workspaces logs acme/demo2\n  gpuaas workspaces logs acme/demo2 -f --workload web\n  gpuaas workspaces logs acme/demo2 --previous",
-		Args:    kit.Args("WS"), ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),
+The output is read from the workload's host each time and is kept nowhere else: it ends with its instance. The values of
+the workload's environment are masked as **** by the agent, but for those shorter than four bytes, which would mask
+ordinary text; escape sequences and control characters are left out (-o json has the bytes as they are, in base64). It
+is for people of the workspace's tenant and for operators.`,
+		Example: "  gpuaas workspaces logs acme/demo2\n" +
+			"  gpuaas workspaces logs acme/demo2 -f --workload web\n" +
+			"  gpuaas workspaces logs acme/demo2 --previous",
+		Args: kit.Args("WS"), ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			if follow && req.GetPrevious() {
 				return exit.Usage(errors.New("-f follows the present run: leave out --previous"))

@@ -110,9 +110,12 @@ func operateCommand(p *kit.Program, kind commonv1.OperationKind, short string) *
 
 // lostBy has the text about the loss for each operation that must be confirmed.
 var lostBy = map[commonv1.OperationKind]string{
-	commonv1.OperationKind_OPERATION_KIND_DECOMMISSION: "%s will be ended for good: its workloads stop, and its storage, its database schema and its GPUs are given up.",
-	commonv1.OperationKind_OPERATION_KIND_RECREATE:     "The instance of %s will be ended and another launched: its workloads stop, and what they keep on that instance is lost.",
-	commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO:    "The undo of %s will be given up: what it has not cleaned stays behind as orphan claims.",
+	commonv1.OperationKind_OPERATION_KIND_DECOMMISSION: "%s will be ended for good: its workloads stop, and its " +
+		"storage, its database schema and its GPUs are given up.",
+	commonv1.OperationKind_OPERATION_KIND_RECREATE: "The instance of %s will be ended and another launched: its " +
+		"workloads stop, and what they keep on that instance is lost.",
+	commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO: "The undo of %s will be given up: what it has not cleaned " +
+		"stays behind as orphan claims.",
 }
 
 // losesWorkspace returns the question about a workspace, by its full name. It returns an error if the mesh reports that

@@ -54,7 +54,9 @@ var RunView = output.View[*readmodelv1.RunBrief]{
 		{Title: "STARTED", Drop: 3, Moves: true, Path: "started_at"},
 		{Title: "ENDED", Drop: 4, Moves: true, Path: "ended_at"},
 		{Title: "FAILED STEP", Drop: 1, Path: "failed_step"},
-		{Title: "SHOWN", Drop: 2, Of: func(_ *output.Printer, r *readmodelv1.RunBrief) string { return human.OnlyIf(r.GetShown(), "above") }},
+		{Title: "SHOWN", Drop: 2, Of: func(_ *output.Printer, r *readmodelv1.RunBrief) string {
+			return human.OnlyIf(r.GetShown(), "above")
+		}},
 		{Title: "ERROR", Wide: true, Path: "error_layer error", As: output.Layered},
 	},
 }
@@ -63,7 +65,8 @@ func timelineCommand(p *kit.Program) *cobra.Command {
 	req := &readmodelv1.GetTimelineRequest{}
 	cmd := &cobra.Command{
 		Use: "timeline WS", Short: "Show every attempt at every step of a run, as recorded, and which runs there were",
-		Example: "  gpuaas workspaces timeline acme/demo2\n  gpuaas workspaces timeline acme/demo2 --run 0192f0c1-0000-7000-8000-000000000003 -o wide", Args: kit.Args("WS"),
+		Example: "  gpuaas workspaces timeline acme/demo2\n  gpuaas workspaces timeline acme/demo2 --run " +
+			"0192f0c1-0000-7000-8000-000000000003 -o wide", Args: kit.Args("WS"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			req.Workspace = args[0]

@@ -73,7 +73,9 @@ var View = output.View[*readmodelv1.Workspace]{
 		{Title: "ENVIRONMENT", Of: func(_ *output.Printer, w *readmodelv1.Workspace) string {
 			return environment(w.GetSpec().GetWorkloads())
 		}},
-		{Title: "FINDINGS", Of: func(_ *output.Printer, w *readmodelv1.Workspace) string { return records.FindingLines(w.GetFindings()) }},
+		{Title: "FINDINGS", Of: func(_ *output.Printer, w *readmodelv1.Workspace) string {
+			return records.FindingLines(w.GetFindings())
+		}},
 		{Title: "WAITING FOR", Path: "why_waiting"},
 		{Title: "RUN", Path: "run_id"},
 		{Title: "CREATED", Path: "created_at"},

@@ -29,8 +29,9 @@ func waitCommand(p *kit.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use: "wait WS --for state=active", Short: "Wait until a workspace is in a state, and print it",
-		Example: "  gpuaas workspaces wait acme/demo2 --for state=active --timeout 60s\n  gpuaas workspaces wait acme/demo2 --for state=active,failed",
-		Args:    kit.Args("WS"), ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),
+		Example: "  gpuaas workspaces wait acme/demo2 --for state=active --timeout 60s\n  gpuaas workspaces wait " +
+			"acme/demo2 --for state=active,failed",
+		Args: kit.Args("WS"), ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			want, err := parseCondition(for_)
 			if err != nil {

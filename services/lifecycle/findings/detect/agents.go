@@ -202,11 +202,15 @@ const vouched = "150 seconds"
 // stale. A session that became ready less than 150 s before the beat confirms no older report.
 var freshReports = pg.Define(pg.RoleLifecycle, "detect.fresh_reports", `
 	SELECT o.workspace_id::text AS workspace_id, o.node_id::text AS node_id, o.payload,
-		GREATEST(o.observed_at, CASE WHEN g.session_ready_at < r.beat_at - interval '`+vouched+`' THEN r.beat_at - interval '`+vouched+`' END) AS observed_at
+		GREATEST(o.observed_at,
+			CASE WHEN g.session_ready_at < r.beat_at - interval
+			'`+vouched+`' THEN r.beat_at - interval '`+vouched+`' END) AS observed_at
 	FROM lifecycle.observed_workload o
 	LEFT JOIN lifecycle.node_gate g ON g.node_id = o.node_id AND g.session_open AND NOT g.retired
-	LEFT JOIN mesh.replica r ON r.replica_id = g.replica_id AND r.service = 'nodeapi' AND r.beat_at > mesh.clock() - make_interval(secs => $3)
-	WHERE `+scan.Page("o.workspace_id")+` AND (o.observed_at > mesh.clock() - make_interval(secs => $3) OR r.replica_id IS NOT NULL)`)
+	LEFT JOIN mesh.replica r ON r.replica_id = g.replica_id AND r.service = 'nodeapi'
+		AND r.beat_at > mesh.clock() - make_interval(secs => $3)
+	WHERE `+scan.Page("o.workspace_id")+` AND (o.observed_at > mesh.clock() - make_interval(secs => $3)
+		OR r.replica_id IS NOT NULL)`)
 
 // reports reads the fresh reports on the workspaces of a page.
 func (d *Detectors) reports(ctx context.Context, after, upTo string) ([]report, error) {
@@ -233,12 +237,17 @@ func (d *Detectors) reports(ctx context.Context, after, upTo string) ([]report, 
 }
 
 var placesOf = pg.Define(pg.RoleLifecycle, "detect.places_of", `
-		SELECT p.workspace_id::text AS workspace_id, p.node_id::text AS node_id, coalesce(w.tenant_id::text, '') AS tenant_id, `+busy("p.workspace_id")+` AS busy,
-			EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = p.workspace_id AND a.state <> 'released' AND (a.node_id = p.node_id OR a.node_id IS NULL))
-				AS allocated,
-			coalesce((SELECT max(a.state_at) FROM lifecycle.allocation a WHERE a.workspace_id = p.workspace_id), 'epoch') AS released,
-			coalesce((SELECT a.allocation_id::text FROM lifecycle.allocation a WHERE a.workspace_id = p.workspace_id AND a.state <> 'released'), '') AS allocation_id
-		FROM unnest($1::uuid[], $2::uuid[]) AS p (workspace_id, node_id) LEFT JOIN lifecycle.workspace w ON w.id = p.workspace_id`)
+		SELECT p.workspace_id::text AS workspace_id, p.node_id::text AS node_id, coalesce(w.tenant_id::text, '') AS tenant_id,
+			`+busy("p.workspace_id")+` AS busy,
+			EXISTS (SELECT 1 FROM lifecycle.allocation a
+				WHERE a.workspace_id = p.workspace_id AND a.state <> 'released'
+				AND (a.node_id = p.node_id OR a.node_id IS NULL)) AS allocated,
+			coalesce((SELECT max(a.state_at) FROM lifecycle.allocation a
+				WHERE a.workspace_id = p.workspace_id), 'epoch') AS released,
+			coalesce((SELECT a.allocation_id::text FROM lifecycle.allocation a
+				WHERE a.workspace_id = p.workspace_id AND a.state <> 'released'), '') AS allocation_id
+		FROM unnest($1::uuid[], $2::uuid[]) AS p (workspace_id, node_id)
+		LEFT JOIN lifecycle.workspace w ON w.id = p.workspace_id`)
 
 func (d *Detectors) placeFacts(ctx context.Context, workspaces, nodes []string) (map[place]placeFacts, error) {
 	list, err := pg.All[placeFacts](ctx, d.db, placesOf, workspaces, nodes)
@@ -253,10 +262,12 @@ func (d *Detectors) placeFacts(ctx context.Context, workspaces, nodes []string) 
 }
 
 var claimsOnNodes = pg.Define(pg.RoleLifecycle, "detect.claims_on_nodes", `
-		SELECT c.workspace_id::text AS workspace_id, coalesce(c.node_id::text, '') AS node_id, c.id::text AS id, c.tenant_id::text AS tenant_id, c.kind,
-			c.deterministic_name AS name, c.external_ref,
-			c.confirmed_at IS NOT NULL AS confirmed, c.orphaned_at IS NOT NULL AS gone, coalesce(c.confirmed_at, c.intent_at) AS at
-		FROM lifecycle.resource_claim c WHERE c.workspace_id = ANY ($1::uuid[]) AND c.kind IN ('workload', 'storage') AND c.released_at IS NULL`)
+		SELECT c.workspace_id::text AS workspace_id, coalesce(c.node_id::text, '') AS node_id, c.id::text AS id,
+			c.tenant_id::text AS tenant_id, c.kind, c.deterministic_name AS name, c.external_ref,
+			c.confirmed_at IS NOT NULL AS confirmed, c.orphaned_at IS NOT NULL AS gone,
+				coalesce(c.confirmed_at, c.intent_at) AS at
+		FROM lifecycle.resource_claim c WHERE c.workspace_id = ANY ($1::uuid[]) AND c.kind IN ('workload', 'storage')
+			AND c.released_at IS NULL`)
 
 func (d *Detectors) nodeClaims(ctx context.Context, workspaces []string) (map[place][]nodeClaim, error) {
 	list, err := pg.All[nodeClaim](ctx, d.db, claimsOnNodes, workspaces)

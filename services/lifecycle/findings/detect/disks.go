@@ -13,7 +13,8 @@ import (
 // NodeDiskFull is the kind of the findings of Disks.
 const NodeDiskFull = commonv1.FindingKind_FINDING_KIND_NODE_DISK_FULL
 
-const nextDiskFull = "free room on the host, on the file system of the directory named here; what workspaces keep is theirs. The finding and its cordon end " +
+const nextDiskFull = "free room on the host, on the file system of the directory named here; what workspaces keep " +
+	"is theirs. The finding and its cordon end " +
 	"by themselves once the agent reports room"
 
 // Disks finds the nodes whose agents last reported that their own directories have no room. For a disconnected

@@ -36,13 +36,17 @@ type belief struct {
 func (b belief) instance() instanceKey { return instanceKey{b.WorkspaceID, b.Epoch} }
 
 var standingByRows = pg.Define(pg.RoleLifecycle, "detect.standing_by_rows", `
-		SELECT 'allocation' AS what, a.allocation_id::text AS id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id,
-			coalesce(a.node_id::text, '') AS node_id, '' AS name, a.epoch, a.version
-		FROM lifecycle.allocation a WHERE `+scan.Page("a.workspace_id")+` AND a.placement = $3 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+		SELECT 'allocation' AS what, a.allocation_id::text AS id, a.workspace_id::text AS workspace_id,
+			a.tenant_id::text AS tenant_id, coalesce(a.node_id::text, '') AS node_id, '' AS name, a.epoch, a.version
+		FROM lifecycle.allocation a
+			WHERE `+scan.Page("a.workspace_id")+` AND a.placement = $3 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		UNION ALL
-		SELECT 'claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), c.deterministic_name, c.epoch, c.version
-		FROM lifecycle.resource_claim c JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement = $3
-		WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
+		SELECT 'claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''),
+			c.deterministic_name, c.epoch, c.version
+		FROM lifecycle.resource_claim c
+		JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement = $3
+		WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL
+			AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
 
 // believed reads the rows according to which instances exist at a provider, of workspaces without work under way.
 func (d *Detectors) believed(ctx context.Context, kind commonv1.PlacementDriver) (map[belief]bool, error) {
@@ -153,7 +157,8 @@ var rowsOfInstances = pg.Define(pg.RoleLifecycle, "detect.rows_of_instances", `
 			EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = w.id AND r.epoch = b.epoch
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')) AS busy_here,
 			coalesce(i.state, '') AS instance, coalesce(i.node_id::text, '') AS node_id,
-			EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = w.id AND c.kind = 'instance' AND c.epoch = b.epoch AND c.released_at IS NULL)
+			EXISTS (SELECT 1 FROM lifecycle.resource_claim c
+				WHERE c.workspace_id = w.id AND c.kind = 'instance' AND c.epoch = b.epoch AND c.released_at IS NULL)
 				AS claimed
 		FROM unnest($1::uuid[], $2::bigint[]) AS b (workspace_id, epoch) JOIN lifecycle.workspace w ON w.id = b.workspace_id
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`)

@@ -24,10 +24,12 @@ type provisioned struct {
 }
 
 var provisionsOf = pg.Define(pg.RoleLifecycle, "detect.provisions_of", `
-		SELECT w.tenant_id::text AS tenant_id, w.name, count(*)::int AS provisions, (array_agg(w.id::text ORDER BY r.created_at DESC))[1] AS newest,
+		SELECT w.tenant_id::text AS tenant_id, w.name, count(*)::int AS provisions, (array_agg(w.id::text
+			ORDER BY r.created_at DESC))[1] AS newest,
 			array_agg(r.kind || ' ' || r.id ORDER BY r.created_at) AS runs, count(DISTINCT w.id)::int AS workspaces
 		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
-		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate') AND r.created_at > mesh.clock() - make_interval(secs => $2)
+		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate')
+			AND r.created_at > mesh.clock() - make_interval(secs => $2)
 		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
 
 // Provisions finds workspace names that were provisioned at least ProvisionLimit times within ProvisionWindow.

@@ -24,15 +24,22 @@ const (
 
 // The next action for each kind of finding.
 const (
-	nextOccupied        = "find out whose work it is; end it with the node's own tools or decommission its workspace; the cordon ends with the finding"
-	nextEmpty           = "recreate the workspace, or decommission it; if its tenant works there all the same, escalate before doing either"
-	nextUnknownInstance = "if this database was restored, follow docs/restore.md first; a recreation of its workspace ends it, and where that is not known here `gpuaas instances end PROVIDER_ID --reason TEXT --yes` does, once nobody works in it"
-	NextClaimEmpty      = "recreate or decommission the workspace: both make what is missing again or release the claim"
-	NextStorageGone     = "find out on the node who removed the directory, before anything else writes there: what the workspace kept in it is gone; bring it back from a copy, or " +
+	nextOccupied = "find out whose work it is; end it with the node's own tools or decommission its workspace; " +
+		"the cordon ends with the finding"
+	nextEmpty = "recreate the workspace, or decommission it; if its tenant works there all the same, " +
+		"escalate before doing either"
+	nextUnknownInstance = "if this database was restored, follow docs/restore.md first; a recreation of its workspace " +
+		"ends it, and where that is not known here `gpuaas instances end PROVIDER_ID --reason TEXT --yes` does, once " +
+		"nobody works in it"
+	NextClaimEmpty  = "recreate or decommission the workspace: both make what is missing again or release the claim"
+	NextStorageGone = "find out on the node who removed the directory, before anything else writes there: what the " +
+		"workspace kept in it is gone; bring it back from a copy, or " +
 		"recreate or decommission the workspace"
 	nextUnclaimed  = "find out who made it; drop it once nobody needs it, or bring back the claim that should hold it"
-	NextLeftBehind = "the sweep of orphans drops the schema and the role of that name once it can; if this stays, end whoever reads it, or drop both by hand"
-	nextProvisions = "look at the timelines of these runs for one cause, before the next is started; after three failures decommission, and create under a new name"
+	NextLeftBehind = "the sweep of orphans drops the schema and the role of that name once it can; if this stays, end " +
+		"whoever reads it, or drop both by hand"
+	nextProvisions = "look at the timelines of these runs for one cause, before the next is started; after three " +
+		"failures decommission, and create under a new name"
 )
 
 // busy is the condition, over a workspace's id, that work is under way on it: it has a live run, stuck ones included,
@@ -57,58 +64,83 @@ type Record struct {
 
 // devicesOfReleased reads the devices that nodes of a page hold for allocations which were released.
 var devicesOfReleased = pg.Define(pg.RoleLifecycle, "detect.devices_of_released", `
-	SELECT 'gpu_hold' AS what, h.node_id::text AS subject_id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id, h.node_id::text AS node_id,
+	SELECT 'gpu_hold' AS what, h.node_id::text AS subject_id, a.workspace_id::text AS workspace_id,
+		a.tenant_id::text AS tenant_id, h.node_id::text AS node_id,
 		a.allocation_id::text AS allocation_id, string_agg(h.device_id, ', ' ORDER BY h.device_id) AS found
 	FROM lifecycle.gpu_hold h JOIN lifecycle.allocation a ON a.allocation_id = h.allocation_id
-	WHERE `+scan.Page("h.node_id")+` AND a.state = 'released' GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id`)
+	WHERE `+scan.Page("h.node_id")+` AND a.state = 'released'
+		GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id`)
 
 // contradictions reads pairs of our own rows that contradict each other, on the workspaces of a page without work under
 // way.
 var contradictions = pg.Define(pg.RoleLifecycle, "detect.contradictions", `
-	SELECT 'slot' AS what, s.node_id::text AS subject_id, s.workspace_id::text AS workspace_id, coalesce(w.tenant_id::text, '') AS tenant_id,
+	SELECT 'slot' AS what, s.node_id::text AS subject_id, s.workspace_id::text AS workspace_id,
+		coalesce(w.tenant_id::text, '') AS tenant_id,
 		s.node_id::text AS node_id, '' AS allocation_id, 'epoch ' || s.epoch AS found
 	FROM lifecycle.static_placement s LEFT JOIN lifecycle.workspace w ON w.id = s.workspace_id
 	WHERE `+scan.Page("s.workspace_id")+` AND s.ended_at IS NULL AND NOT `+busy("s.workspace_id")+`
-		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = s.workspace_id AND a.node_id = s.node_id AND a.state <> 'released')
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = s.workspace_id AND a.node_id = s.node_id
+			AND a.state <> 'released')
 	UNION ALL
-	SELECT 'box', g.node_id::text, g.workspace_id::text, coalesce(w.tenant_id::text, ''), g.node_id::text, '', 'epoch ' || g.epoch
+	SELECT 'box', g.node_id::text, g.workspace_id::text, coalesce(w.tenant_id::text, ''), g.node_id::text, '',
+		'epoch ' || g.epoch
 	FROM lifecycle.node_gate g LEFT JOIN lifecycle.workspace w ON w.id = g.workspace_id
-	WHERE `+scan.Page("g.workspace_id")+` AND g.instance_id IS NOT NULL AND g.workspace_id IS NOT NULL AND g.admitted AND NOT g.retired AND `+gate.ConnectedSQL+` AND NOT `+busy("g.workspace_id")+`
+	WHERE `+scan.Page("g.workspace_id")+` AND g.instance_id IS NOT NULL AND g.workspace_id IS NOT NULL AND g.admitted
+		AND NOT g.retired AND `+gate.ConnectedSQL+` AND NOT `+busy("g.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = g.workspace_id AND a.state <> 'released')
 	UNION ALL
-	SELECT 'no_instance', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
-		coalesce((SELECT 'its instance has ended: ' || i.end_reason FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch), 'it has no instance')
-	FROM lifecycle.allocation a WHERE `+scan.Page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
-		AND NOT EXISTS (SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch AND i.state <> 'ended')
+	SELECT 'no_instance', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''),
+		a.allocation_id::text,
+		coalesce((SELECT 'its instance has ended: ' || i.end_reason FROM lifecycle.instance i
+			WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch), 'it has no instance')
+	FROM lifecycle.allocation a
+		WHERE `+scan.Page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch
+			AND i.state <> 'ended')
 	UNION ALL
-	SELECT 'few_devices', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
-		'it is of ' || a.gpus || ' GPUs and holds ' || (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
-	FROM lifecycle.allocation a WHERE `+scan.Page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+	SELECT 'few_devices', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''),
+		a.allocation_id::text,
+		'it is of ' || a.gpus || ' GPUs and holds ' || (SELECT count(*) FROM lifecycle.gpu_hold h
+			WHERE h.allocation_id = a.allocation_id)
+	FROM lifecycle.allocation a
+		WHERE `+scan.Page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND a.gpus > (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
 	UNION ALL
-	SELECT 'slot_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), '', c.deterministic_name
-	FROM lifecycle.resource_claim c WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'slot' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+`
+	SELECT 'slot_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), '',
+		c.deterministic_name
+	FROM lifecycle.resource_claim c
+		WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'slot' AND c.released_at IS NULL AND c.orphaned_at IS NULL
+			AND NOT `+busy("c.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = c.workspace_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'handle_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, '', '', c.deterministic_name
-	FROM lifecycle.resource_claim c WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'handle' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
-		AND NOT `+busy("c.workspace_id")+` AND NOT EXISTS (SELECT 1 FROM lifecycle.workspace_handle h WHERE h.workspace_id = c.workspace_id)
+	FROM lifecycle.resource_claim c
+		WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'handle' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL
+			AND c.orphaned_at IS NULL
+		AND NOT `+busy("c.workspace_id")+` AND NOT EXISTS (SELECT 1 FROM lifecycle.workspace_handle h
+			WHERE h.workspace_id = c.workspace_id)
 	UNION ALL
 	SELECT 'identity_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(i.node_id::text, ''), '',
 		CASE WHEN g.retired THEN 'recovery has retired it' ELSE 'no node has it' END
 	FROM lifecycle.resource_claim c
 	LEFT JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch
 	LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
-	WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'identity' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
+	WHERE `+scan.Page("c.workspace_id")+` AND c.kind = 'identity' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL
+		AND c.orphaned_at IS NULL
 		AND (g.node_id IS NULL OR g.retired) AND NOT `+busy("c.workspace_id")+`
 	UNION ALL
-	SELECT 'unclaimed_slot', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text, 'epoch ' || a.epoch
-	FROM lifecycle.allocation a WHERE `+scan.Page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
-		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = a.workspace_id AND c.kind = 'slot' AND c.released_at IS NULL)
+	SELECT 'unclaimed_slot', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text,
+		coalesce(a.node_id::text, ''), a.allocation_id::text, 'epoch ' || a.epoch
+	FROM lifecycle.allocation a WHERE `+scan.Page("a.workspace_id")+` AND a.state = 'active'
+		AND NOT `+busy("a.workspace_id")+`
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c
+			WHERE c.workspace_id = a.workspace_id AND c.kind = 'slot' AND c.released_at IS NULL)
 	UNION ALL
 	SELECT 'unclaimed_handle', h.workspace_id::text, h.workspace_id::text, w.tenant_id::text, '', '', h.handle
-	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id WHERE `+scan.Page("h.workspace_id")+` AND NOT `+busy("h.workspace_id")+`
-		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = h.workspace_id AND c.kind = 'handle' AND c.released_at IS NULL)`)
+	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id
+		WHERE `+scan.Page("h.workspace_id")+` AND NOT `+busy("h.workspace_id")+`
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c
+			WHERE c.workspace_id = h.workspace_id AND c.kind = 'handle' AND c.released_at IS NULL)`)
 
 // Records finds the rows of this database that contradict each other.
 func (d *Detectors) Records(ctx context.Context) ([]finding.Seen, error) {

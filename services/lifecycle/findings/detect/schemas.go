@@ -143,8 +143,10 @@ var fencesExist = pg.Define(pg.RoleWorkloadAdmin, "detect.fences_exist",
 	`SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`)
 
 var schemasPresent = pg.Define(pg.RoleWorkloadAdmin, "detect.schemas_present", `
-		WITH n AS (SELECT nspname::text AS name FROM pg_namespace WHERE starts_with(nspname, 't_') UNION SELECT unnest($1::text[]))
-		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name), EXISTS (SELECT 1 FROM pg_roles r WHERE r.rolname = n.name) FROM n`)
+		WITH n AS (SELECT nspname::text AS name FROM pg_namespace WHERE starts_with(nspname, 't_')
+			UNION SELECT unnest($1::text[]))
+		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name), EXISTS (SELECT 1 FROM pg_roles r
+			WHERE r.rolname = n.name) FROM n`)
 
 // fencedSchemas reads which workspace last wrote each schema.
 var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "detect.fenced_schemas",

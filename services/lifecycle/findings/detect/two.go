@@ -18,7 +18,8 @@ import (
 )
 
 // NextTwo is the next action for two instances of one workspace.
-const NextTwo = "find out which instance the workspace works in: `gpuaas instances list --live` has both; if this database was restored, follow docs/restore.md first; " +
+const NextTwo = "find out which instance the workspace works in: `gpuaas instances list --live` has both; if this " +
+	"database was restored, follow docs/restore.md first; " +
 	"a recreation of the workspace ends every other instance of it"
 
 // TwoInstances finds the workspaces of which a placement runs two instances. It reads only the placement's own list: no

@@ -21,9 +21,11 @@ import (
 const EndedWoke = commonv1.FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE
 
 const (
-	nextWoke = "find the host that started the old instance and delete it there, disk images and snapshots included; nothing of it runs, and the workspace is not " +
+	nextWoke = "find the host that started the old instance and delete it there, disk images and snapshots included; " +
+		"nothing of it runs, and the workspace is not " +
 		"touched; the finding ends an hour after the last refusal"
-	nextStrays = "find out what started the old instance on this host again, a restored backup for example, and remove it; its processes were ended"
+	nextStrays = "find out what started the old instance on this host again, a restored backup for example, and remove " +
+		"it; its processes were ended"
 
 	refusedKind   = "instance.refused"
 	wokenConsumer = "woken-instances"
@@ -36,9 +38,11 @@ func WokenConsumer() events.ConsumerConfig {
 
 var noteRefused = pg.Define(pg.RoleLifecycle, "detect.note_refused", `
 		INSERT INTO lifecycle.woken_instance AS w
-			(instance_id, version, workspace_id, tenant_id, epoch, node_id, reason, remote_address, machine_id, boot_id, refused_at)
+			(instance_id, version, workspace_id, tenant_id, epoch, node_id, reason, remote_address, machine_id, boot_id,
+				refused_at)
 		VALUES ($1, $2, $3, nullif($4, '')::uuid, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11)
-		ON CONFLICT (instance_id) DO UPDATE SET version = EXCLUDED.version, reason = EXCLUDED.reason, remote_address = EXCLUDED.remote_address,
+		ON CONFLICT (instance_id) DO UPDATE
+			SET version = EXCLUDED.version, reason = EXCLUDED.reason, remote_address = EXCLUDED.remote_address,
 			machine_id = EXCLUDED.machine_id, boot_id = EXCLUDED.boot_id, refused_at = EXCLUDED.refused_at
 		WHERE w.version < EXCLUDED.version`)
 
@@ -112,7 +116,8 @@ func (d *Detectors) Woken(ctx context.Context) ([]finding.Seen, error) {
 			Kind: EndedWoke, Severity: finding.P0, SubjectType: "instance",
 			SubjectID: instanceKey{r.WorkspaceID, r.Epoch}.String(), WorkspaceID: r.WorkspaceID, TenantID: r.TenantID,
 			NodeID: r.NodeID, NextAction: nextWoke, Certain: true,
-			Summary: fmt.Sprintf("the instance of epoch %d of %q, which is over, was started again and asked for a session; it was refused as %s", r.Epoch, r.Name,
+			Summary: fmt.Sprintf("the instance of epoch %d of %q, which is over, was started again and asked for a session; "+
+				"it was refused as %s", r.Epoch, r.Name,
 				r.Reason),
 			Before: map[string]any{"workspace": r.Name, "present_epoch": r.PresentEpoch},
 			After: map[string]any{
@@ -151,8 +156,9 @@ func (d *Detectors) strays(ctx context.Context, kind commonv1.PlacementDriver,
 		seen := finding.Seen{
 			Kind: EndedWoke, Severity: finding.P0, SubjectType: "instance",
 			SubjectID: instanceKey{b.WorkspaceID, b.Epoch}.String(), NextAction: nextStrays, Certain: true,
-			Summary: fmt.Sprintf("%d processes of epoch %d, which the launch log says has ended, ran on its host; they were ended", b.Strays, b.Epoch),
-			Before:  map[string]any{"ended_at": b.EndedAt.UTC().Format(time.RFC3339)},
+			Summary: fmt.Sprintf("%d processes of epoch %d, which the launch log says has ended, ran on its host; they "+
+				"were ended", b.Strays, b.Epoch),
+			Before: map[string]any{"ended_at": b.EndedAt.UTC().Format(time.RFC3339)},
 			After: map[string]any{
 				"processes": b.Strays, "provider_id": b.ProviderID, "placement": names.Of(kind),
 				"found_at": b.StraysAt.UTC().Format(time.RFC3339),

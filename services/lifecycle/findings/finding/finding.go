@@ -207,9 +207,10 @@ var openFinding = pg.Define(pg.RoleLifecycle, "finding.open_finding",
 		WHERE f.kind = $1 AND f.subject_type = $2 AND f.subject_id = $3 AND f.resolved_at IS NULL`)
 
 var insertFinding = pg.Define(pg.RoleLifecycle, "finding.insert_finding", `
-		INSERT INTO lifecycle.finding AS f (finding_id, kind, severity, subject_type, subject_id, source, tenant_id, workspace_id, node_id, allocation_id,
-			summary, next_action, before, after, cordoned, evidence)
-		VALUES ($1, $2, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, nullif($9, '')::uuid, nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
+		INSERT INTO lifecycle.finding AS f (finding_id, kind, severity, subject_type, subject_id, source, tenant_id,
+			workspace_id, node_id, allocation_id, summary, next_action, before, after, cordoned, evidence)
+		VALUES ($1, $2, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, nullif($9, '')::uuid,
+			nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
 		RETURNING `+Columns)
 
 // Open inserts a finding, or counts an open one as seen again. It reports whether the finding is new.
@@ -255,7 +256,8 @@ func orEmpty(m map[string]any) map[string]any {
 }
 
 var seeFindingAgain = pg.Define(pg.RoleLifecycle, "finding.see_finding_again", `
-		UPDATE lifecycle.finding f SET severity = $2, summary = $3, next_action = $4, before = $5, after = $6, count = f.count + 1,
+		UPDATE lifecycle.finding f
+			SET severity = $2, summary = $3, next_action = $4, before = $5, after = $6, count = f.count + 1,
 			last_seen_at = mesh.clock(), version = f.version + $7, evidence = $8
 		WHERE f.finding_id = $1 RETURNING `+Columns)
 

@@ -1,5 +1,5 @@
-// Package guard is the drift guard: it finds the rows of workspaces, runs and allocations that were changed outside their
-// saga, and decides when such a change is settled.
+// Package guard is the drift guard: it finds the rows of workspaces, runs and allocations that were changed outside
+// their saga, and decides when such a change is settled.
 //
 // It knows the product's writes from all others by a setting of the session (pg.WriterSetting). A trigger records
 // evidence of any other write: the row before and after, and by whom. Each row carries a seal, a digest over all its

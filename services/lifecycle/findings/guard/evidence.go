@@ -18,8 +18,10 @@ import (
 )
 
 const (
-	nextTaken = "compare before and after: if no operation has gone on since, set the row back by hand; else correct what is wrong by an operation of its own, " +
-		"and acknowledge the finding with gpuaas findings acknowledge; then look at who could have changed it. No operation that goes on ends it"
+	nextTaken = "compare before and after: if no operation has gone on since, set the row back by hand; else correct " +
+		"what is wrong by an operation of its own, " +
+		"and acknowledge the finding with gpuaas findings acknowledge; then look at who could have changed it. No " +
+		"operation that goes on ends it"
 	nextPutBack = "nothing is left to put back: look at who changed it and why; the finding ends with the next sweep"
 )
 
@@ -59,9 +61,11 @@ func (tr *trace) key() finding.Key {
 }
 
 var unsettledEvidence = pg.Define(pg.RoleLifecycle, "guard.unsettled_evidence", `
-		SELECT e.evidence_id, e.at, e.op, e.row_type, e.row_id::text, e.before, e.after, e.db_user, e.application_name, e.client, e.backend, e.xid::text
+		SELECT e.evidence_id, e.at, e.op, e.row_type, e.row_id::text, e.before, e.after, e.db_user, e.application_name,
+			e.client, e.backend, e.xid::text
 		FROM lifecycle.row_evidence e
-		WHERE NOT EXISTS (SELECT 1 FROM lifecycle.row_evidence_settled s WHERE s.evidence_id = e.evidence_id) ORDER BY e.evidence_id`)
+		WHERE NOT EXISTS (SELECT 1 FROM lifecycle.row_evidence_settled s WHERE s.evidence_id = e.evidence_id)
+			ORDER BY e.evidence_id`)
 
 // readTraces reads the evidence that is not settled, by row, in the order in which the rows were first touched.
 func readTraces(ctx context.Context, q pg.Querier) ([]*trace, error) {
@@ -149,8 +153,8 @@ func (tr *trace) add(e evidence) error {
 	} else {
 		one["by"], one["application"], one["client"], one["backend"], one["transaction"] = e.user, e.application, e.client,
 			e.backend, e.xid
-		tr.last = fmt.Sprintf("by %s with %s (%s, backend %d, transaction %s) at %s", e.user, cmp.Or(e.application, "an unnamed client"),
-			e.client, e.backend, e.xid,
+		tr.last = fmt.Sprintf("by %s with %s (%s, backend %d, transaction %s) at %s", e.user,
+			cmp.Or(e.application, "an unnamed client"), e.client, e.backend, e.xid,
 			e.at.UTC().Format(time.RFC3339))
 	}
 	tr.changes = append(tr.changes, one)
@@ -347,7 +351,8 @@ func same(a, b any) bool {
 }
 
 var settleEvidence = pg.Define(pg.RoleLifecycle, "guard.settle_evidence",
-	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT DISTINCT u, $2 FROM unnest($1::bigint[]) u ON CONFLICT DO NOTHING`)
+	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT DISTINCT u, $2 FROM unnest($1::bigint[]) u
+		ON CONFLICT DO NOTHING`)
 
 // settle marks evidence as settled, so that it makes no further finding.
 func settle(ctx context.Context, q pg.Querier, evidence []int64, how string) error {

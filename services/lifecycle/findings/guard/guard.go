@@ -59,7 +59,8 @@ type watch struct {
 var readWatch = pg.Define(pg.RoleLifecycle, "guard.read_watch", `
 	WITH tab AS (SELECT c.oid, c.xmin, c.relfilenode, c.relname FROM pg_class c
 		WHERE c.relnamespace = 'lifecycle'::regnamespace AND c.relname IN ('workspace', 'saga_run', 'allocation')),
-	trig AS (SELECT t.tgrelid, t.tgname, t.tgenabled, t.xmin FROM pg_trigger t JOIN tab ON tab.oid = t.tgrelid WHERE NOT t.tgisinternal),
+	trig AS (SELECT t.tgrelid, t.tgname, t.tgenabled, t.xmin FROM pg_trigger t JOIN tab ON tab.oid = t.tgrelid
+		WHERE NOT t.tgisinternal),
 	func AS (SELECT p.oid, p.xmin FROM pg_proc p WHERE p.pronamespace = 'lifecycle'::regnamespace
 		AND p.proname IN ('seal_row', 'seal_fits', 'fits_former_shape', 'leave_evidence'))
 	SELECT concat_ws(';', (SELECT string_agg(concat_ws(',', oid, xmin, relfilenode), ' ' ORDER BY oid) FROM tab),
@@ -79,7 +80,8 @@ type misfit struct {
 var misfits = pg.DefineDynamic(pg.RoleLifecycle, "guard.misfits", func(rowType string) string {
 	src := scan.Tables[rowType]
 	return `SELECT x.` + src.ID + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.Name + ` x
-		WHERE ` + scan.Page("x."+src.ID) + ` AND (` + src.Live + ` OR age(x.xmin) <= age($3::text::xid8::xid) OR x.` + src.ID + ` = ANY ($4::uuid[]))
+		WHERE ` + scan.Page("x."+src.ID) + ` AND (` + src.Live + ` OR age(x.xmin) <= age($3::text::xid8::xid)
+			OR x.` + src.ID + ` = ANY ($4::uuid[]))
 			AND NOT lifecycle.seal_fits(x)`
 }, guarded...)
 

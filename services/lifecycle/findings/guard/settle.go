@@ -78,7 +78,8 @@ func isAnnounced(rowType, column string) bool {
 }
 
 var settleResealed = pg.Define(pg.RoleLifecycle, "guard.settle_resealed",
-	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT e.evidence_id, 'acknowledged' FROM lifecycle.row_evidence e
+	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT e.evidence_id, 'acknowledged'
+		FROM lifecycle.row_evidence e
 			WHERE e.row_type = $1 AND e.row_id = $2 AND e.xid = pg_current_xact_id()`)
 
 // sealRow puts a new seal on a row of a type.

@@ -71,7 +71,9 @@ func (d *Driver) prune(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("look for directories of ended instances: %w", err)
 	}
-	slices.SortFunc(ended, func(a, b old) int { return cmp.Or(b.endedAt.Compare(a.endedAt), strings.Compare(a.dir, b.dir)) })
+	slices.SortFunc(
+		ended, func(a, b old) int { return cmp.Or(b.endedAt.Compare(a.endedAt), strings.Compare(a.dir, b.dir)) },
+	)
 	var problems []error
 	for i, o := range ended {
 		state := filepath.Join(o.dir, "state")

@@ -31,7 +31,8 @@ func TestEndBesideALaunch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = launch.Rollback(context.WithoutCancel(ctx)) }()
-	_, err = launch.Exec(ctx, `INSERT INTO lifecycle.static_placement (workspace_id, epoch, instance_id, node_id) VALUES ($1, 1, $2, $3)`,
+	_, err = launch.Exec(ctx, `INSERT INTO lifecycle.static_placement (workspace_id, epoch, instance_id, node_id)
+		VALUES ($1, 1, $2, $3)`,
 		workspace, ids.New(), ids.New())
 	if err != nil {
 		t.Fatal(err)

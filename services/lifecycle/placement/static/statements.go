@@ -50,7 +50,8 @@ var (
 		ON CONFLICT (workspace_id, epoch) DO UPDATE SET ended_at = mesh.clock(), fence_word = $3 WHERE s.ended_at IS NULL`)
 	// standingSlots uses the index of the slots that have not ended.
 	standingSlots = pg.Define(pg.RoleLifecycle, "static.standing_slots", `
-		SELECT `+pg.Columns[slotRow]("s")+` FROM lifecycle.static_placement s WHERE s.node_id <> `+noID+` AND s.ended_at IS NULL`)
+		SELECT `+pg.Columns[slotRow]("s")+` FROM lifecycle.static_placement s
+			WHERE s.node_id <> `+noID+` AND s.ended_at IS NULL`)
 	listSlots = pg.Define(pg.RoleLifecycle, "static.list_slots", `
 		SELECT `+pg.Columns[slotRow]("s")+` FROM lifecycle.static_placement s WHERE s.node_id <> `+noID)
 )

@@ -1,5 +1,5 @@
-// Package runs has the rows of runs and of their attempts: their states, how they are read, and the events that announce
-// them.
+// Package runs has the rows of runs and of their attempts: their states, how they are read, and the events that
+// announce them.
 //
 // An attempt that is open has no row of its own at first: the row of its run describes it, until it is parked, ends, or
 // has a heartbeat, progress or a flag. Open returns such an attempt, and KeepOpen gives it its row.

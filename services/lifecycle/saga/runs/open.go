@@ -39,8 +39,9 @@ const RangeSize = 64
 // openRow selects, as columns of saga_step, the attempt that is open in the row of a run r and has no row of its own
 // yet. The driver adds its deadline; the time after which it stalls is that of its definition, or this one.
 const (
-	openInto = `run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, idem_key, started_at, stall_after`
-	openRow  = `r.id, r.step, ` + stepName + `, r.phase, r.open_attempt, r.workspace_id, r.tenant_id, r.fence, r.op_seq,
+	openInto = `run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, idem_key, started_at,
+		stall_after`
+	openRow = `r.id, r.step, ` + stepName + `, r.phase, r.open_attempt, r.workspace_id, r.tenant_id, r.fence, r.op_seq,
 		r.id || '/' || ` + stepName + ` || '/' || r.phase, r.open_since, interval '5 minutes'`
 	stepName = `COALESCE(r.step_names[r.step + 1], '?')`
 	// StepKey is the conflict target of an attempt's row.

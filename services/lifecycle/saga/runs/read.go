@@ -45,7 +45,9 @@ func Timeline(ctx context.Context, q pg.Querier, runID string) ([]Attempt, error
 	}
 	for i := range open {
 		a := Open(&open[i])
-		if !slices.ContainsFunc(out, func(b Attempt) bool { return a.Step == b.Step && a.Dir == b.Dir && a.Attempt == b.Attempt }) {
+		if !slices.ContainsFunc(
+			out, func(b Attempt) bool { return a.Step == b.Step && a.Dir == b.Dir && a.Attempt == b.Attempt },
+		) {
 			out = append(out, a)
 		}
 	}

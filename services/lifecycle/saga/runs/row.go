@@ -56,8 +56,8 @@ type Run struct {
 	Version       int64           `db:"version"`
 }
 
-// The states of a run and of an attempt, and the phases of a run, as SQL spells them. An attempt that its driver lost has
-// one state more, which SQL alone writes.
+// The states of a run and of an attempt, and the phases of a run, as SQL spells them. An attempt that its driver lost
+// has one state more, which SQL alone writes.
 const (
 	Pending      = "pending"
 	Running      = "running"

@@ -23,5 +23,6 @@ var (
 			'stuck') FOR NO KEY UPDATE`)
 	runsAfter = pg.Define(pg.RoleLifecycle, "runs.after", `
 		SELECT `+Columns+` FROM lifecycle.saga_run r
-		WHERE r.id > $1::uuid AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') ORDER BY r.id LIMIT $2`)
+		WHERE r.id > $1::uuid AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') ORDER BY r.id
+			LIMIT $2`)
 )

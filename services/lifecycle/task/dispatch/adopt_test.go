@@ -45,7 +45,8 @@ func (k *kit) offered(n *node) (*nodev1.TaskRef, *nodev1.SignedTask) {
 func (k *kit) setBack(taskID string, state commonv1.TaskState, attempt int32) {
 	k.t.Helper()
 	_, err := k.pool.Exec(k.t.Context(),
-		`UPDATE lifecycle.task SET state = $2, attempt = $3, output = '', session_epoch = 0, session_id = NULL WHERE task_id = $1`, taskID, names.Of(state), attempt)
+		`UPDATE lifecycle.task SET state = $2, attempt = $3, output = '', session_epoch = 0, session_id = NULL
+			WHERE task_id = $1`, taskID, names.Of(state), attempt)
 	if err != nil {
 		k.t.Fatal(err)
 	}

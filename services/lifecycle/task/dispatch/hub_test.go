@@ -123,7 +123,8 @@ func TestCancelsOfNodesThatAreAwayHoldBackNoOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := k.db.OwnerPool().Exec(t.Context(), `
-		INSERT INTO lifecycle.task (task_id, type, node_id, state, idem_key, payload, expires_at, cancel_requested_at, attempt)
+		INSERT INTO lifecycle.task (task_id, type, node_id, state, idem_key, payload, expires_at, cancel_requested_at,
+			attempt)
 		SELECT ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 'probe.noop', $1, 'running', n::text, '',
 			clock_timestamp() + interval '1 hour', clock_timestamp(), 1
 		FROM generate_series(1, $2) n`, away.id, dispatch.SweepMost); err != nil {

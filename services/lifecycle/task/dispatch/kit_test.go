@@ -272,7 +272,8 @@ func (k *kit) row(taskID string) stored {
 	var s stored
 	var state string
 	err := k.pool.QueryRow(k.t.Context(),
-		`SELECT t.state, t.attempt, (SELECT count(*) FROM lifecycle.late_evidence e WHERE e.task_id = t.task_id), t.version, t.error,
+		`SELECT t.state, t.attempt, (SELECT count(*) FROM lifecycle.late_evidence e
+			WHERE e.task_id = t.task_id), t.version, t.error,
 		encode(t.output, 'escape'), t.state_at FROM lifecycle.task t WHERE t.task_id = $1`, taskID).
 		Scan(&state, &s.Attempt, &s.Late, &s.Version, &s.Error, &s.Output, &s.StateAt)
 	if err != nil {

@@ -73,7 +73,8 @@ var (
 		WITH RECURSIVE now AS MATERIALIZED (SELECT mesh.clock() AS at), node (node_id, n) AS (
 			SELECT (SELECT t.node_id FROM lifecycle.task t WHERE t.open AND t.node_id > $2::uuid ORDER BY t.node_id LIMIT 1), 1
 			UNION ALL
-			SELECT (SELECT t.node_id FROM lifecycle.task t WHERE t.open AND t.node_id > v.node_id ORDER BY t.node_id LIMIT 1), v.n + 1
+			SELECT (SELECT t.node_id FROM lifecycle.task t WHERE t.open AND t.node_id > v.node_id ORDER BY t.node_id
+				LIMIT 1), v.n + 1
 			FROM node v WHERE v.node_id IS NOT NULL AND v.n < $1
 		)
 		SELECT v.node_id::text AS node_id, CASE

@@ -16,7 +16,8 @@ type queuedNow struct {
 var (
 	enqueueTasks = pg.Define(pg.RoleLifecycle, "dispatch.enqueue_many", `
 		WITH gates AS (
-			-- Each as it was locked. One that a fence holds, or another writer, is not waited for: its tasks are queued, and leased later.
+			-- Each as it was locked. One that a fence holds, or another writer, is not waited for: its tasks are queued, and
+			-- leased later.
 			SELECT g.* FROM lifecycle.node_gate g WHERE g.node_id = ANY ($15::uuid[]) ORDER BY g.node_id FOR SHARE SKIP LOCKED
 		)
 		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq,

@@ -161,7 +161,8 @@ func TestAFrameIsHeldToTheRulesOfItsCall(t *testing.T) {
 	if denial.GetReason() != commonv1.Reason_REASON_INVALID_ARGUMENT || len(denial.GetUnmet()) != 1 {
 		t.Errorf("a frame that is not valid: %v", denial)
 	}
-	if res := s.ask(stream, &lifecyclev1.StreamWorkRequest{Id: 2}); res.GetDenial().GetReason() != commonv1.Reason_REASON_UNIMPLEMENTED {
+	res := s.ask(stream, &lifecyclev1.StreamWorkRequest{Id: 2})
+	if res.GetDenial().GetReason() != commonv1.Reason_REASON_UNIMPLEMENTED {
 		t.Errorf("a frame that asks for nothing: %v", res)
 	}
 	if res := s.ask(stream, leaseFrame(3, n)); res.GetLease() == nil {

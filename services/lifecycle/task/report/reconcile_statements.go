@@ -34,7 +34,8 @@ var (
 		UPDATE lifecycle.task t SET
 			offered_at = CASE WHEN t.state = 'queued' THEN t.offered_at ELSE mesh.clock() END,
 			not_before = CASE WHEN t.state <> 'queued' THEN t.not_before ELSE
-				greatest(t.not_before, least(mesh.clock() + interval '`+task.OfferAgainAfter+`', t.expires_at - interval '1 second')) END
+				greatest(t.not_before,
+					least(mesh.clock() + interval '`+task.OfferAgainAfter+`', t.expires_at - interval '1 second')) END
 		WHERE t.task_id = $1`)
 	moveTask = pg.Define(pg.RoleLifecycle, "report.move", `
 		UPDATE lifecycle.task t SET state = $2::text, session_epoch = $3, session_id = nullif($4, '')::uuid,

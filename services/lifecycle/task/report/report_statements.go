@@ -32,8 +32,8 @@ type latePiece struct {
 
 var (
 	lockBehindReports = pg.Define(pg.RoleLifecycle, "report.lock_behind_reports", `
-		SELECT u.place, `+task.Columns+` FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS u (task_id, node_id,
-			attempt, place)
+		SELECT u.place, `+task.Columns+` FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS u (task_id,
+			node_id, attempt, place)
 		JOIN lifecycle.task t ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt < u.attempt
 		ORDER BY t.task_id, u.attempt FOR UPDATE OF t`)
 	adoptAttempt = pg.Define(pg.RoleLifecycle, "report.adopt_attempt", `
@@ -67,7 +67,8 @@ var (
 		)
 		SELECT p.task_id::text AS task_id, p.state, p.nth <= $7 AS kept FROM placed p ORDER BY p.task_id, p.nth`)
 	countLateResult = pg.Define(pg.RoleLifecycle, "report.count_late_result", `
-		UPDATE lifecycle.task t SET late_evidence = t.late_evidence + 1, version = t.version + 1, `+task.MarkReported+` WHERE t.task_id = $1
+		UPDATE lifecycle.task t
+			SET late_evidence = t.late_evidence + 1, version = t.version + 1, `+task.MarkReported+` WHERE t.task_id = $1
 			RETURNING `+task.Columns)
 	lateResults = pg.Define(pg.RoleLifecycle, "report.late_results", `
 		SELECT late_evidence FROM lifecycle.task WHERE task_id = $1`)

@@ -51,7 +51,8 @@ func (c eventConsumer) gone() bool { return c.Replicas == 0 && c.Silent == 0 }
 
 var (
 	listConsumers = pg.Define(pg.RoleReadmodel, "status.list_consumers", `
-		SELECT `+pg.Columns[eventConsumer]("c")+` FROM mesh.event_consumers(make_interval(secs => $1)) c ORDER BY c.service, c.name`)
+		SELECT `+pg.Columns[eventConsumer]("c")+` FROM mesh.event_consumers(make_interval(secs => $1)) c
+			ORDER BY c.service, c.name`)
 	forgetConsumer = pg.Define(pg.RoleReadmodel, "status.forget_consumer", `
 		SELECT `+pg.Columns[forgotten]("f")+`
 		FROM mesh.forget_event_consumer($1, $2, make_interval(secs => $3), make_interval(secs => $4), $5) f`)
@@ -94,8 +95,8 @@ func (e *Events) ListConsumers(ctx context.Context,
 }
 
 // ForgetConsumer deletes the cursor of a consumer that no live replica runs, and its parked events or a part of them.
-// To forget a consumer that does not exist changes nothing. In rollback mode it is refused: services may not all run yet,
-// and a consumer that the restored database has may be of one of them.
+// To forget a consumer that does not exist changes nothing. In rollback mode it is refused: services may not all run
+// yet, and a consumer that the restored database has may be of one of them.
 func (e *Events) ForgetConsumer(ctx context.Context,
 	req *readmodelv1.ForgetConsumerRequest,
 ) (*readmodelv1.ForgetConsumerResponse, error) {

@@ -73,7 +73,8 @@ func (e *Events) at(ctx context.Context, pos int64) (*readmodelv1.ListEventsResp
 	r, err := events.At(ctx, e.db, pos)
 	if pg.IsNoRows(err) {
 		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no event at position %d", pos),
-			fault.Remedy("`gpuaas events show --since N` lists those that are there; what every service has read goes at its term"))
+			fault.Remedy("`gpuaas events show --since N` lists those that are there; what every service has read goes at "+
+				"its term"))
 	}
 	if err != nil {
 		return nil, err

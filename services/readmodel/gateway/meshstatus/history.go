@@ -98,7 +98,8 @@ func storageComponent(s storageSample) *readmodelv1.ComponentStatus {
 		return c
 	}
 	c.Severity = commonv1.Severity_SEVERITY_P1
-	c.NextAction = "give the database more room and set storage.limit_mebibytes to it, or shorten the terms of history and rewrite the tables (VACUUM FULL)"
+	c.NextAction = "give the database more room and set storage.limit_mebibytes to it, or shorten the terms of history " +
+		"and rewrite the tables (VACUUM FULL)"
 	return c
 }
 

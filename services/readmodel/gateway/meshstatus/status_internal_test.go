@@ -43,8 +43,16 @@ func TestReportedIsWhatTheServiceSaysAndNoMore(t *testing.T) {
 		err   error
 		want  [2]row
 	}{
-		"all is well":     {parts: []*commonv1.Part{database, store}, want: [2]row{{"lifecycle", "ok", "", true, false, early}, {"lock_store", "ok", "", true, false, early}}},
-		"none configured": {parts: []*commonv1.Part{database, off}, want: [2]row{{"lifecycle", "ok", "", true, false, early}, {"lock_store", "off", "", true, false, early}}},
+		"all is well": {
+			parts: []*commonv1.Part{database, store}, want: [2]row{
+				{"lifecycle", "ok", "", true, false, early}, {"lock_store", "ok", "", true, false, early},
+			},
+		},
+		"none configured": {
+			parts: []*commonv1.Part{database, off}, want: [2]row{
+				{"lifecycle", "ok", "", true, false, early}, {"lock_store", "off", "", true, false, early},
+			},
+		},
 		"the store is down, and the service is not": {parts: []*commonv1.Part{database, down}, want: [2]row{
 			{"lifecycle", "ok", "", true, false, early}, {"lock_store", "down", "unavailable", false, true, late},
 		}},
@@ -92,8 +100,16 @@ func TestADatabaseWithoutRoomIsDownAtP0(t *testing.T) {
 		said []*readmodelv1.ComponentStatus
 		down bool
 	}{
-		"all have room":            {[]*readmodelv1.ComponentStatus{room(commonv1.PartState_PART_STATE_OK), room(commonv1.PartState_PART_STATE_OK)}, false},
-		"one was refused":          {[]*readmodelv1.ComponentStatus{room(commonv1.PartState_PART_STATE_OK), room(commonv1.PartState_PART_STATE_DOWN)}, true},
+		"all have room": {
+			[]*readmodelv1.ComponentStatus{
+				room(commonv1.PartState_PART_STATE_OK), room(commonv1.PartState_PART_STATE_OK),
+			}, false,
+		},
+		"one was refused": {
+			[]*readmodelv1.ComponentStatus{
+				room(commonv1.PartState_PART_STATE_OK), room(commonv1.PartState_PART_STATE_DOWN),
+			}, true,
+		},
 		"silence is no evidence":   {[]*readmodelv1.ComponentStatus{room(commonv1.PartState_PART_STATE_UNKNOWN)}, false},
 		"an older service says no": {nil, false},
 	} {

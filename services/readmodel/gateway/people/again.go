@@ -21,7 +21,8 @@ var lockKey = pg.Define(pg.RoleReadmodel, "people.lock_idempotency_key", `
 	SELECT pg_advisory_xact_lock(hashtextextended('person/' || $1::text || '/' || $2::text, 1))`)
 
 var personOfKey = pg.Define(pg.RoleReadmodel, "people.person_of_idempotency_key", `
-	SELECT person_id::text AS id, name = $3 AND roles = $4 AND COALESCE(tenant_id::text, '') = $5 AND asked_life = $6::interval AS same,
+	SELECT person_id::text AS id, name = $3 AND roles = $4 AND COALESCE(tenant_id::text, '') = $5
+		AND asked_life = $6::interval AS same,
 		ended_at IS NULL AND expires_at > mesh.clock() AS live, created_at + $7::interval > mesh.clock() AS fresh
 	FROM readmodel.person WHERE created_by = $1 AND idempotency_key = $2`)
 
@@ -66,7 +67,8 @@ func madeBefore(ctx context.Context, tx pgx.Tx, a Admission, by string) (string,
 // replaceTokens ends the sessions of a person and returns how many seconds of the person's life are left.
 var replaceTokens = pg.Define(pg.RoleReadmodel, "people.replace_tokens_of_person", `
 	WITH lost AS (
-		UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2 WHERE person_id = $1::uuid AND revoked_at IS NULL)
+		UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2
+			WHERE person_id = $1::uuid AND revoked_at IS NULL)
 	SELECT extract(epoch FROM expires_at - mesh.clock())::float8 FROM readmodel.person WHERE person_id = $1::uuid`)
 
 // renew issues a new token in place of all earlier ones of a person. It expires when the person does.

@@ -114,8 +114,9 @@ func (p *Server) ListPeople(
 // Conditions by which a person is found.
 const (
 	byLiveName  = "p.name = $1 AND p.ended_at IS NULL"
-	byEndedName = "p.person_id = (SELECT e.person_id FROM readmodel.person e WHERE e.name = $1 ORDER BY e.ended_at DESC LIMIT 1)"
-	byID        = "p.person_id = $1::uuid"
+	byEndedName = "p.person_id = (SELECT e.person_id FROM readmodel.person e WHERE e.name = $1 ORDER BY e.ended_at " +
+		"DESC LIMIT 1)"
+	byID = "p.person_id = $1::uuid"
 )
 
 var byPartOfID = lookup.PartOfID("p.person_id")

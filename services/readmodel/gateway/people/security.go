@@ -30,7 +30,8 @@ type securityPerson struct {
 
 var lockSecurity = pg.Define(pg.RoleReadmodel, "people.lock_people_with_security", `
 	SELECT `+pg.Columns[securityPerson]("p")+` FROM readmodel.person p
-	WHERE p.ended_at IS NULL AND p.expires_at > mesh.clock() AND p.tenant_id IS NULL AND $1 = ANY (p.roles) ORDER BY p.person_id FOR UPDATE`)
+	WHERE p.ended_at IS NULL AND p.expires_at > mesh.clock() AND p.tenant_id IS NULL AND $1 = ANY (p.roles)
+		ORDER BY p.person_id FOR UPDATE`)
 
 // keepOneSecurity refuses to end a live person of the operator who has the role security, unless another such person
 // remains for securityRemains. It locks the rows of all of them, so that of two people who end each other at the same

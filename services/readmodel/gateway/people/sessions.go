@@ -153,7 +153,8 @@ func (s *Sessions) Check(ctx context.Context, was Session) error {
 var (
 	sweepSessions = pg.Define(pg.RoleReadmodel, "people.sweep_sessions", `
 	DELETE FROM readmodel.person_session WHERE session_id IN (
-		SELECT session_id FROM readmodel.person_session WHERE LEAST(revoked_at, expires_at) < mesh.clock() - interval '7 days' LIMIT 5000)`)
+		SELECT session_id FROM readmodel.person_session WHERE LEAST(revoked_at, expires_at) < mesh.clock() - interval '7 days'
+			LIMIT 5000)`)
 	sweepPeople = pg.Define(pg.RoleReadmodel, "people.sweep_people", `
 	DELETE FROM readmodel.person WHERE person_id IN (
 		SELECT person_id FROM readmodel.person WHERE LEAST(ended_at, expires_at) < mesh.clock() - $1::interval LIMIT 5000)`)
