@@ -31,7 +31,7 @@ func (a *Agent) jitter(bound time.Duration) time.Duration {
 	if bound <= 0 {
 		return 0
 	}
-	return rand.N(bound) //nolint:gosec // spread, not secrecy
+	return rand.N(bound) // spread, not secrecy
 }
 
 func (a *Agent) enrolFacts() enrol.Facts {

@@ -183,7 +183,7 @@ var damages = []struct {
 func TestEveryFileOfTheAgentMayBeLost(t *testing.T) {
 	m := newMesh(t)
 	root := publicDir(t)
-	if err := os.Mkdir(filepath.Join(root, "host"), 0o711); err != nil { //nolint:gosec // workspaces pass
+	if err := os.Mkdir(filepath.Join(root, "host"), 0o711); err != nil { // workspaces pass
 		t.Fatal(err)
 	}
 	cfg := config(filepath.Join(root, "host"))
@@ -369,7 +369,7 @@ func publicDir(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // workspaces pass
+	if err := os.Chmod(dir, 0o711); err != nil { // workspaces pass
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -404,7 +404,7 @@ func copyTree(t *testing.T, from, to string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	//nolint:gosec // of this test
+	// of this test
 	if out, err := exec.CommandContext(ctx, "cp", "-a", "--sparse=always", from, to).CombinedOutput(); err != nil {
 		t.Fatal(errors.Join(err, errors.New(string(out))))
 	}

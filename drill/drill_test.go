@@ -105,7 +105,7 @@ func TestDrillsAndTheirControls(t *testing.T) {
 	m, err := mesh.Start(ctx, testkit.Logger(t), mesh.Config{
 		Dir: meshtest.Dir(t), Programs: meshtest.Programs(t), LogLevel: "info",
 		Reaper: func(dir string) *exec.Cmd {
-			cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this binary, which outlives us on purpose
+			cmd := exec.Command(os.Args[0]) // this binary, which outlives us on purpose
 			cmd.Env = append(os.Environ(), envReap+"="+dir)
 			return cmd
 		},

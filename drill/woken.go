@@ -71,7 +71,7 @@ func runOldInstance(ctx context.Context, r *kit.Run) error {
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer os.RemoveAll(copied) //nolint:errcheck // of a mesh that is removed as a whole
+	defer os.RemoveAll(copied) // of a mesh that is removed as a whole
 	again, err := m.Operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RECREATE)
 	if err != nil {
 		return stage.At(stage.Good, err)
@@ -169,9 +169,9 @@ func (w *woken) start(context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer log.Close() //nolint:errcheck // the child has its own
+	defer log.Close() // the child has its own
 	etc, state := filepath.Join(w.dir, "etc"), filepath.Join(w.dir, "state")
-	//nolint:gosec,noctx // ours; ended by end
+	//nolint:noctx // ours; ended by end
 	cmd := exec.Command(w.cluster.Plan.AgentBinary, "run", "--etc-dir", etc, "--state-dir", state)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + w.dir}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = w.dir, log, log

@@ -39,7 +39,6 @@ func simulated(n int) []*commonv1.Gpu {
 	out := make([]*commonv1.Gpu, n)
 	for i := range out {
 		out[i] = &commonv1.Gpu{
-			//nolint:gosec // small
 			DeviceId: fmt.Sprintf("gpu-%d", i), Index: int32(i), Model: "Simulated GPU", MemoryBytes: 16 << 30,
 			DriverVersion: "simulated", Simulated: true,
 		}
@@ -57,11 +56,10 @@ func (c Config) fromDriver() []*commonv1.Gpu {
 	version := c.driverVersion()
 	var out []*commonv1.Gpu
 	for i, path := range dirs[:min(len(dirs), maxGPUs)] {
-		data, err := os.ReadFile(path) //nolint:gosec // below the driver's directory
+		data, err := os.ReadFile(path) // below the driver's directory
 		if err != nil {
 			continue
 		}
-		//nolint:gosec // small
 		g := &commonv1.Gpu{DeviceId: fmt.Sprintf("gpu-%d", i), Index: int32(i), DriverVersion: version}
 		for line := range strings.Lines(string(data)) {
 			name, value, ok := strings.Cut(line, ":")
@@ -106,7 +104,7 @@ func (c Config) askSMI(ctx context.Context, found []*commonv1.Gpu) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, smiWait)
 	defer cancel()
-	//nolint:gosec // a fixed command
+	// a fixed command
 	cmd := exec.CommandContext(ctx, path, "--query-gpu=uuid,pci.bus_id,memory.total,driver_version,name",
 		"--format=csv,noheader,nounits")
 	cmd.WaitDelay = time.Second

@@ -48,7 +48,7 @@ func Collect(ctx context.Context, cfg Config) *commonv1.HostFacts {
 		Kernel:      cfg.line("proc/sys/kernel/osrelease"),
 		Os:          cfg.osName(),
 		Arch:        runtime.GOARCH,
-		Cpus:        int32(runtime.NumCPU()), //nolint:gosec // a number of processors
+		Cpus:        int32(runtime.NumCPU()), // a number of processors
 		MemoryBytes: cfg.memory(),
 		Disks:       cfg.disks(),
 		Gpus:        cfg.gpus(ctx),
@@ -124,9 +124,8 @@ func (c Config) disks() []*commonv1.Disk {
 		if unix.Statfs(p, &st) != nil {
 			continue
 		}
-		size := uint64(st.Bsize) //nolint:gosec // a block's size is positive
+		size := uint64(st.Bsize) // a block's size is positive
 		out = append(out, &commonv1.Disk{
-			//nolint:gosec // below 2^63
 			Path: p, FsType: c.fsType(p), SizeBytes: int64(st.Blocks * size), FreeBytes: int64(st.Bavail * size),
 		})
 	}

@@ -33,7 +33,7 @@ func (s *Store) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.settleLocked(); err != nil {
-		held, _ := s.taskKeysLocked() //nolint:errcheck // the first error is returned
+		held, _ := s.taskKeysLocked() // the first error is returned
 		return held, nil, err
 	}
 	held, err := s.taskKeysLocked()

@@ -59,7 +59,7 @@ type Delivery struct {
 // Exempt reports whether a type of task is exempt from the epoch and op_seq rule: such a task changes nothing, so that
 // it may run at any time.
 func Exempt(t commonv1.TaskType) bool {
-	switch t { //nolint:exhaustive // every other type has an effect
+	switch t { // every other type has an effect
 	case commonv1.TaskType_TASK_TYPE_PROBE_NOOP, commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS,
 		commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT:
 		return true
@@ -117,7 +117,7 @@ func (e *Entry) encode() []byte {
 	}
 	number := func(n protowire.Number, v int64) {
 		if v != 0 {
-			//nolint:gosec // two's complement, read back the same way
+			// two's complement, read back the same way
 			out = protowire.AppendVarint(protowire.AppendTag(out, n, protowire.VarintType), uint64(v))
 		}
 	}
@@ -172,7 +172,7 @@ func decode(in []byte) (Entry, error) {
 				return Entry{}, errEntry
 			}
 			in = in[length:]
-			e.setNumber(n, int64(value)) //nolint:gosec // written from an int64
+			e.setNumber(n, int64(value)) // written from an int64
 		default:
 			return Entry{}, errEntry
 		}
@@ -204,7 +204,7 @@ func (e *Entry) setBytes(n protowire.Number, value []byte) {
 	}
 }
 
-//nolint:gosec // the numbers were written from these types
+// the numbers were written from these types
 func (e *Entry) setNumber(n protowire.Number, value int64) {
 	switch n {
 	case fieldAttempt:

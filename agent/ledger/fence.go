@@ -32,7 +32,7 @@ func readFence(value []byte) fence {
 	if len(value) != fenceSize {
 		return fence{}
 	}
-	//nolint:gosec // written from int64
+	// written from int64
 	return fence{epoch: int64(binary.BigEndian.Uint64(value[:8])), opSeq: int64(binary.BigEndian.Uint64(value[8:]))}
 }
 
@@ -40,7 +40,7 @@ func readFence(value []byte) fence {
 func (f fence) refuses(d *Delivery) bool { return d.Epoch < f.epoch || d.OpSeq < f.opSeq }
 
 func (f fence) put(tx *transaction, workspaceID string) {
-	value := binary.BigEndian.AppendUint64(make([]byte, 0, fenceSize), uint64(f.epoch)) //nolint:gosec // not negative
-	value = binary.BigEndian.AppendUint64(value, uint64(f.opSeq))                       //nolint:gosec // not negative
+	value := binary.BigEndian.AppendUint64(make([]byte, 0, fenceSize), uint64(f.epoch)) // not negative
+	value = binary.BigEndian.AppendUint64(value, uint64(f.opSeq))                       // not negative
 	tx.put(fences, []byte(workspaceID), value)
 }

@@ -92,7 +92,7 @@ func newJournal(path, ledgerID string) (*journal, error) {
 
 func openRecords(path, id string) (*journal, error) {
 	// Each write returns when it is on disk.
-	file, err := os.OpenFile(path, os.O_RDWR|unix.O_DSYNC, 0) //nolint:gosec // the agent's own state directory
+	file, err := os.OpenFile(path, os.O_RDWR|unix.O_DSYNC, 0) // the agent's own state directory
 	if err != nil {
 		return nil, fmt.Errorf("open journal of task ledger: %w", err)
 	}
@@ -101,7 +101,7 @@ func openRecords(path, id string) (*journal, error) {
 
 // readHeader returns the header of the file, and whether the file has the length of a journal.
 func readHeader(path string) (string, bool, error) {
-	file, err := os.Open(path) //nolint:gosec // the agent's own state directory
+	file, err := os.Open(path) // the agent's own state directory
 	if err != nil {
 		return "", false, fmt.Errorf("open journal of task ledger: %w", err)
 	}
@@ -130,7 +130,7 @@ func ownerOf(header string) string {
 func createJournal(path, header string) error {
 	data := make([]byte, journalSize)
 	copy(data, header)
-	//nolint:gosec // the agent's own state directory
+	// the agent's own state directory
 	file, err := os.OpenFile(path+building, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("create journal of task ledger: %w", err)
@@ -223,7 +223,7 @@ func (j *journal) fits(n int) bool {
 func (j *journal) append(payload []byte) error {
 	j.number++
 	out := make([]byte, aligned(recordHead+len(payload)))
-	binary.BigEndian.PutUint32(out, uint32(len(payload))) //nolint:gosec // it fits in the file
+	binary.BigEndian.PutUint32(out, uint32(len(payload))) // it fits in the file
 	binary.BigEndian.PutUint32(out[4:], j.sum(j.number, payload))
 	binary.BigEndian.PutUint64(out[8:], j.number)
 	copy(out[recordHead:], payload)
@@ -267,8 +267,8 @@ func decodeChanges(in []byte) ([]change, error) {
 		if size <= 0 || length > uint64(len(in)-size) {
 			return nil, false
 		}
-		value := in[size : size+int(length)] //nolint:gosec // at most the rest
-		in = in[size+int(length):]           //nolint:gosec // at most the rest
+		value := in[size : size+int(length)] // at most the rest
+		in = in[size+int(length):]           // at most the rest
 		return value, true
 	}
 	for len(in) > 0 {

@@ -230,7 +230,7 @@ func openDB(path string, opts *bbolt.Options) (*bbolt.DB, error) {
 }
 
 // guarded calls f and returns a panic or a fault on mapped memory as an error.
-func guarded(f func() error) (err error) { //nolint:nonamedreturns // a recovered panic becomes the error
+func guarded(f func() error) (err error) { // a recovered panic becomes the error
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil {

@@ -89,7 +89,7 @@ func (s *store) reserve() {
 	if err != nil || used+reserved/2 <= s.reservedTo {
 		return
 	}
-	file, err := os.OpenFile(s.path, os.O_WRONLY, 0) //nolint:gosec // the agent's own state directory
+	file, err := os.OpenFile(s.path, os.O_WRONLY, 0) // the agent's own state directory
 	if err != nil {
 		return
 	}

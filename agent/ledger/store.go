@@ -196,7 +196,7 @@ func (s *store) commit(apply func(*transaction) error) error {
 	if s.journal == nil && time.Since(s.tried) > journalAgain && !s.owed.Load() {
 		// A journal that the tables name already is not replaced: they would name one that does not exist.
 		if f, err := readFacts(s.db); err == nil && f.format == format {
-			_ = s.beginJournal(f) //nolint:errcheck // as without room
+			_ = s.beginJournal(f) // as without room
 		}
 	}
 	if s.journal == nil {
@@ -286,7 +286,7 @@ func (s *store) write(apply func(*bbolt.Tx) error) error {
 		return nil
 	}
 	if !errors.Is(err, errForgotten) {
-		//nolint:errcheck // a transaction that reads
+		// a transaction that reads
 		_ = s.db.View(func(tx *bbolt.Tx) error { s.shown = tx.ID(); return nil })
 	}
 	return fmt.Errorf("commit tables: %w", err)

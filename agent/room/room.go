@@ -164,7 +164,7 @@ func Mark(size int64) int64 { return min(max(size/markPart, leastMark), mostMark
 // probe writes and removes a file.
 func probe(dir string) error {
 	path := filepath.Join(dir, probeFile)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the agent's own directory
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) // the agent's own directory
 	if err != nil {
 		return fmt.Errorf("probe for room: %w", err)
 	}
@@ -180,9 +180,9 @@ func usage(dir string) (Usage, error) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return Usage{}, fmt.Errorf("ask for room in %s: %w", dir, err)
 	}
-	block := uint64(st.Bsize) //nolint:gosec // a block's size is positive
+	block := uint64(st.Bsize) // a block's size is positive
 	return Usage{
-		SizeBytes: int64(st.Blocks * block), FreeBytes: int64(st.Bavail * block), //nolint:gosec // below 2^63
-		Files: int64(st.Files), FreeFiles: int64(st.Ffree), //nolint:gosec // below 2^63
+		SizeBytes: int64(st.Blocks * block), FreeBytes: int64(st.Bavail * block),
+		Files: int64(st.Files), FreeFiles: int64(st.Ffree),
 	}, nil
 }

@@ -59,7 +59,7 @@ func codeOf(err error) commonv1.DiagnosticCode {
 }
 
 func codeOfReason(reason commonv1.Reason) commonv1.DiagnosticCode {
-	switch reason { //nolint:exhaustive // every other refusal of a session is just that
+	switch reason { // every other refusal of a session is just that
 	case commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, commonv1.Reason_REASON_IDENTITY_HELD,
 		commonv1.Reason_REASON_IDENTITY_QUARANTINED,
 		commonv1.Reason_REASON_IDENTITY_RETIRED, commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED:

@@ -103,7 +103,7 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 	if f.Reason == commonv1.Reason_REASON_CERTIFICATE_EXPIRED && r.another(ctx, failed.cert, expiryFlips) {
 		return r.soon(), nil
 	}
-	switch fault.ActionOf(err) { //nolint:exhaustive // everything unknown waits
+	switch fault.ActionOf(err) { // everything unknown waits
 	case commonv1.Action_ACTION_STOP:
 		return 0, &StopError{Denial: f}
 	case commonv1.Action_ACTION_RENEW:
@@ -122,7 +122,7 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 
 // lifted reports whether a refusal stands only until an operator or the control plane lets the node in again.
 func lifted(reason commonv1.Reason) bool {
-	switch reason { //nolint:exhaustive // every other refusal is none
+	switch reason { // every other refusal is none
 	case commonv1.Reason_REASON_IDENTITY_HELD, commonv1.Reason_REASON_IDENTITY_QUARANTINED,
 		commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED:
 		return true

@@ -47,7 +47,7 @@ type dqblk struct {
 // Limit sets the directory's project, which all files made below inherit, and the project's limit in bytes. It returns
 // false if the host does not support this.
 func (ProjectQuota) Limit(dir string, project uint32, bytes int64) (bool, error) {
-	f, err := os.Open(dir) //nolint:gosec // a directory of the store
+	f, err := os.Open(dir) // a directory of the store
 	if err != nil {
 		return false, fmt.Errorf("limit storage: %w", err)
 	}
@@ -77,7 +77,7 @@ func (ProjectQuota) Limit(dir string, project uint32, bytes int64) (bool, error)
 
 // Project returns the directory's project id; zero if it has none or it cannot be read.
 func (ProjectQuota) Project(dir string) uint32 {
-	f, err := os.Open(dir) //nolint:gosec // a directory of the store
+	f, err := os.Open(dir) // a directory of the store
 	if err != nil {
 		return 0
 	}

@@ -162,7 +162,7 @@ func (s *Store) Allocate(ctx context.Context, workspaceID, name string, limit in
 		return nil, failed(err)
 	}
 	return &nodev1.StorageAllocateOutput{
-		//nolint:gosec // from a range of ids
+		// from a range of ids
 		Path: filepath.Join(s.path, rel), Uid: int32(owner), Enforced: rec.Enforced, UsedBytes: used, Adopted: adopted,
 	}, nil
 }

@@ -10,7 +10,7 @@ import (
 func TestEarlyCancelsAreBounded(t *testing.T) {
 	var c prestartCancels
 	start := time.Unix(1000, 0)
-	key := func(i int) ledger.Key { return ledger.Key{TaskID: "t", Attempt: int32(i + 1)} } //nolint:gosec // small
+	key := func(i int) ledger.Key { return ledger.Key{TaskID: "t", Attempt: int32(i + 1)} }
 	for i := range maxEarly + 5 {
 		c.add(key(i), start)
 		c.add(key(i), start.Add(time.Minute)) // a second cancel takes no second place, and does not extend the time

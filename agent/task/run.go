@@ -150,7 +150,7 @@ func (e *Executor) launch(ctx context.Context, j *job) {
 // work runs one task to its result, unless its start cannot be stored (then the task is parked) or the agent stops. ctx
 // is the executor's, jobCtx the task's.
 //
-//nolint:revive // the second context is a child of the first, and both are needed
+// the second context is a child of the first, and both are needed
 func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 	if j.started.IsZero() {
 		if !e.begin(ctx, j) {
@@ -187,7 +187,7 @@ func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 // the task does not end an Observe at once, since what the task left has to be found out all the same: the Observe has
 // ObserveFor from the cancel on, because later operations of the workspace wait for it.
 //
-//nolint:revive // the second context is a child of the first, and both are needed
+// the second context is a child of the first, and both are needed
 func (e *Executor) bound(ctx, jobCtx context.Context, j *job) (context.Context, context.CancelFunc) {
 	if _, can := e.deps.Handlers[j.task.Kind].(Observer); !can || !j.observe {
 		return context.WithTimeoutCause(jobCtx, e.cfg.MaxRun, errMaxRun)

@@ -26,7 +26,7 @@ func TestOfferIsTakenWhoseDeliveryWasCommittedAndAnsweredWithAnError(t *testing.
 		t.Run(tc.name, func(t *testing.T) {
 			// Points are armed once in a process, so each case is one of its own.
 			report := t.TempDir() + "/report"
-			//nolint:gosec // this test's own binary
+			// this test's own binary
 			cmd := exec.CommandContext(testkit.Context(t), os.Args[0], "-test.run=^TestStrandedChild$", "-test.v")
 			cmd.Env = append(os.Environ(), "GPUAAS_FAILPOINTS="+tc.failpoint, "GPUAAS_FAILPOINT_REPORT="+report)
 			out, err := cmd.CombinedOutput()

@@ -55,7 +55,7 @@ func child(ctx context.Context, kind string) error {
 }
 
 func command(kind string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this very test
+	cmd := exec.Command(os.Args[0]) // this very test
 	cmd.Env = append(os.Environ(), childKind+"="+kind)
 	return cmd
 }

@@ -45,7 +45,7 @@ func (m meter) read(ctx context.Context, c *contender) (spent, error) {
 		return s, err
 	}
 	for _, pid := range c.processes {
-		s.processor += rig.ProcessorTime(int32(pid)) //nolint:gosec // a process id
+		s.processor += rig.ProcessorTime(int32(pid)) // a process id
 	}
 	if c.own {
 		own, err := rig.OwnTime()

@@ -212,7 +212,7 @@ func (g *load) cancelAll(ctx context.Context) (map[string][]time.Duration, []tim
 	samples := make([]sample, len(g.list))
 	var all sync.WaitGroup
 	for i, x := range g.list {
-		after := rand.N(heartbeats * g.opts.Lease / 3) //nolint:gosec // a phase
+		after := rand.N(heartbeats * g.opts.Lease / 3)
 		all.Go(func() {
 			if !app.Sleep(ctx, after) {
 				return

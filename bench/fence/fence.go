@@ -137,7 +137,7 @@ func (m *measured) one(ctx context.Context, client *person.Client, agent *agents
 	if err != nil {
 		return err
 	}
-	if !app.Sleep(ctx, rand.N(longestWait)) { //nolint:gosec // the phase of its tries
+	if !app.Sleep(ctx, rand.N(longestWait)) { // the phase of its tries
 		return fmt.Errorf("let the node wait: %w", context.Cause(ctx))
 	}
 	returning, err := m.change(ctx, client, agent, log, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE,

@@ -52,7 +52,7 @@ func serve(ctx context.Context, mesh *dev.Mesh, pool *pgxpool.Pool, name string)
 		return 0, fmt.Errorf("read the node: %w", err)
 	}
 	// Nodes with work are listed every second while there are any: the probes come at all phases of that second.
-	if !app.Sleep(ctx, rand.N(time.Second)) { //nolint:gosec // a phase
+	if !app.Sleep(ctx, rand.N(time.Second)) {
 		return 0, fmt.Errorf("queue a probe: %w", context.Cause(ctx))
 	}
 	var row task.Row

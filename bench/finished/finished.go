@@ -73,7 +73,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 
 // compare measures both sides in turn, and each second pair in the other order.
 //
-//nolint:nonamedreturns // what is closed may fail
+// what is closed may fail
 func (o Options) compare(ctx context.Context, tmpl *plans.Template) (_ bench.Result, err error) {
 	var sides [2]*side
 	defer func() {
@@ -141,7 +141,7 @@ func checkpointed(ctx context.Context, db *bench.Database) error {
 	if err != nil {
 		return fmt.Errorf("connect to the database: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	if _, err := pg.Exec(ctx, conn, checkpoint); err != nil {
 		return fmt.Errorf("write what was loaded: %w", err)
 	}

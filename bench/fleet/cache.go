@@ -144,7 +144,7 @@ type cache struct {
 }
 
 func openCache(dir string) (*cache, error) {
-	if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // the server's user passes through
+	if err := os.MkdirAll(dir, 0o711); err != nil { // the server's user passes through
 		return nil, fmt.Errorf("make the cache of fleets: %w", err)
 	}
 	build, err := thisBuild()
@@ -158,11 +158,11 @@ func thisBuild() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("find this program: %w", err)
 	}
-	file, err := os.Open(self) //nolint:gosec // this very program
+	file, err := os.Open(self) // this very program
 	if err != nil {
 		return "", fmt.Errorf("read this program: %w", err)
 	}
-	defer file.Close() //nolint:errcheck // it was read
+	defer file.Close()
 	if _, err := io.Copy(sum, file); err != nil {
 		return "", fmt.Errorf("read this program: %w", err)
 	}
@@ -229,7 +229,7 @@ func (c *cache) place(size plans.Size, now time.Time) (string, bool, func(), err
 		err = os.RemoveAll(dir)
 	}
 	if err == nil {
-		err = os.MkdirAll(dir, 0o711) //nolint:gosec // the server's user passes through
+		err = os.MkdirAll(dir, 0o711) // the server's user passes through
 	}
 	if err != nil {
 		unlock()
@@ -248,7 +248,7 @@ func finish(dir string) error {
 
 // needed returns the bytes that a fleet takes, with the log of its load.
 func needed(size plans.Size) uint64 {
-	//nolint:gosec // neither is negative
+	// neither is negative
 	return uint64(size.Workspaces)*bytesOf(size.Events) + uint64(size.Ended)*bytesOfEnded
 }
 
@@ -261,7 +261,7 @@ func room(dir string, need uint64) error {
 	if err := syscall.Statfs(dir, &at); err != nil {
 		return fmt.Errorf("look for room in %s: %w", dir, err)
 	}
-	free := at.Bavail * uint64(at.Bsize) //nolint:gosec // it is not negative
+	free := at.Bavail * uint64(at.Bsize) // it is not negative
 	if need > free {
 		return fmt.Errorf("%w: %s has %d bytes, and %d are needed", ErrNoRoom, dir, free, need)
 	}

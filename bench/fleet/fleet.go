@@ -162,7 +162,7 @@ func databaseBytes(ctx context.Context, db *bench.Database) (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("connect to the database: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	bytes, err := pg.Value[int64](ctx, conn, sizeOfDatabase)
 	if err != nil {
 		return 0, fmt.Errorf("read the size of the database: %w", err)
@@ -178,7 +178,7 @@ func measureAll(
 	if err != nil {
 		return nil, fmt.Errorf("connect to the database: %w", err)
 	}
-	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer admin.Close(context.WithoutCancel(ctx)) // nothing is kept
 	args, err := plans.NewArguments(ctx, admin)
 	if err != nil {
 		return nil, err

@@ -69,20 +69,20 @@ func lists(ctx context.Context, o ListOptions, r plans.Running) (bench.Result, e
 		if err != nil {
 			return bench.Result{}, fmt.Errorf("make the file of the profile: %w", err)
 		}
-		defer file.Close() //nolint:errcheck // what it lacks shows
+		defer file.Close() // what it lacks shows
 		if err := pprof.StartCPUProfile(file); err != nil {
 			return bench.Result{}, fmt.Errorf("profile: %w", err)
 		}
 		defer pprof.StopCPUProfile()
 	}
-	//nolint:gosec // a process id
+	// a process id
 	began, own, server := time.Now(), rig.ProcessorTime(int32(os.Getpid())), rig.ServerTime(r.ServerPID)
 	took, err := call(ctx, clients, o.Length)
 	if err != nil {
 		return bench.Result{}, err
 	}
 	passed := time.Since(began)
-	//nolint:gosec // a process id
+	// a process id
 	own, server = rig.ProcessorTime(int32(os.Getpid()))-own, rig.ServerTime(r.ServerPID)-server
 	each := func(spent time.Duration) float64 { return float64(spent.Microseconds()) / 1e3 / float64(len(took)) }
 	details := bench.Machine()

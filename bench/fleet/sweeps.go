@@ -108,7 +108,7 @@ func awaitSweeps(ctx context.Context, o SweepOptions, r plans.Running) (bench.Re
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("connect to the database: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	list, err := pg.All[found](ctx, conn, foundBySweeps)
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("read what the sweeps have found: %w", err)

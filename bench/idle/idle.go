@@ -171,12 +171,12 @@ func readCounters(ctx context.Context, url string) (seen, error) {
 	if err != nil {
 		return seen{}, fmt.Errorf("connect to the database: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	c, err := pg.One[counted](ctx, conn, countAll)
 	if err != nil {
 		return seen{}, fmt.Errorf("read the counters: %w", err)
 	}
-	out := seen{counted: c, at: time.Now(), services: rig.ProcessorTime(int32(os.Getpid()))} //nolint:gosec // a process id
+	out := seen{counted: c, at: time.Now(), services: rig.ProcessorTime(int32(os.Getpid()))} // a process id
 	pids, err := pg.Values[int32](ctx, conn, serverPIDs)
 	if err != nil {
 		return seen{}, fmt.Errorf("read the database's processes: %w", err)

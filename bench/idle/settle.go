@@ -97,7 +97,7 @@ func gone(ctx context.Context, url string, conns ...*pgx.Conn) error {
 	if err != nil {
 		return fmt.Errorf("connect to the database: %w", err)
 	}
-	defer other.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer other.Close(context.WithoutCancel(ctx)) // nothing is kept
 	for range 200 {
 		connected, err := pg.Value[bool](ctx, other, isConnected, pids)
 		if err != nil {

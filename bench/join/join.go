@@ -85,7 +85,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	defer base.Close(ctx)
 	r := &server{opts: opts}
-	conns := int32(opts.Clients) //nolint:gosec // small counts
+	conns := int32(opts.Clients) // small counts
 	if r.pool, err = pg.Open(ctx, pg.Config{
 		URL: opts.LifecycleURL, ApplicationName: "bench join", MaxConns: conns + 4, MinConns: conns,
 		Settings: saga.PoolSettings(),

@@ -143,7 +143,7 @@ func (o Options) live(ctx context.Context, mesh *dev.Mesh, server *pgserver.Serv
 	if err != nil {
 		return measured{}, err
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	w := &world{o: o, client: mesh.Client()}
 	if err := w.tenant(ctx); err != nil {
 		return measured{}, err
@@ -189,7 +189,7 @@ func (o Options) judge(ctx context.Context, m measured, server *pgserver.Server)
 	if err != nil {
 		return bench.Result{}, err
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	onDisk, err := read(ctx, conn)
 	if err != nil {
 		return bench.Result{}, err

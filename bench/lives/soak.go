@@ -81,7 +81,7 @@ func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *pgserver.
 	if err != nil {
 		return nil, 0, err
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	w := &world{o: o.Options, client: mesh.Client()}
 	if err := w.tenant(ctx); err != nil {
 		return nil, 0, err
@@ -197,11 +197,11 @@ func memory(root int) (own, others, postgres int64, err error) { //nolint:noname
 		if err != nil {
 			continue // it has ended
 		}
-		pid, _ := strconv.Atoi(filepath.Base(dir)) //nolint:errcheck // the pattern has digits alone
+		pid, _ := strconv.Atoi(filepath.Base(dir)) // the pattern has digits alone
 		for line := range strings.Lines(string(text)) {
 			key, value, _ := strings.Cut(line, ":")
 			first, _, _ := strings.Cut(strings.TrimSpace(value), " ")
-			n, _ := strconv.ParseInt(first, 10, 64) //nolint:errcheck // zero for what is no number
+			n, _ := strconv.ParseInt(first, 10, 64) // zero for what is no number
 			switch key {
 			case "Name":
 				name[pid] = strings.TrimSpace(value)

@@ -9,6 +9,6 @@ func read() (Memory, error) {
 	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	//nolint:gosec // sizes of one process
+	// sizes of one process
 	return Memory{RSS: rss, Heap: int64(m.HeapInuse), Stacks: int64(m.StackInuse), Goroutines: runtime.NumGoroutine()}, nil
 }

@@ -65,7 +65,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	var stood []time.Duration
 	var phases []string
 	for range opts.Kills {
-		phase := rand.N(opts.Lease / 3) //nolint:gosec // of the heartbeats
+		phase := rand.N(opts.Lease / 3) // of the heartbeats
 		took, err := round(ctx, opts, phase)
 		if err != nil {
 			return bench.Result{}, err

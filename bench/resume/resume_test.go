@@ -37,7 +37,7 @@ func TestBenchRuns(t *testing.T) {
 		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
 		Lease: 15 * time.Second, Runs: 6, Kills: 2, Logger: testkit.Logger(t),
 		Command: func(kind string) *exec.Cmd {
-			cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this very test
+			cmd := exec.Command(os.Args[0]) // this very test
 			cmd.Env = append(os.Environ(), childKind+"="+kind)
 			return cmd
 		},

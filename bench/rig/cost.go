@@ -177,7 +177,7 @@ func (r *Rig) Spend(ctx context.Context, processes []int, stretch func(context.C
 	beside := func() time.Duration {
 		var total time.Duration
 		for _, pid := range processes {
-			total += ProcessorTime(int32(pid)) //nolint:gosec // a process id
+			total += ProcessorTime(int32(pid)) // a process id
 		}
 		return total
 	}

@@ -212,7 +212,7 @@ func login(ctx context.Context, t *tester, name string) error {
 	if err != nil {
 		return fmt.Errorf("log in: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	if _, err := pg.Value[int64](ctx, conn, ownTables.For(struct{}{})); err != nil {
 		return fmt.Errorf("read a table of the schema: %w", err)
 	}

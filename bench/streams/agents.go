@@ -114,7 +114,7 @@ func (a *agent) open(id string) error {
 		Disks: []*commonv1.Disk{{Path: "/var/lib/gpuaas", FsType: "ext4", SizeBytes: 1 << 40, FreeBytes: 1 << 39}},
 	}
 	for i := range 8 {
-		//nolint:gosec // eight devices
+		// eight devices
 		host.Gpus = append(host.Gpus, &commonv1.Gpu{
 			DeviceId: ids.New(), Index: int32(i), Model: "NVIDIA H100 80GB HBM3",
 			MemoryBytes: 80 << 30, DriverVersion: "550.90.07",
@@ -155,9 +155,9 @@ func (a *agent) open(id string) error {
 
 // beat sends the next heartbeat after a part of the interval that spreads the fleet.
 func (f *fleet) beat(a *agent, sequence int64, every time.Duration) {
-	after := every - every/8 + rand.N(every/4+1) //nolint:gosec // spread
+	after := every - every/8 + rand.N(every/4+1)
 	if sequence == 1 {
-		after = rand.N(every + 1) //nolint:gosec // spread
+		after = rand.N(every + 1)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

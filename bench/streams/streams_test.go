@@ -45,7 +45,7 @@ func TestBenchRuns(t *testing.T) {
 	opts := streams.Options{
 		Agents: 40, Database: db, Every: 300 * time.Millisecond, Settle: 2 * time.Second, Logger: testkit.Logger(t),
 		Command: func(kind string) *exec.Cmd {
-			cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this very test
+			cmd := exec.Command(os.Args[0]) // this very test
 			cmd.Env = append(os.Environ(), childKind+"="+kind)
 			return cmd
 		},

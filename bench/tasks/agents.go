@@ -85,7 +85,7 @@ type acks struct {
 }
 
 func (a *acks) add(refs []*nodev1.TaskRef) {
-	now := uint64(time.Now().UnixNano()) //nolint:gosec // after 1970
+	now := uint64(time.Now().UnixNano())
 	a.mu.Lock()
 	for _, r := range refs {
 		_, _ = a.out.Write(append(binary.BigEndian.AppendUint64(nil, now), r.GetTaskId()...))

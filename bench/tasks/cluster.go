@@ -299,9 +299,9 @@ func (r *cluster) hear(ctx context.Context, lis net.Listener) error {
 	var record [8 + 36]byte
 	for {
 		if _, err := io.ReadFull(conn, record[:]); err != nil {
-			return nil //nolint:nilerr // the agents have ended
+			return nil // the agents have ended
 		}
-		//nolint:gosec // nanoseconds since 1970
+		// nanoseconds since 1970
 		r.ends.Ended(string(record[8:]), time.Unix(0, int64(binary.BigEndian.Uint64(record[:8]))))
 	}
 }

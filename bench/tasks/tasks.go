@@ -188,7 +188,7 @@ func (r *cluster) describe(ctx context.Context, details map[string]any) error {
 	if err := r.agents.Ask(ctx, 5*time.Minute, "bbolt", args, &raw); err != nil {
 		return err
 	}
-	fs, _ := filepath.EvalSymlinks(r.dir) //nolint:errcheck // then its place is not known
+	fs, _ := filepath.EvalSymlinks(r.dir) // then its place is not known
 	done := float64(max(r.done.Load(), 1))
 	maps.Copy(details, map[string]any{
 		"ledger_commits_per_task": math.Round(100*float64(s.Commits)/done) / 100,

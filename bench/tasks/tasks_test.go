@@ -45,7 +45,7 @@ func TestBenchRuns(t *testing.T) {
 		Agents: 8, Database: db, Length: 2 * time.Second, Rounds: 1, Rate: 50,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Command: func(kind string) *exec.Cmd {
-			cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this very test
+			cmd := exec.Command(os.Args[0]) // this very test
 			cmd.Env = append(os.Environ(), childKind+"="+kind)
 			return cmd
 		},

@@ -32,7 +32,7 @@ func benchPeers(kind string) *exec.Cmd {
 	if self, err := os.Executable(); err == nil {
 		at = filepath.Join(filepath.Dir(self), at)
 	}
-	return exec.Command(at, kind) //nolint:gosec,noctx // it stands beside this program; process ends it
+	return exec.Command(at, kind) //nolint:noctx // it stands beside this program; process ends it
 }
 
 func runBenchChild(cmd *cobra.Command, kind string) error {

@@ -221,7 +221,7 @@ func forget(dirs ...string) error {
 // forgetDead calls forget and logs a failure, for callers whose main work is another.
 func forgetDead(logger *slog.Logger) {
 	if err := forget(); err != nil {
-		//nolint:noctx // it belongs to no request
+		// it belongs to no request
 		logger.Warn("the contexts of meshes that have ended were not removed", obs.Err(err))
 	}
 }

@@ -236,7 +236,7 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *kit.Program, o 
 	return mesh.Start(ctx, logger, mesh.Config{
 		Programs: filepath.Dir(self), CacheDir: dev.CacheDir(), Dir: o.dir, Production: o.production, LogLevel: "info",
 		Reaper: func(dir string) *exec.Cmd {
-			//nolint:gosec,noctx // this very program, which outlives us on purpose
+			//nolint:noctx // this very program, which outlives us on purpose
 			return exec.Command(self, "drill", "reap", dir)
 		},
 	})

@@ -64,7 +64,7 @@ func (p *Process) supervise(spec Spec, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
-	//nolint:gosec,noctx // the caller chooses the binary; the process outlives any request context
+	//nolint:noctx // the caller chooses the binary; the process outlives any request context
 	cmd := exec.Command(spec.Path, spec.Args...)
 	cmd.Env = spec.Env
 	cmd.Dir = spec.Dir

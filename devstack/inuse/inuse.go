@@ -87,7 +87,7 @@ func holder(port string) (int, string) {
 }
 
 func command(dir string) string {
-	line, err := os.ReadFile(filepath.Join(dir, "cmdline")) //nolint:gosec // of /proc
+	line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 	if err != nil || len(line) == 0 {
 		return "a process"
 	}
@@ -98,7 +98,7 @@ func command(dir string) string {
 
 // listeners adds the inodes of the sockets that listen on a port, by a table of /proc/net.
 func listeners(table string, port uint64, inodes map[string]bool) {
-	f, err := os.Open(table) //nolint:gosec // of /proc
+	f, err := os.Open(table)
 	if err != nil {
 		return
 	}

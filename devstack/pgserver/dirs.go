@@ -65,10 +65,10 @@ func socketDir(configured, root string, uid, gid int) (string, error) {
 		return "", fmt.Errorf("socket directory %s is too long: %d characters, at most %d", dir, len(dir),
 			maxSocketPath-len(full)+len(dir))
 	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil { //nolint:gosec // the server's uid must traverse it
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil { // the server's uid must traverse it
 		return "", fmt.Errorf("make socket directory: %w", err)
 	}
-	err := os.Mkdir(dir, 0o755) //nolint:gosec // services under other uids connect through it
+	err := os.Mkdir(dir, 0o755) // services under other uids connect through it
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("make socket directory: %w", err)
 	}
@@ -94,13 +94,13 @@ func socketDir(configured, root string, uid, gid int) (string, error) {
 // lockDir keeps a second owner away from root for as long as the returned file is open; the kernel releases the lock
 // when this process dies.
 func lockDir(root string) (*os.File, error) {
-	//nolint:gosec // root is the caller's
+	// root is the caller's
 	f, err := os.OpenFile(filepath.Join(root, "owner.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open owner lock: %w", err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		holder, _ := os.ReadFile(f.Name()) //nolint:errcheck // only decorates the error
+		holder, _ := os.ReadFile(f.Name()) // only decorates the error
 		_ = f.Close()
 		return nil, fmt.Errorf("%w: process %s runs a server on %s", ErrInUse, strings.TrimSpace(string(holder)), root)
 	}
@@ -121,7 +121,7 @@ var ErrInUse = errors.New("the Postgres directory is in use")
 // loadPassword reads the superuser's password, or generates one before the cluster exists. The file is complete or
 // absent.
 func loadPassword(path string) (string, error) {
-	b, err := os.ReadFile(path) //nolint:gosec // path is ours
+	b, err := os.ReadFile(path) // path is ours
 	if err == nil {
 		return strings.TrimSpace(string(b)), nil
 	}
@@ -137,7 +137,7 @@ func loadPassword(path string) (string, error) {
 
 func writeDurably(path, content string) error {
 	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600) //nolint:gosec // path is ours
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600) // path is ours
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func writeDurably(path, content string) error {
 }
 
 func syncDir(dir string) error {
-	d, err := os.Open(dir) //nolint:gosec // dir is ours
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}

@@ -74,7 +74,7 @@ func (b Binaries) complete() bool {
 // run install scripts. Without them the binaries do not start. A Postgres whose package lists no links needs none.
 func (b Binaries) linkLibraries() error {
 	native := filepath.Dir(b.Dir)
-	//nolint:gosec // beside the binaries that we are about to run
+	// beside the binaries that we are about to run
 	list, err := os.ReadFile(filepath.Join(native, "pg-symlinks.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

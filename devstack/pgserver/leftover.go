@@ -79,7 +79,7 @@ func replaceLeftover(ctx context.Context, log *slog.Logger, dataDir, sockets str
 }
 
 func recordedPID(dataDir string) int {
-	b, err := os.ReadFile(filepath.Join(dataDir, "postmaster.pid")) //nolint:gosec // the directory is ours
+	b, err := os.ReadFile(filepath.Join(dataDir, "postmaster.pid")) // the directory is ours
 	if err != nil {
 		return 0
 	}

@@ -87,7 +87,7 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	if os.Getuid() == 0 {
 		s.uid, s.gid = orNobody(cfg.UID), orNobody(cfg.GID)
 	}
-	//nolint:gosec // the server's uid must traverse it; what is inside is 0600 or 0700
+	// the server's uid must traverse it; what is inside is 0600 or 0700
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, fmt.Errorf("make postgres directory: %w", err)
 	}
@@ -173,7 +173,7 @@ func (s *Server) credential() *syscall.Credential {
 	if s.uid < 0 {
 		return nil
 	}
-	return &syscall.Credential{Uid: uint32(s.uid), Gid: uint32(s.gid)} //nolint:gosec // both are checked to be ids
+	return &syscall.Credential{Uid: uint32(s.uid), Gid: uint32(s.gid)} // both are checked to be ids
 }
 
 func (s *Server) environ() []string {

@@ -44,7 +44,7 @@ func testDir(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // see above
+	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -284,7 +284,7 @@ func TestInterruptedInitdb(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, "data.new", "base"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // as Start makes it
+	if err := os.Chmod(dir, 0o711); err != nil { // as Start makes it
 		t.Fatal(err)
 	}
 	start(t, pgserver.Config{Dir: dir})
@@ -292,7 +292,7 @@ func TestInterruptedInitdb(t *testing.T) {
 
 func TestStartRefusals(t *testing.T) {
 	testkit.IO(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test's
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

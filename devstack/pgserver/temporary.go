@@ -32,7 +32,7 @@ func StartTemporary(ctx context.Context, log *slog.Logger) (*Temporary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make postgres directory: %w", err)
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's uid must traverse it
+	if err := os.Chmod(dir, 0o711); err != nil { // the server's uid must traverse it
 		return nil, fmt.Errorf("open postgres directory: %w", err)
 	}
 	// Inside, so that it is swept up with the rest; unless the temporary directory has too long a name for a socket.
@@ -73,7 +73,7 @@ func sweepTemporary() {
 		return
 	}
 	for _, dir := range dirs {
-		f, err := os.Open(filepath.Join(dir, "owner.lock")) //nolint:gosec // our own pattern
+		f, err := os.Open(filepath.Join(dir, "owner.lock")) // our own pattern
 		if err != nil {
 			continue // being made just now, or not ours
 		}

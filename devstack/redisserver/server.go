@@ -147,7 +147,7 @@ func (s *Server) startProcess(ctx context.Context) (backend, error) {
 	}
 	run := &process{child: p, dir: dir}
 	if err := s.await(ctx, p); err != nil {
-		log, _ := os.ReadFile(filepath.Join(dir, "log")) //nolint:errcheck,gosec // only decorates the error
+		log, _ := os.ReadFile(filepath.Join(dir, "log")) // only decorates the error
 		if strings.Contains(string(log), "Address already in use") {
 			err = fmt.Errorf("%w: %w", errPortTaken, err)
 		}
@@ -177,14 +177,14 @@ func (s *Server) spawn(dir string) (*child.Process, error) {
 	var cred *syscall.Credential
 	if os.Getuid() == 0 {
 		uid, gid := orNobody(s.cfg.UID), orNobody(s.cfg.GID)
-		cred = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)} //nolint:gosec // ids
+		cred = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 		for _, path := range []string{dir, conf} {
 			if err := os.Lchown(path, uid, gid); err != nil {
 				return nil, fmt.Errorf("hand redis directory to uid %d: %w", uid, err)
 			}
 		}
 	}
-	//nolint:gosec // our own directory
+	// our own directory
 	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open redis log: %w", err)

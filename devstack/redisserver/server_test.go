@@ -90,7 +90,7 @@ func dial(t *testing.T, url string) *redis.Client {
 
 func TestPortInUseIsNamed(t *testing.T) {
 	testkit.IO(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test's
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -65,7 +65,7 @@ func Make(kind string) (*Dir, error) {
 // own gives the directory its lock file. The file gets its name once it is locked and marked, so that a sweeper never
 // finds an unlocked one of a live owner.
 func (d *Dir) own() error {
-	if err := os.Chmod(d.path, 0o711); err != nil { //nolint:gosec // servers and workloads of other users pass through
+	if err := os.Chmod(d.path, 0o711); err != nil { // servers and workloads of other users pass through
 		return fmt.Errorf("open temporary directory to traversal: %w", err)
 	}
 	unnamed := filepath.Join(d.path, lockName+".new")
@@ -195,10 +195,10 @@ func sweepOne(ctx context.Context, path string, end End) (bool, error) {
 	defer lock.Close()
 	head := make([]byte, len(marker))
 	if _, err := io.ReadFull(lock, head); err != nil || !strings.HasPrefix(string(head), marker) {
-		return false, nil //nolint:nilerr // not a lock of ours
+		return false, nil // not a lock of ours
 	}
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return false, nil //nolint:nilerr // its owner lives, or another process sweeps it
+		return false, nil // its owner lives, or another process sweeps it
 	}
 	// Another sweeper may have removed the directory between our opening and our lock.
 	held, err := lock.Stat()
@@ -206,7 +206,7 @@ func sweepOne(ctx context.Context, path string, end End) (bool, error) {
 		return false, fmt.Errorf("inspect lock: %w", err)
 	}
 	if named, err := os.Lstat(name); err != nil || !os.SameFile(held, named) {
-		return false, nil //nolint:nilerr // it is gone
+		return false, nil
 	}
 	if end != nil {
 		if err := end(ctx, path); err != nil {

@@ -42,7 +42,6 @@ func readWorld(ctx context.Context, m *mesh.Mesh, subject []string) (world, erro
 // comeToRest waits for active workspaces that are still recovering, as after an earlier drill: they would be taken for
 // changes by the next fault. A mesh with one that does not recover is drilled as it is.
 func comeToRest(ctx context.Context, m *mesh.Mesh) {
-	//nolint:errcheck // see above
 	_ = await.Until(ctx, "workspaces that are on their way back", time.Minute, func(ctx context.Context) error {
 		for token := ""; ; {
 			resp, err := m.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})

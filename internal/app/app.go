@@ -324,7 +324,7 @@ func (e *PanicError) Unwrap() error {
 
 // Protect calls fn and returns its error, or its panic as a *PanicError.
 //
-//nolint:nonamedreturns // a deferred recover must set it
+// a deferred recover must set it
 func Protect(ctx context.Context, fn func(context.Context) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

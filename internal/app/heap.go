@@ -21,7 +21,7 @@ func heapPercent(live uint64) int {
 	if live <= heapGrowth {
 		return usualHeapPercent
 	}
-	return max(leastHeapPercent, int(heapGrowth*100/live)) //nolint:gosec // at most 100
+	return max(leastHeapPercent, int(heapGrowth*100/live))
 }
 
 // BoundHeap makes the heap of this process grow by at most 32 MiB, or by a quarter of what is live if that is more,

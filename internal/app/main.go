@@ -17,7 +17,7 @@ func (e SignalError) Error() string { return "signal " + e.Signal.String() }
 
 // Is makes a signal count as an ordinary shutdown.
 //
-//nolint:errorlint // a sentinel compared by identity inside Is
+// a sentinel compared by identity inside Is
 func (e SignalError) Is(target error) bool { return target == ErrShutdown }
 
 const (

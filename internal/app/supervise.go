@@ -60,7 +60,7 @@ func (b Backoff) delay(failures int) time.Duration {
 	if ceiling <= b.Min {
 		return b.Min
 	}
-	return b.Min + rand.N(ceiling-b.Min) //nolint:gosec // jitter needs no secrecy
+	return b.Min + rand.N(ceiling-b.Min) // jitter needs no secrecy
 }
 
 // Every calls fn at once and then each interval (plus or minus a tenth, so that replicas do not run at the same
@@ -72,7 +72,7 @@ func Every(ctx context.Context, logger *slog.Logger, name string, interval time.
 		return func(ctx context.Context) bool {
 			wait := interval
 			if tenth := interval / 10; tenth > 0 {
-				wait += rand.N(2*tenth) - tenth //nolint:gosec // jitter needs no secrecy
+				wait += rand.N(2*tenth) - tenth // jitter needs no secrecy
 			}
 			return Sleep(ctx, wait)
 		}

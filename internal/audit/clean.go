@@ -100,7 +100,7 @@ func cleanMap(f protoreflect.FieldDescriptor, entries protoreflect.Map, hidden b
 }
 
 func cleanValue(f protoreflect.FieldDescriptor, v protoreflect.Value, hidden bool) protoreflect.Value {
-	switch f.Kind() { //nolint:exhaustive // numbers, flags and enums are no secrets
+	switch f.Kind() { // numbers, flags and enums are no secrets
 	case protoreflect.StringKind:
 		if hidden && v.String() != "" {
 			return protoreflect.ValueOfString(obs.Redacted)

@@ -84,7 +84,7 @@ func (e Entry) Refusal(err error) (Entry, bool) {
 
 // decides reports whether a reason is a decision to refuse, and not a failure or a mistake in the request.
 func decides(r commonv1.Reason) bool {
-	switch r { //nolint:exhaustive // everything else is a decision
+	switch r { // everything else is a decision
 	case commonv1.Reason_REASON_UNSPECIFIED, commonv1.Reason_REASON_INTERNAL, commonv1.Reason_REASON_UNAVAILABLE,
 		commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_NOT_FOUND,
 		commonv1.Reason_REASON_OVERLOADED,

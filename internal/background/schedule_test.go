@@ -79,7 +79,7 @@ func TestAJobThatIsTakenBesideANewOneIsRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	defer other.Close(context.WithoutCancel(ctx))
 	if due, _, err = one.take(ctx, other, []string{}); err != nil || len(due) != 1 || !due[0].Free {
 		t.Errorf("another session takes %v, %v", due, err)
 	}
@@ -114,7 +114,7 @@ func TestOneOfTwoReplicasTakesAJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(ctx) //nolint:errcheck // it is committed
+	defer tx.Rollback(ctx) // it is committed
 	if due, _, err := plan.take(ctx, tx, plan.names); err != nil || len(due) != 1 {
 		t.Fatalf("one replica takes %v: %v", due, err)
 	}

@@ -42,7 +42,7 @@ func Record(stateDir, dir string) error {
 	if err != nil {
 		return fmt.Errorf("record control group: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // the write has said
+	defer f.Close() // the write has said
 	var have bytes.Buffer
 	if _, err := have.ReadFrom(f); err != nil {
 		return fmt.Errorf("record control group: %w", err)

@@ -18,7 +18,7 @@ import (
 func hierarchy() string {
 	for _, dir := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		probe := filepath.Join(dir, "gpuaas-probe-of-a-test")
-		if err := os.Mkdir(probe, 0o755); err == nil { //nolint:gosec // the kernel's file system
+		if err := os.Mkdir(probe, 0o755); err == nil { // the kernel's file system
 			_ = os.Remove(probe)
 			if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil {
 				return dir
@@ -99,11 +99,11 @@ func TestRemoveWaitsForProcesses(t *testing.T) {
 	dir := state(t)
 	root := filepath.Join(top, cgroup.Name(dir))
 	work := filepath.Join(root, "workspace", "app")
-	//nolint:gosec // the kernel's file system
+	// the kernel's file system
 	if err := errors.Join(cgroup.Record(dir, root), os.MkdirAll(work, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	inside := exec.Command("sleep", "3600") //nolint:noctx // killed below
+	inside := exec.Command("sleep", "3600") // killed below
 	if err := inside.Start(); err != nil {
 		t.Fatal(err)
 	}

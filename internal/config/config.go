@@ -125,7 +125,7 @@ func readFile(path string, schema *schema, where map[string]string) (map[string]
 	if path == "" {
 		return nil, nil
 	}
-	raw, err := os.ReadFile(path) //nolint:gosec // the operator names the file
+	raw, err := os.ReadFile(path) // the operator names the file
 	if err != nil {
 		return nil, []Problem{{Where: path, Message: "read file: " + err.Error()}}
 	}

@@ -61,7 +61,7 @@ func plain(v reflect.Value) (any, error) {
 		text, err := m.MarshalText()
 		return string(text), err
 	}
-	switch v.Kind() { //nolint:exhaustive // scalars are as they are
+	switch v.Kind() { // scalars are as they are
 	case reflect.Pointer, reflect.Interface:
 		if v.IsNil() {
 			return nil, nil

@@ -144,7 +144,7 @@ func messages(err error, want reflect.Type) []string {
 	var out []string
 	var walk func(error)
 	walk = func(e error) {
-		if many, ok := e.(interface{ Unwrap() []error }); ok { //nolint:errorlint // this is the walk
+		if many, ok := e.(interface{ Unwrap() []error }); ok { // this is the walk
 			for _, inner := range many.Unwrap() {
 				walk(inner)
 			}
@@ -173,7 +173,7 @@ func (f *field) parse(text string) (any, error) {
 	if t == durationType || reflect.PointerTo(t).Implements(textType) {
 		return text, nil
 	}
-	switch t.Kind() { //nolint:exhaustive // the rest has no text form
+	switch t.Kind() { // the rest has no text form
 	case reflect.String:
 		return text, nil
 	case reflect.Bool:
@@ -321,7 +321,7 @@ func flatten(err error) []error {
 	if err == nil {
 		return nil
 	}
-	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // only the outermost join is taken apart
+	if many, ok := err.(interface{ Unwrap() []error }); ok { // only the outermost join is taken apart
 		var out []error
 		for _, inner := range many.Unwrap() {
 			out = append(out, flatten(inner)...)

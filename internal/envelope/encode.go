@@ -42,14 +42,14 @@ func encode(t Task) ([]byte, error) {
 		if len(s) > maxString || !utf8.ValidString(s) {
 			return nil, errors.New("encode task: an id is too long or no text")
 		}
-		out = binary.BigEndian.AppendUint16(out, uint16(len(s))) //nolint:gosec // bounded above.
+		out = binary.BigEndian.AppendUint16(out, uint16(len(s))) // bounded above.
 		out = append(out, s...)
 	}
 	for _, n := range []int64{t.Epoch, t.OpSeq, t.NotBefore.UnixMicro(), t.ExpiresAt.UnixMicro()} {
-		out = binary.BigEndian.AppendUint64(out, uint64(n)) //nolint:gosec // two's complement, read back the same way.
+		out = binary.BigEndian.AppendUint64(out, uint64(n)) // two's complement, read back the same way.
 	}
-	out = binary.BigEndian.AppendUint32(out, uint32(t.Attempt))      //nolint:gosec // not negative.
-	out = binary.BigEndian.AppendUint32(out, uint32(len(t.Payload))) //nolint:gosec // bounded above.
+	out = binary.BigEndian.AppendUint32(out, uint32(t.Attempt))      // not negative.
+	out = binary.BigEndian.AppendUint32(out, uint32(len(t.Payload))) // bounded above.
 	return append(out, t.Payload...), nil
 }
 
@@ -82,7 +82,7 @@ func decode(in []byte) (Task, error) {
 	case !t.NotBefore.Before(t.ExpiresAt):
 		return Task{}, errors.New("decode task: its window is empty")
 	}
-	t.Attempt = int32(attempt) //nolint:gosec // checked above.
+	t.Attempt = int32(attempt) // checked above.
 	return t, nil
 }
 
@@ -127,7 +127,7 @@ func (r *reader) int64() int64 {
 	if r.err != nil {
 		return 0
 	}
-	return int64(binary.BigEndian.Uint64(b)) //nolint:gosec // two's complement, written the same way.
+	return int64(binary.BigEndian.Uint64(b)) // two's complement, written the same way.
 }
 
 func (r *reader) uint32() uint32 {

@@ -28,7 +28,7 @@ func (e *laterError) Error() string { return e.err.Error() }
 func (e *laterError) Unwrap() error { return e.err }
 
 // try calls apply and turns a panic into an error: an event that makes the code panic is poison, not an outage.
-func try(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (err error) { //nolint:nonamedreturns // set by recover
+func try(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (err error) { // set by recover
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("apply panicked: %v", p)

@@ -26,7 +26,7 @@ func TestALogOfAnEarlierBuildIsNotWrittenAnew(t *testing.T) {
 			ctx, d := testkit.Context(t), testkit.DB(t)
 			admin, err := pgx.Connect(ctx, d.AdminURL())
 			must(t, err)
-			defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+			defer admin.Close(context.WithoutCancel(ctx))
 			_, err = admin.Exec(ctx, `DO $$ DECLARE s text; BEGIN
 				FOREACH s IN ARRAY '{events, lifecycle, nodeapi, recovery, readmodel, mesh}'::text[] LOOP
 					EXECUTE 'DROP SCHEMA ' || s || ' CASCADE';
@@ -62,7 +62,7 @@ func TestALogOfAnEarlierBuildIsNotWrittenAnew(t *testing.T) {
 			// A migration that is interrupted before it is recorded is run again.
 			owner, err := pgx.Connect(ctx, d.URL(pg.RoleOwner))
 			must(t, err)
-			defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+			defer owner.Close(context.WithoutCancel(ctx))
 			up, _ := halves(t, "00220_event_partitions.sql")
 			execEach(t, owner, up)
 		})

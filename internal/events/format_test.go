@@ -57,7 +57,7 @@ func TestADatabaseOfAnEarlierBuildIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	defer owner.Close(context.WithoutCancel(ctx))
 	upIDs, downIDs := halves(t, "00170_event_ids.sql")
 	parts, whole := oneTable(t)
 	upIDs, downIDs = slices.Concat(upIDs, parts), slices.Concat(whole, downIDs)
@@ -66,7 +66,7 @@ func TestADatabaseOfAnEarlierBuildIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer earlier.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	defer earlier.Close(context.WithoutCancel(ctx))
 	ofEarlierBuild(t, earlier, `{"n": 1}`)
 	ofEarlierBuild(t, earlier, `{"n": 2}`)
 	before := rowsOf(t, d, `seq <= 2`)
@@ -109,7 +109,7 @@ func rowsOf(t *testing.T, d *testkit.Database, where string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.WithoutCancel(t.Context())) //nolint:errcheck // the test is over
+	defer conn.Close(context.WithoutCancel(t.Context()))
 	if err := conn.QueryRow(testkit.Context(t),
 		`SELECT coalesce(string_agg(concat_ws(' ', xid, seq, id, source, kind, payload, created_at), ';' ORDER BY seq), '')
 		FROM events.event WHERE `+where).Scan(&out); err != nil {

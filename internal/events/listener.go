@@ -110,7 +110,7 @@ func (l *Listener) wait(ctx context.Context, conn *pgx.Conn) (string, error) {
 	call, cancel = context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if err := conn.Ping(call); err != nil {
-		//nolint:errorlint // its deadline is no deadline of waiting
+		// its deadline is no deadline of waiting
 		return "", fmt.Errorf("the connection does not answer: %s", err.Error())
 	}
 	return "", context.DeadlineExceeded

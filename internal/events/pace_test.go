@@ -128,8 +128,8 @@ func TestALostListenerIsKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
-	cut.Store(true)                               // no new connection either, so that it stays lost
+	defer admin.Close(context.WithoutCancel(ctx))
+	cut.Store(true) // no new connection either, so that it stays lost
 	woken := numbered.C()
 	if _, err := admin.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 		WHERE datname = current_database() AND query LIKE '%LISTEN%'

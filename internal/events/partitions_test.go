@@ -31,7 +31,7 @@ func newDays(t *testing.T) days {
 	ctx := testkit.Context(t)
 	admin, err := pgx.Connect(ctx, d.AdminURL())
 	must(t, err)
-	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it has read
+	defer admin.Close(context.WithoutCancel(ctx))
 	must(t, admin.QueryRow(ctx, `SELECT min(to_date(substr(c.relname, 7), 'YYYYMMDD')) FROM pg_inherits i
 		JOIN pg_class c ON c.oid = i.inhrelid
 		WHERE i.inhparent = 'events.event'::regclass AND c.relname ~ '[0-9]'`).Scan(&d.today))
@@ -105,7 +105,7 @@ func (d days) parts() string {
 	ctx := testkit.Context(d.t)
 	admin, err := pgx.Connect(ctx, d.AdminURL())
 	must(d.t, err)
-	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	defer admin.Close(context.WithoutCancel(ctx))
 	rows, err := admin.Query(ctx, `SELECT concat_ws(' ', CASE WHEN c.relname ~ '[0-9]'
 		THEN (to_date(substr(c.relname, 7), 'YYYYMMDD') - $1::date)::text
 			ELSE substr(c.relname, 7) END, nullif((SELECT count(*) FROM events.event e WHERE e.tableoid = c.oid), 0))
@@ -264,7 +264,7 @@ func TestPartitionsOfReplicasThatDieOrMeet(t *testing.T) {
 	must(t, err)
 	admin, err := pgx.Connect(ctx, d.AdminURL())
 	must(t, err)
-	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	defer admin.Close(context.WithoutCancel(ctx))
 	_, err = admin.Exec(ctx, `SELECT pg_terminate_backend($1)`, dying.PgConn().PID())
 	must(t, err)
 	if _, err := tx.Exec(ctx, `SELECT 1`); err == nil || errors.Is(err, context.DeadlineExceeded) {
@@ -312,7 +312,7 @@ func TestALogOfDaysGoesBackAndForth(t *testing.T) {
 	d.append(2)
 	owner, err := pgx.Connect(ctx, d.URL(pg.RoleOwner))
 	must(t, err)
-	defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	defer owner.Close(context.WithoutCancel(ctx))
 	up, down := oneTable(t)
 	for range 2 {
 		execEach(t, owner, down)

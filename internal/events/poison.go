@@ -18,7 +18,7 @@ const applyTries = 3
 
 // applyCarefully tries r within savepoints and parks it after the last try. The first result says why it was parked.
 //
-//nolint:revive // both are errors, of the event and of the round
+// both are errors, of the event and of the round
 func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (error, error) {
 	var poison error
 	for range applyTries {

@@ -213,7 +213,7 @@ func (s *Sequencer) runOnce(ctx context.Context, how *pg.Statement) (SequencerRe
 	res, err := numberBatch(ctx, conn.Conn(), how, s.number)
 	if err != nil {
 		// The place in the queue belongs to the session: it must not outlive a round that was interrupted.
-		_ = conn.Hijack().Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is given up
+		_ = conn.Hijack().Close(context.WithoutCancel(ctx)) // it is given up
 		return SequencerResult{}, fmt.Errorf("number events: %w", err)
 	}
 	conn.Release()

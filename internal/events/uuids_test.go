@@ -75,7 +75,7 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	defer owner.Close(context.WithoutCancel(ctx))
 	up, down := halves(t, "00170_event_ids.sql")
 	parts, whole := oneTable(t)
 	up, down = slices.Concat(up, parts), slices.Concat(whole, down)
@@ -202,7 +202,7 @@ func TestTheWayBackSaysWhatKindsSay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	defer owner.Close(context.WithoutCancel(ctx))
 	taskID, nodeID := ids.New(), ids.New()
 	err = pg.InTx(ctx, d.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		e := events.Event{
@@ -230,7 +230,7 @@ func TestTheWayBackSaysWhatKindsSay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	defer conn.Close(context.WithoutCancel(ctx))
 	if _, err := conn.Exec(ctx, `SET events.format = 'protobuf'`); err != nil {
 		t.Fatal(err)
 	}

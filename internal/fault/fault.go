@@ -99,7 +99,7 @@ func (e *Error) Unwrap() error { return e.cause }
 
 // Is makes errors.Is match two faults of the same reason.
 func (e *Error) Is(target error) bool {
-	other, ok := target.(*Error) //nolint:errorlint // errors.Is walks the chain and asks each link about target itself
+	other, ok := target.(*Error) // errors.Is walks the chain and asks each link about target itself
 	return ok && other.Reason == e.Reason
 }
 

@@ -96,7 +96,7 @@ func fromTransport(err error) error {
 // of our identities, and a node must do no more than wait because of it.
 func fromCode(code codes.Code, err error) error {
 	reason := commonv1.Reason_REASON_INTERNAL
-	switch code { //nolint:exhaustive // every other code is an internal error of the peer
+	switch code { // every other code is an internal error of the peer
 	case codes.Unavailable, codes.Canceled, codes.Aborted, codes.Unauthenticated, codes.PermissionDenied:
 		reason = commonv1.Reason_REASON_UNAVAILABLE
 	case codes.DeadlineExceeded:
@@ -116,7 +116,7 @@ func fromLocalConnect(err error) (*Error, bool) {
 	if !ok || connect.IsWireError(ce) {
 		return nil, false
 	}
-	switch ce.Code() { //nolint:exhaustive // the rest is internal
+	switch ce.Code() { // the rest is internal
 	case connect.CodeInvalidArgument:
 		return New(commonv1.Reason_REASON_INVALID_ARGUMENT, clean(ce.Message()), Cause(err)), true
 	case connect.CodeResourceExhausted:

@@ -208,11 +208,11 @@ func encode(s State, keyID string) ([]byte, error) {
 		if len(text) > maxString {
 			return nil, errors.New("encode join state: an id is too long")
 		}
-		out = binary.BigEndian.AppendUint16(out, uint16(len(text))) //nolint:gosec // bounded above.
+		out = binary.BigEndian.AppendUint16(out, uint16(len(text))) // bounded above.
 		out = append(out, text...)
 	}
-	out = binary.BigEndian.AppendUint64(out, uint64(s.Generation)) //nolint:gosec // not negative.
-	return binary.BigEndian.AppendUint64(out, uint64(s.Era)), nil  //nolint:gosec // not negative.
+	out = binary.BigEndian.AppendUint64(out, uint64(s.Generation)) // not negative.
+	return binary.BigEndian.AppendUint64(out, uint64(s.Era)), nil  // not negative.
 }
 
 func split(signed []byte) (State, string, []byte, error) {
@@ -240,8 +240,8 @@ func split(signed []byte) (State, string, []byte, error) {
 	}
 	state := State{
 		NodeID: texts[1], NodeInstanceID: texts[2], Serial: texts[3],
-		Generation: int64(binary.BigEndian.Uint64(rest[:8])), //nolint:gosec // checked below.
-		Era:        int64(binary.BigEndian.Uint64(rest[8:])), //nolint:gosec // checked below.
+		Generation: int64(binary.BigEndian.Uint64(rest[:8])), // checked below.
+		Era:        int64(binary.BigEndian.Uint64(rest[8:])), // checked below.
 	}
 	// A state is accepted only if it encodes to the same bytes: one with negative numbers or missing ids does not.
 	again, err := encode(state, texts[0])

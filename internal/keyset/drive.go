@@ -44,7 +44,7 @@ func (p *part) orphans(rows []Key) []privateKey {
 	if !slices.ContainsFunc(p.keys, func(key privateKey) bool { return key.endorsedBy != "" && !has(key.id) }) {
 		return nil
 	}
-	pinned, _ := p.pinned(rows) //nolint:errcheck // without its file the candidates are no orphans of ours yet
+	pinned, _ := p.pinned(rows) // without its file the candidates are no orphans of ours yet
 	var out []privateKey
 	for more := true; more; {
 		more = false

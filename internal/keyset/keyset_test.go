@@ -393,7 +393,7 @@ func TestABadFileIsRefusedAndWhatWasLoadedServes(t *testing.T) {
 	}{
 		"malformed": {func() error { return os.WriteFile(path, whole[:20], 0o600) }, "no Ed25519 private key"},
 		"of a wrong mode": {func() error {
-			return errors.Join(os.WriteFile(path, whole, 0o600), os.Chmod(path, 0o644)) //nolint:gosec // the mode is the point
+			return errors.Join(os.WriteFile(path, whole, 0o600), os.Chmod(path, 0o644)) // the mode is the point
 		}, "mode is 0644"},
 		"missing": {func() error { return os.Remove(path) }, "is not in"},
 		"of another kind": {func() error {

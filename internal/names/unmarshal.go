@@ -233,7 +233,7 @@ func readTimestamp(tree any, m protoreflect.Message) error {
 	if err != nil {
 		return fmt.Errorf("%q is not a time in RFC 3339", s)
 	}
-	setSecondsAndNanos(m, t.Unix(), int32(t.Nanosecond())) //nolint:gosec // below 1e9
+	setSecondsAndNanos(m, t.Unix(), int32(t.Nanosecond()))
 	return nil
 }
 

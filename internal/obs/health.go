@@ -187,6 +187,6 @@ func serveReport(report func(context.Context) Report) http.Handler {
 		if !answer.OK() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		_ = json.NewEncoder(w).Encode(answer) //nolint:errcheck // the client has gone
+		_ = json.NewEncoder(w).Encode(answer) // the client has gone
 	})
 }

@@ -123,7 +123,7 @@ func (s *OpsServer) Run(ctx context.Context) error {
 			continue
 		}
 		if err := server.Shutdown(stopCtx); err != nil {
-			_ = server.Close() //nolint:errcheck // the listener is closed; a request that hangs is cut
+			_ = server.Close() // the listener is closed; a request that hangs is cut
 		}
 	}
 	for range running {

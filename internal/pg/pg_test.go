@@ -250,7 +250,7 @@ func newCommitProxy(t *testing.T, target string) *commitProxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a test's
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +275,7 @@ func newCommitProxy(t *testing.T, target string) *commitProxy {
 }
 
 func (p *commitProxy) serve(client net.Conn, target string) error {
-	server, err := net.Dial("tcp", target) //nolint:noctx // a test's
+	server, err := net.Dial("tcp", target)
 	if err != nil {
 		return err
 	}

@@ -213,7 +213,7 @@ func (p *pipelined) Commit(ctx context.Context) error {
 			return err
 		case p.conn.Conn().PgConn().TxStatus() != 'I':
 			// A statement that was refused leaves the transaction open, as a refused commit does not.
-			_ = p.Rollback(ctx) //nolint:errcheck // the refusal is what counts; a connection that is not clean is closed
+			_ = p.Rollback(ctx) // the refusal is what counts; a connection that is not clean is closed
 		default:
 			p.release()
 		}
@@ -238,7 +238,7 @@ func (p *pipelined) Rollback(ctx context.Context) error {
 		return nil
 	}
 	if _, err := p.conn.Exec(ctx, "rollback"); err != nil {
-		_ = p.conn.Conn().Close(ctx) //nolint:errcheck // it is closed to be rid of it
+		_ = p.conn.Conn().Close(ctx) // it is closed to be rid of it
 		return fmt.Errorf("roll back: %w", err)
 	}
 	return nil

@@ -42,7 +42,7 @@ func InTx(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.
 		if err == nil || attempt == txAttempts || !IsRetryable(err) || errors.Is(err, ErrCommitUnknown) {
 			return err
 		}
-		timer := time.NewTimer(backoff/2 + rand.N(backoff)) //nolint:gosec // jitter
+		timer := time.NewTimer(backoff/2 + rand.N(backoff))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -122,7 +122,7 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackGrace)
 	defer cancel()
 	// A failed rollback closes the connection, and that rolls back.
-	_ = tx.Rollback(ctx) //nolint:errcheck // see above
+	_ = tx.Rollback(ctx)
 }
 
 // commitIsUnknown reports whether a commit got no answer, rather than a refusal. An error response of the server is a

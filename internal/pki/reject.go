@@ -100,7 +100,7 @@ func rejectReason(err error, now time.Time) RejectReason {
 }
 
 func invalidReason(err x509.CertificateInvalidError, now time.Time) RejectReason {
-	switch err.Reason { //nolint:exhaustive // every other defect is one reason.
+	switch err.Reason { // every other defect is one reason.
 	case x509.Expired:
 		// crypto/x509 has one reason for both ends of the validity; only the certificate distinguishes them.
 		if err.Cert != nil && now.Before(err.Cert.NotBefore) {

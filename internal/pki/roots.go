@@ -102,7 +102,7 @@ func CrossChain(root *x509.Certificate, links []RootLink) [][]byte {
 		if by < 0 {
 			return out
 		}
-		at, _ = x509.ParseCertificate(links[by].DER) //nolint:errcheck // it was parsed a moment ago
+		at, _ = x509.ParseCertificate(links[by].DER) // it was parsed a moment ago
 	}
 	return out
 }

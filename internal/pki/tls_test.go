@@ -311,7 +311,7 @@ func TestOnlyTLS13AndNoResumption(t *testing.T) {
 		return cfg
 	}
 	old := client()
-	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 //nolint:gosec // the attack.
+	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	if err := dial(t, p.addr, old); err == nil {
 		t.Error("TLS 1.2 was let in")
 	}

@@ -306,10 +306,10 @@ var keys = prepare([]Key{
 func prepare(list []Key) []Key {
 	for i := range list {
 		k := &list[i]
-		k.defaulted, _ = k.parse(k.Default) //nolint:errcheck // a test parses every default and bound
+		k.defaulted, _ = k.parse(k.Default)
 		if k.Kind != Flag {
-			k.min, _ = k.parse(k.Min) //nolint:errcheck // as above
-			k.max, _ = k.parse(k.Max) //nolint:errcheck // as above
+			k.min, _ = k.parse(k.Min)
+			k.max, _ = k.parse(k.Max)
 		}
 	}
 	return list

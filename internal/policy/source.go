@@ -163,7 +163,7 @@ const fileAck = "acknowledge_weakening"
 // stored. Every value is checked against the bounds and the refusals of Validate over the defaults; the entry
 // `acknowledge_weakening: REASON` acknowledges the weaker values. The error is the first refusal.
 func LoadFile(path string) (map[string]string, error) {
-	raw, err := os.ReadFile(path) //nolint:gosec // the operator names the file
+	raw, err := os.ReadFile(path) // the operator names the file
 	if err != nil {
 		return nil, fmt.Errorf("read policy file: %w", err)
 	}

@@ -46,7 +46,7 @@ func Pick(ctx context.Context, host string) (int, error) {
 	highest := ephemeralFrom()
 	var last error
 	for range attemptsPerPort {
-		port := lowest + rand.IntN(highest-lowest) //nolint:gosec // not a secret
+		port := lowest + rand.IntN(highest-lowest) // not a secret
 		reservation, err := reserve(ctx, port)
 		if err != nil {
 			last = err

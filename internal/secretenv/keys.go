@@ -87,7 +87,7 @@ func Parse(text string) (*Keys, error) {
 // NewKey returns a fresh key as a line of a key file.
 func NewKey() string {
 	raw := make([]byte, keySize)
-	rand.Read(raw) //nolint:errcheck // it never fails: without randomness the process ends
+	rand.Read(raw) // it never fails: without randomness the process ends
 	return base64.StdEncoding.EncodeToString(raw)
 }
 

@@ -42,7 +42,7 @@ type place struct {
 func (p place) bytes(head []byte) []byte {
 	out := append([]byte("gpuaas.mesh/workload-secret\x00"), head...)
 	for _, part := range []string{p.TenantID, p.WorkspaceID, p.workload, p.purpose, p.name} {
-		out = binary.BigEndian.AppendUint32(out, uint32(len(part))) //nolint:gosec // ids and names, bounded by the request
+		out = binary.BigEndian.AppendUint32(out, uint32(len(part))) // ids and names, bounded by the request
 		out = append(out, part...)
 	}
 	return out

@@ -20,11 +20,11 @@ func newAutomaton(values [][]byte) *automaton {
 	slices.SortFunc(sorted, slices.Compare)
 	a := &automaton{label: []byte{0}, suffix: []int32{0}, depth: []int32{0}, match: []int32{0}}
 	type group struct{ from, to, parent int32 } // the values that begin with a state
-	//nolint:gosec // the rules of workloads bound the values to less than a MiB
+	// the rules of workloads bound the values to less than a MiB
 	groups := []group{{to: int32(len(sorted))}}
 	for state := int32(0); int(state) < len(groups); state++ {
 		own := groups[state]
-		a.first = append(a.first, int32(len(groups))) //nolint:gosec // as above
+		a.first = append(a.first, int32(len(groups)))
 		depth := a.depth[state]
 		if state > 0 {
 			if a.depth[own.parent] > 0 {
@@ -49,7 +49,7 @@ func newAutomaton(values [][]byte) *automaton {
 			a.suffix, a.match = append(a.suffix, 0), append(a.match, 0)
 		}
 	}
-	a.first = append(a.first, int32(len(groups))) //nolint:gosec // as above
+	a.first = append(a.first, int32(len(groups)))
 	return a
 }
 
@@ -57,7 +57,7 @@ func newAutomaton(values [][]byte) *automaton {
 func (a *automaton) child(state int32, char byte) (int32, bool) {
 	from, to := a.first[state], a.first[state+1]
 	i, found := slices.BinarySearch(a.label[from:to], char)
-	return from + int32(i), found //nolint:gosec // at most 256
+	return from + int32(i), found
 }
 
 // next returns the longest state that a text ends with after a byte, from the one before it.

@@ -72,8 +72,8 @@ func (m Mask) Around(window []byte, from, to int, whole bool) (bool, bool) {
 	if !whole {
 		uncertain, _ = slices.BinarySearch(at, longest)
 	}
-	first, _ := slices.BinarySearch(at, int32(from)) //nolint:gosec // windows are far smaller
-	last, _ := slices.BinarySearch(at, int32(to))    //nolint:gosec // as above
+	first, _ := slices.BinarySearch(at, int32(from)) // windows are far smaller
+	last, _ := slices.BinarySearch(at, int32(to))
 	return first-uncertain >= margin, len(at)-last >= margin
 }
 

@@ -107,7 +107,7 @@ func (values naive) piece(text string, from, to int, head, tail bool) string {
 // contain and continue each other.
 func TestMaskIsWhatASlowSearchFinds(t *testing.T) {
 	t.Parallel()
-	rnd := rand.New(rand.NewPCG(3, 5)) //nolint:gosec // a test
+	rnd := rand.New(rand.NewPCG(3, 5))
 	word := func(letters, most int) string {
 		out := make([]byte, rnd.IntN(most))
 		for i := range out {

@@ -30,7 +30,7 @@ func findFrom(window []byte, begin, most, from, to int) seen {
 			before := len(out.text)
 			out.text = utf8.AppendRune(out.text, char)
 			for i := range out.text[before:] {
-				out.at = append(out.at, int32(min(begin+i, end-1))) //nolint:gosec // windows are far smaller
+				out.at = append(out.at, int32(min(begin+i, end-1))) // windows are far smaller
 			}
 		} else if kind, _ := introducer(window[begin:]); kind >= 0 {
 			if begin < from && from < end {
@@ -67,7 +67,7 @@ func (s seen) cut(window []byte) seen {
 		return s
 	}
 	for ; at < len(window); at++ {
-		s.text, s.at = append(s.text, window[at]), append(s.at, int32(at)) //nolint:gosec // windows are far smaller
+		s.text, s.at = append(s.text, window[at]), append(s.at, int32(at)) // windows are far smaller
 	}
 	return s
 }

@@ -86,7 +86,7 @@ func TestMaskWhole(t *testing.T) {
 // is ever in the pieces, the pieces together are the same as the whole masked at once, and nothing else is lost.
 func TestMaskAcrossPieces(t *testing.T) {
 	t.Parallel()
-	rnd := rand.New(rand.NewPCG(7, 11)) //nolint:gosec // a test
+	rnd := rand.New(rand.NewPCG(7, 11))
 	secrets := []string{"S3CR3T-alpha", "TOPSECRETVALUE-beta-0123456789", "zzzz"}
 	m := showable.NewMask(secrets)
 	for range 500 {

@@ -20,7 +20,7 @@ func TestALoginDerivesOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer admin.Close(ctx) //nolint:errcheck // the test is over
+	defer admin.Close(ctx)
 	// A role of its own: tests of other packages set the passwords of the product's roles.
 	role := "quick_" + strings.ReplaceAll(ids.New(), "-", "")
 	if _, err := admin.Exec(ctx, "CREATE ROLE "+role+" LOGIN"); err != nil {

@@ -21,7 +21,7 @@ func Mentions(tb testing.TB, url, text string) []string {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	rows, err := conn.Query(ctx, `SELECT c.oid::regclass::text FROM pg_class c
 		JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE c.relkind IN ('r', 'm') AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') ORDER BY 1`)

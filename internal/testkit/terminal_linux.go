@@ -17,7 +17,7 @@ func Terminal(tb testing.TB) (*os.File, *os.File) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	fd := int(person.Fd()) //nolint:gosec // a descriptor fits an int
+	fd := int(person.Fd()) // a descriptor fits an int
 	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		tb.Fatal(err)
 	}

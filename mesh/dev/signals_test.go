@@ -92,7 +92,7 @@ func (e *ephemeral) dir() string {
 func (e *ephemeral) nothingLeft() {
 	e.t.Helper()
 	for _, pid := range mentioning(e.tmp) {
-		//nolint:errcheck // only decorates the failure
+		// only decorates the failure
 		line, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 		e.t.Errorf("process %d is left: %s", pid, bytes.ReplaceAll(line, []byte{0}, []byte(" ")))
 	}
@@ -121,8 +121,8 @@ func mentioning(dir string) []int {
 			continue
 		}
 		base := filepath.Join("/proc", entry.Name())
-		cwd, _ := os.Readlink(filepath.Join(base, "cwd"))      //nolint:errcheck // it may have ended
-		line, _ := os.ReadFile(filepath.Join(base, "cmdline")) //nolint:errcheck // it may have ended
+		cwd, _ := os.Readlink(filepath.Join(base, "cwd"))      // it may have ended
+		line, _ := os.ReadFile(filepath.Join(base, "cmdline")) // it may have ended
 		if strings.HasPrefix(cwd, dir+"/") || bytes.Contains(line, []byte(dir+"/")) {
 			out = append(out, pid)
 		}

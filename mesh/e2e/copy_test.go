@@ -28,7 +28,7 @@ func TestACopyIsFoundAcrossAKill(tt *testing.T) {
 	if err := os.CopyFS(copied, os.DirFS(filepath.Join(root, "agents", "n1"))); err != nil {
 		t.Fatal(err)
 	}
-	//nolint:gosec // our own directory
+	// our own directory
 	if err := exec.CommandContext(ctx, "chmod", "-R", "go-rwx", copied).Run(); err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,6 @@ func TestACopyIsFoundAcrossAKill(tt *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	//nolint:gosec // ours
 	clone := exec.CommandContext(ctx, c.Plan.AgentBinary, "run", "--etc-dir", filepath.Join(copied, "etc"), "--state-dir",
 		filepath.Join(copied, "state"))
 	clone.Stdout, clone.Stderr = log, log

@@ -39,7 +39,7 @@ func cli(t test, c *cluster.Cluster) func(args ...string) []byte {
 	}
 	return func(args ...string) []byte {
 		t.Helper()
-		//nolint:gosec // our own program
+		// our own program
 		cmd := exec.CommandContext(t.ctx, filepath.Join(meshtest.Programs(t), "gpuaas"), args...)
 		cmd.Env = append(os.Environ(), contexts.EnvPath+"="+file)
 		out, err := cmd.Output()

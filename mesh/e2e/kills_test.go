@@ -51,7 +51,6 @@ var elsewhere = map[string]string{
 // literals returns the kill points that stand in the source of a part of the tree.
 func literals(t test, dir string) []string {
 	t.Helper()
-	//nolint:gosec // our tree
 	out, err := exec.CommandContext(t.ctx, "grep", "-rhoE", "--include=*.go", "--exclude=*_test.go",
 		`(failpoint\.Hit\(|\.point\(ctx, )"[a-z_.]+"`, filepath.Join("..", "..", dir)).Output()
 	if err != nil {
@@ -277,7 +276,7 @@ func quiet(t test, c *cluster.Cluster) {
 // TestKillsAtRandom kills anything at any time during 20 creates at once, or 50 in a long run.
 func TestKillsAtRandom(tt *testing.T) {
 	t := within(tt, 12*time.Minute)
-	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
+	seed := uint64(time.Now().UnixNano()) // any number will do
 	if s := os.Getenv("GPUAAS_E2E_SEED"); s != "" {
 		var err error
 		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
@@ -285,7 +284,7 @@ func TestKillsAtRandom(tt *testing.T) {
 		}
 	}
 	t.Logf("seed %d; again with GPUAAS_E2E_SEED=%d", seed, seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a schedule
+	random := rand.New(rand.NewPCG(seed, 1))
 	c := start(t, cluster.Config{
 		Nodes: 3, GPUs: 2,
 		Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"},

@@ -15,7 +15,7 @@ import (
 type test struct {
 	*testing.T
 
-	ctx    context.Context //nolint:containedctx // of the test that this value is
+	ctx    context.Context
 	cancel context.CancelCauseFunc
 	end    time.Time
 }

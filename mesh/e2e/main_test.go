@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 // reapLater ends the processes that are left below dir when this process has ended, by a process of its own.
 func reapLater(t test, dir string) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this binary, which outlives us on purpose
+	cmd := exec.Command(os.Args[0]) // this binary, which outlives us on purpose
 	cmd.Env = append(os.Environ(), envReaper+"="+dir)
 	in, err := cmd.StdinPipe()
 	if err != nil {

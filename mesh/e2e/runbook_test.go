@@ -51,7 +51,7 @@ type report struct {
 
 // call runs one command to its end.
 func (o *operator) call(ctx context.Context, args ...string) (report, error) {
-	//nolint:gosec // the program under test
+	// the program under test
 	cmd := exec.CommandContext(ctx, o.program, append(append([]string{}, args...), o.flags...)...)
 	cmd.WaitDelay = 10 * time.Second
 	var out, errs bytes.Buffer

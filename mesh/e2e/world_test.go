@@ -342,7 +342,7 @@ func inLog(t test, mesh *pgx.Conn) []string {
 			t.Fatal(err)
 		}
 		for _, tr := range changed.GetTransitions() {
-			switch tr.GetState() { //nolint:exhaustive // the others are no ends
+			switch tr.GetState() { // the others are no ends
 			case commonv1.TaskState_TASK_STATE_SUCCEEDED, commonv1.TaskState_TASK_STATE_FAILED,
 				commonv1.TaskState_TASK_STATE_EXPIRED, commonv1.TaskState_TASK_STATE_CANCELLED,
 				commonv1.TaskState_TASK_STATE_SUPERSEDED,

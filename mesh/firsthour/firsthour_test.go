@@ -61,7 +61,7 @@ func TestTheFirstHour(t *testing.T) {
 		}
 	}
 	if update && !t.Failed() {
-		if err := os.WriteFile(page, []byte(written(lines, blocks, outputs)), 0o644); err != nil { //nolint:gosec // a page
+		if err := os.WriteFile(page, []byte(written(lines, blocks, outputs)), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -82,7 +82,7 @@ func newShell(t *testing.T) *shell {
 	t.Cleanup(cancel)
 	dir := meshtest.Dir(t)
 	for _, sub := range []string{"home", "tmp"} {
-		//nolint:gosec // workloads pass through the mesh's directory
+		// workloads pass through the mesh's directory
 		if err := os.Mkdir(filepath.Join(dir, sub), 0o711); err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +116,7 @@ type terminal struct {
 
 func (s *shell) start(command string) *terminal {
 	s.t.Helper()
-	cmd := exec.CommandContext(s.ctx, "bash", "-c", command) //nolint:gosec // the page's own
+	cmd := exec.CommandContext(s.ctx, "bash", "-c", command) // the page's own
 	cmd.Env, cmd.Dir = s.env, filepath.Join(s.dir, "home")
 	file, program := testkit.Terminal(s.t)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = program, program, program

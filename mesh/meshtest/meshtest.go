@@ -32,7 +32,7 @@ func Dir(tb testing.TB) string {
 			tb.Errorf("remove directory: %v", err)
 		}
 	})
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // traversable on purpose
+	if err := os.Chmod(dir, 0o711); err != nil { // traversable on purpose
 		tb.Fatal(err)
 	}
 	return dir
@@ -41,7 +41,7 @@ func Dir(tb testing.TB) string {
 // build builds the programs once for each test process.
 var build = sync.OnceValues(func() (string, error) {
 	// A test runs in its package's directory, and its source paths are of no use when it was built with -trimpath.
-	gomod, err := exec.Command("go", "env", "GOMOD").Output() //nolint:noctx // ends with the test process
+	gomod, err := exec.Command("go", "env", "GOMOD").Output() // ends with the test process
 	if err != nil {
 		return "", fmt.Errorf("find module: %w", err)
 	}
@@ -51,11 +51,11 @@ var build = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // workloads run the agent's binary as another user
+	if err := os.Chmod(dir, 0o711); err != nil { // workloads run the agent's binary as another user
 		return "", err
 	}
 	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir+"/",
-		"./cmd/gpuaas", "./cmd/gpuaas-node-agent") //nolint:noctx // ends with the test process
+		"./cmd/gpuaas", "./cmd/gpuaas-node-agent") // ends with the test process
 	cmd.Dir = module
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build programs: %w: %s", err, out)

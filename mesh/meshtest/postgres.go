@@ -24,7 +24,7 @@ func Postgres(tb testing.TB, dir string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // the server's user must traverse it
+	if err := os.MkdirAll(dir, 0o711); err != nil { // the server's user must traverse it
 		tb.Fatal(err)
 	}
 	out, err := exec.CommandContext(tb.Context(), "cp", "-a", from+"/data", from+"/superuser.password",
@@ -45,7 +45,7 @@ var prepared = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's user must traverse it
+	if err := os.Chmod(dir, 0o711); err != nil { // the server's user must traverse it
 		return "", err
 	}
 	server, err := pgserver.Start(ctx, pgserver.Config{Dir: dir, Logger: slog.New(slog.DiscardHandler)})

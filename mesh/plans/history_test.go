@@ -34,7 +34,7 @@ func TestWorkspacesThatHaveEndedHaveTheirHistory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(ctx) //nolint:errcheck // the test is over
+	defer conn.Close(ctx)
 	for _, tt := range []struct {
 		what, sql string
 		want      int

@@ -36,7 +36,7 @@ func TestEachWorkspaceOfAFleetOfInstancesHasAMachineOfItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(ctx) //nolint:errcheck // the test is over
+	defer conn.Close(ctx)
 	for _, tt := range []struct {
 		what, sql string
 		want      int

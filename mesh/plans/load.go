@@ -312,7 +312,7 @@ func (t *Template) Load(ctx context.Context, url string, size Size) error {
 	if err != nil {
 		return fmt.Errorf("connect to the database of the fleet: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // what is not committed is not wanted
+	defer conn.Close(context.WithoutCancel(ctx)) // what is not committed is not wanted
 	for _, s := range []*pg.Statement{asProduct, withoutKeys} {
 		if _, err := pg.Exec(ctx, conn, s); err != nil {
 			return fmt.Errorf("prepare to load the fleet: %w", err)

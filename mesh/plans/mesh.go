@@ -87,7 +87,7 @@ func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Conte
 
 // WithServer calls fn with a database server and a temporary directory, and removes both.
 //
-//nolint:nonamedreturns // what is removed at the end may fail
+// what is removed at the end may fail
 func WithServer(
 	ctx context.Context, logger *slog.Logger, fn func(ctx context.Context, server *pgserver.Server, dir string) error,
 ) (err error) {
@@ -155,7 +155,7 @@ func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *pgserver.
 	if err != nil {
 		return nil, fmt.Errorf("connect to the database of the template: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	if err := rest(ctx, conn); err != nil {
 		return nil, err
 	}

@@ -71,7 +71,7 @@ func (t naming) of(n, earlier int) string {
 	case ofID, ofName, ofNothing:
 	}
 	var when [8]byte
-	binary.BigEndian.PutUint64(when[:], uint64(t.at-int64(earlier)*1000)) //nolint:gosec // times of this century
+	binary.BigEndian.PutUint64(when[:], uint64(t.at-int64(earlier)*1000)) // times of this century
 	var id [36]byte
 	copy(id[:], t.token)
 	hex.Encode(id[:8], when[2:6])

@@ -20,7 +20,7 @@ func TestTheFleetIsNotReadWhileNobodyListens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer admin.Close(ctx) //nolint:errcheck // the test is over
+	defer admin.Close(ctx)
 	const workspaces = 2000
 	exec := func(sql string) {
 		t.Helper()

@@ -44,7 +44,7 @@ func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer admin.Close(ctx) //nolint:errcheck // the test is over
+	defer admin.Close(ctx)
 	if few := tmpl.Few(size); len(few) > 0 {
 		t.Errorf("the template has no rows of these tables, though they have ids of machines or workspaces: %q", few)
 	}

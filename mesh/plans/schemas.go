@@ -40,7 +40,7 @@ func makeSchemas(ctx context.Context, meshURL, workloadsURL string) error {
 	if err != nil {
 		return fmt.Errorf("connect to the database of the fleet: %w", err)
 	}
-	defer mesh.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer mesh.Close(context.WithoutCancel(ctx)) // nothing is kept
 	list, err := pg.All[schemaOf](ctx, mesh, schemasOfFleet)
 	if err != nil {
 		return fmt.Errorf("read the claims on schemas: %w", err)
@@ -49,7 +49,7 @@ func makeSchemas(ctx context.Context, meshURL, workloadsURL string) error {
 	if err != nil {
 		return fmt.Errorf("connect to the workload database: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
 	there, err := pg.Values[string](ctx, conn, schemasThere.For(struct{}{}))
 	if err != nil {
 		return fmt.Errorf("read the schemas of the template: %w", err)

@@ -23,7 +23,7 @@ func TestEndEndsAgentsBelowTheDirectoryOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(bin, shell, 0o700); err != nil { //nolint:gosec // it is a program
+	if err := os.WriteFile(bin, shell, 0o700); err != nil { // it is a program
 		t.Fatal(err)
 	}
 	script := filepath.Join(t.TempDir(), "run")

@@ -67,7 +67,7 @@ func peak(t *testing.T) (stop func() int64) {
 		// The sample is that of the last collection: garbage since then is not counted.
 		sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 		metrics.Read(sample)
-		return int64(sample[0].Value.Uint64()) //nolint:gosec // bytes of a heap
+		return int64(sample[0].Value.Uint64()) // bytes of a heap
 	}
 	runtime.GC()
 	before, most := read(), int64(0)
@@ -460,7 +460,7 @@ func TestAnOversizeResultChangesNothing(t *testing.T) {
 	task := result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil)
 	huge := make([]byte, 10<<20)
 	for i := range huge {
-		huge[i] = byte(rand.Uint32()) //nolint:gosec // not to be compressed
+		huge[i] = byte(rand.Uint32()) // not to be compressed
 	}
 	task.GetTaskResult().Output = huge
 	frame, reports := task, len(k.backend.Reports())

@@ -214,7 +214,7 @@ func nodePolicy(p policy.Set, nodes int) *commonv1.NodePolicy {
 	return &commonv1.NodePolicy{
 		HeartbeatInterval: durationpb.New(interval), CertificateTtl: durationpb.New(p.CertificateTTL()),
 		StreamMaxAge: durationpb.New(p.StreamMaxAge()), AutoRecovery: p.AutoRecovery(),
-		CrashLoopRestarts: int32(p.WorkloadCrashLoopRestarts()), //nolint:gosec // at most 100
+		CrashLoopRestarts: int32(p.WorkloadCrashLoopRestarts()),
 	}
 }
 
@@ -250,7 +250,7 @@ func (s *Service) serve(ctx context.Context) error {
 	err := s.server.Serve(s.lis)
 	if !stop() {
 		<-stopped
-		return nil //nolint:nilerr // Stop ends Serve
+		return nil // Stop ends Serve
 	}
 	s.server.Stop()
 	return errors.Join(errors.New("the agents' port closed"), err)

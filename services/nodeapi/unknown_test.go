@@ -33,7 +33,7 @@ func TestManyUnknownTasks(t *testing.T) {
 			k.connect(a, r.AgentAddr(), false)
 			unknown := map[string]bool{}
 			a.send(a.hello(func(h *nodev1.Hello) {
-				h.ProtocolVersion = int32(test.protocol) //nolint:gosec // a small number
+				h.ProtocolVersion = int32(test.protocol) // a small number
 				for range 4096 {
 					id := ids.New()
 					unknown[id] = true

@@ -35,7 +35,7 @@ func (k *kit) escalate(token, workspace string) (map[string][]byte, error) {
 	client := readmodelv1connect.NewEscalationServiceClient(k.http(token, true), k.url())
 	stream, err := client.Escalate(testkit.Context(k.t), &readmodelv1.EscalateRequest{Workspace: workspace})
 	k.check(err)
-	defer stream.Close() //nolint:errcheck // read to its end
+	defer stream.Close() // read to its end
 	var raw bytes.Buffer
 	for first := true; stream.Receive(); first = false {
 		if part := stream.Msg(); first != (part.GetCollectedAt() != nil) {

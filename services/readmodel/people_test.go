@@ -104,7 +104,7 @@ func TestRolesAreGivenByThoseWhoHoldThem(t *testing.T) {
 			t.Errorf("%s gives %v of %q: %v, want %s", tt.giver, tt.roles, tt.tenant, err, tt.want)
 			continue
 		}
-		switch tt.want { //nolint:exhaustive // the others are slips
+		switch tt.want { // the others are slips
 		case notHeld, denied:
 			audited++
 		case given:
@@ -463,7 +463,7 @@ func TestTheLastSecurityPersonStays(t *testing.T) {
 			_, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: name})
 			mu.Lock()
 			defer mu.Unlock()
-			switch got := rpctest.ReasonOfWire(err); got { //nolint:exhaustive // the others are wrong
+			switch got := rpctest.ReasonOfWire(err); got { // the others are wrong
 			case commonv1.Reason_REASON_UNSPECIFIED:
 				ended++
 			case last, commonv1.Reason_REASON_UNAUTHENTICATED: // the person of the second call had been ended by the first

@@ -18,7 +18,7 @@ func TestADatabaseThatABenchSeededIsRefused(t *testing.T) {
 	k := newKit(t)
 	admin, err := pgx.Connect(testkit.Context(t), k.DB.AdminURL())
 	k.check(err)
-	defer admin.Close(testkit.Context(t)) //nolint:errcheck // the test is over
+	defer admin.Close(testkit.Context(t))
 	_, err = admin.Exec(testkit.Context(t), `INSERT INTO mesh.seeded (seeded_by) VALUES ('gpuaas bench')`)
 	k.check(err)
 	registry, err := obs.NewRegistry()
@@ -38,7 +38,7 @@ func TestADatabaseThatDoesNotSayWhetherItWasSeededIsAskedAgain(t *testing.T) {
 	k := newKit(t)
 	admin, err := pgx.Connect(testkit.Context(t), k.DB.AdminURL())
 	k.check(err)
-	defer admin.Close(testkit.Context(t)) //nolint:errcheck // the test is over
+	defer admin.Close(testkit.Context(t))
 	exec := func(sql string) {
 		t.Helper()
 		_, err := admin.Exec(testkit.Context(t), sql)

@@ -88,7 +88,7 @@ func TestReflectionIsConfigured(t *testing.T) {
 	k := newKit(t)
 	services := func() ([]string, error) {
 		stream := grpcreflect.NewClient(k.http("", true), k.url(), connect.WithGRPC()).NewStream(testkit.Context(t))
-		defer stream.Close() //nolint:errcheck // it was read
+		defer stream.Close()
 		names, err := stream.ListServices()
 		out := make([]string, len(names))
 		for i, n := range names {
@@ -113,7 +113,7 @@ func TestReflectionIsConfigured(t *testing.T) {
 	}
 	// Reflection describes the mounted services and their messages, and no service that only other services may call.
 	stream := grpcreflect.NewClient(k.http("", true), k.url(), connect.WithGRPC()).NewStream(testkit.Context(t))
-	defer stream.Close() //nolint:errcheck // it was read
+	defer stream.Close()
 	for _, want := range []string{
 		"gpuaas.readmodel.v1.QueryService", "gpuaas.readmodel.v1.ListWorkspacesRequest", "gpuaas.lifecycle.v1.WorkspaceSpec",
 		"gpuaas.node.v1.Workload", "gpuaas.common.v1.Denial", "google.protobuf.Timestamp", "grpc.health.v1.Health",

@@ -30,7 +30,7 @@ func (k *kit) openWatch(token string) (func(), error) {
 	}
 	end := func() {
 		cancel()
-		for stream.Receive() { //nolint:revive // what was sent before the end is of no interest
+		for stream.Receive() { // what was sent before the end is of no interest
 		}
 		_ = stream.Close()
 	}

@@ -104,7 +104,7 @@ func TestAPersonRotatesTheKeyOfJoinStates(t *testing.T) {
 		t.Fatalf("a second rotation: %v", err)
 	}
 	file := filepath.Join(m.cfg.JoinStateKeys, list().GetKeys()[1].GetFile())
-	if err := os.Chmod(file, 0o640); err != nil { //nolint:gosec // the mode is the point
+	if err := os.Chmod(file, 0o640); err != nil { // the mode is the point
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {

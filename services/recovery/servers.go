@@ -138,7 +138,7 @@ func (s *enrolment) Enroll(ctx context.Context, req *recoveryv1.EnrollRequest) (
 	from := ""
 	if call, ok := connect.CallInfoForHandlerContext(ctx); ok {
 		// The address is that of the connection: a header is under the caller's control.
-		from, _, _ = net.SplitHostPort(call.Peer().Addr) //nolint:errcheck // an address that cannot be read shares one bucket
+		from, _, _ = net.SplitHostPort(call.Peer().Addr) // an address that cannot be read shares one bucket
 	}
 	resp, err := s.enroller.Enroll(ctx, from, req)
 	return resp, shown(err)

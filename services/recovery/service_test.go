@@ -438,7 +438,7 @@ func TestReadyz(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		resp, err := http.DefaultClient.Do(req) //nolint:forbidigo // a plain request to the ops port
+		resp, err := http.DefaultClient.Do(req) // a plain request to the ops port
 		if err != nil {
 			return err
 		}

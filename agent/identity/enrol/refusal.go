@@ -53,7 +53,7 @@ func (e *Enroller) decide(err error) (time.Duration, error) {
 	if f.Reason == commonv1.Reason_REASON_KEY_REUSE {
 		return e.retry.Next(f.RetryAfter), nil // with another key, which this host makes itself
 	}
-	switch fault.ActionOf(err) { //nolint:exhaustive // everything unknown waits
+	switch fault.ActionOf(err) { // everything unknown waits
 	case commonv1.Action_ACTION_STOP:
 		if f.Reason == commonv1.Reason_REASON_CSR_REFUSED || f.Reason == commonv1.Reason_REASON_INVALID_ARGUMENT {
 			return e.slow(), nil // a defect of this build or of its file, no decision about this host
@@ -111,7 +111,7 @@ func codeOf(err error) commonv1.DiagnosticCode {
 	if !ok {
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED
 	}
-	switch f.Reason { //nolint:exhaustive // every other refusal is one of enrolment
+	switch f.Reason { // every other refusal is one of enrolment
 	case commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL:
 		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED
 	case commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, commonv1.Reason_REASON_IDENTITY_RETIRED:

@@ -22,7 +22,7 @@ const retry = 5 * time.Millisecond
 // the file releases the lock. Once ctx has ended the lock is tried once more at most; the error is unix.EWOULDBLOCK or
 // unix.EINTR then.
 func Lock(ctx context.Context, path string, how int) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // the agent's own directories
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) // the agent's own directories
 	if err != nil {
 		return nil, err
 	}

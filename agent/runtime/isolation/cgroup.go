@@ -99,7 +99,7 @@ func detect(mounts, own, rel string, try func(string) error) Cgroups {
 }
 
 func tryMake(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the kernel's file system: modes are not secrets
+	if err := os.MkdirAll(dir, 0o755); err != nil { // the kernel's file system: modes are not secrets
 		return err
 	}
 	// Version 2 enables controllers level by level; where that fails, the group can still be used to find its members.
@@ -139,7 +139,7 @@ func (c Cgroups) Create(workspaceID, name string, maxPIDs int, denied []string) 
 }
 
 func tryMakeAll(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the kernel's file system: modes are not secrets
+	if err := os.MkdirAll(dir, 0o755); err != nil { // the kernel's file system: modes are not secrets
 		return fmt.Errorf("make control group: %w", err)
 	}
 	return nil
@@ -208,7 +208,7 @@ func freeze(dirs []string, on bool) {
 }
 
 func cgroupMembers(dir string) []int {
-	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")) //nolint:gosec // made by the agent
+	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // made by the agent
 	if err != nil {
 		return nil
 	}
@@ -223,7 +223,7 @@ func cgroupMembers(dir string) []int {
 
 // writeControl writes to an existing file of the control group file system. It creates none.
 func writeControl(path, text string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // made by the agent
+	f, err := os.OpenFile(path, os.O_WRONLY, 0) // made by the agent
 	if err != nil {
 		return err
 	}

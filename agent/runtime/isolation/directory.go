@@ -11,7 +11,7 @@ import (
 // MakeDirectory makes a working directory that its owner alone may enter; an owner below zero is the agent itself. One
 // that is there is kept.
 func MakeDirectory(dir string, owner int) error {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o711); err != nil { //nolint:gosec // passed through, not read
+	if err := os.MkdirAll(filepath.Dir(dir), 0o711); err != nil { // passed through, not read
 		return fmt.Errorf("make working directory: %w", err)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {

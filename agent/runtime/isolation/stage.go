@@ -147,7 +147,7 @@ func become(o Order) (int, error) {
 	if err != nil {
 		return 127, err
 	}
-	//nolint:gosec // what the tenant asked to run, without a shell, as the tenant's uid
+	// what the tenant asked to run, without a shell, as the tenant's uid
 	err = syscall.Exec(path, o.Argv, env)
 	code := 126
 	if errors.Is(err, fs.ErrNotExist) {

@@ -46,7 +46,7 @@ func Replace(dir, name, pattern string, data []byte) error {
 
 // Read decodes a file into v. It returns false if there is no such file.
 func Read(dir, name string, v any) (bool, error) {
-	data, err := os.ReadFile(filepath.Join(dir, name)) //nolint:gosec // the agent's own directory
+	data, err := os.ReadFile(filepath.Join(dir, name)) // the agent's own directory
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

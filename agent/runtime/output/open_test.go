@@ -128,7 +128,7 @@ func TestAStartThatFailsKeepsTheOutputOfAnEarlierVersion(t *testing.T) {
 
 // watchedContext calls a function at every call that checks whether the context has ended.
 type watchedContext struct {
-	context.Context //nolint:containedctx // it is one
+	context.Context
 
 	asked func()
 }

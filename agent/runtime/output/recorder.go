@@ -45,7 +45,7 @@ func (r *Recorder) Open(run string, last Exit) (*os.File, error) {
 		return nil, fmt.Errorf("keep output of the former run: %w", err)
 	}
 	path := filepath.Join(r.Dir, filePresent)
-	//nolint:gosec // the shim's own directory
+	// the shim's own directory
 	out, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open output: %w", err)

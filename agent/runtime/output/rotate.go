@@ -104,12 +104,12 @@ func (c cutting) holds(path string) (bool, error) {
 
 // copyEnd copies limit bytes of a file, beginning at from, into another file.
 func copyEnd(path, to string, from, limit int64) error {
-	in, err := os.Open(path) //nolint:gosec // the shim's own directory
+	in, err := os.Open(path) // the shim's own directory
 	if err != nil {
 		return err
 	}
 	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) // the shim's own directory
 	if err != nil {
 		return err
 	}

@@ -144,7 +144,7 @@ func (r *Runtime) pickPort(ctx context.Context, k key) (int32, error) {
 	if err != nil {
 		return 0, err
 	}
-	n := int32(picked) //nolint:gosec // below 65536
+	n := int32(picked)
 	r.mu.Lock()
 	r.claimed[n] = k
 	r.mu.Unlock()
@@ -152,7 +152,7 @@ func (r *Runtime) pickPort(ctx context.Context, k key) (int32, error) {
 }
 
 func portFree(n int32) bool {
-	l, err := net.Listen("tcp", ":"+strconv.Itoa(int(n))) //nolint:gosec,noctx // closed at once
+	l, err := net.Listen("tcp", ":"+strconv.Itoa(int(n))) //nolint:noctx // closed at once
 	if err != nil {
 		return false
 	}

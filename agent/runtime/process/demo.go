@@ -61,7 +61,7 @@ func (r *Runtime) copyBinary(from string) (string, error) {
 	if have, err := os.Stat(path); err == nil && have.Size() == info.Size() {
 		return path, nil
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // workspaces execute from it
+	if err := os.MkdirAll(dir, 0o755); err != nil { // workspaces execute from it
 		return "", fmt.Errorf("make directory for own binary: %w", err)
 	}
 	if info.Mode()&0o005 == 0o005 && from != "" && os.Link(from, path) == nil {

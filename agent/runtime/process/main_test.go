@@ -118,7 +118,7 @@ func host(t *testing.T) string {
 type rig struct {
 	*process.Runtime
 	t   *testing.T
-	ctx context.Context //nolint:containedctx // of one test
+	ctx context.Context
 	dir string
 }
 
@@ -289,7 +289,7 @@ func agentProcess(t *testing.T, dir string, w *nodev1.Workload) (*exec.Cmd, int)
 func (g *rig) touch(workload, name string) {
 	g.t.Helper()
 	path := filepath.Join(g.dir, "open", "work", workspaceA, workload, name)
-	if err := os.WriteFile(path, nil, 0o644); err != nil { //nolint:gosec // for the workload's own user
+	if err := os.WriteFile(path, nil, 0o644); err != nil { // for the workload's own user
 		g.t.Fatal(err)
 	}
 }

@@ -460,7 +460,7 @@ func TestControlGroups(t *testing.T) {
 	}
 	// An earlier agent left the group of a workload that does not exist.
 	left := filepath.Join(groups.Roots[0], workspaceB, "gone")
-	if err := os.MkdirAll(left, 0o755); err != nil { //nolint:gosec // the kernel's file system
+	if err := os.MkdirAll(left, 0o755); err != nil { // the kernel's file system
 		t.Fatal(err)
 	}
 	if _, err := newRuntime(g.dir, testkit.Logger(t), false); err != nil {

@@ -179,9 +179,9 @@ func (s *shim) reap() {
 		}
 		if s.own && pid == s.state.Child.PID {
 			s.exited = true
-			s.code = int32(ws.ExitStatus()) //nolint:gosec // 0 to 255
+			s.code = int32(ws.ExitStatus())
 			if ws.Signaled() {
-				s.code = 128 + int32(ws.Signal()) //nolint:gosec // a signal's number
+				s.code = 128 + int32(ws.Signal()) // a signal's number
 			}
 		}
 	}

@@ -47,10 +47,10 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 	s := w.state()
 	out := &nodev1.WorkloadStatus{
 		Name: w.key.name, Restarts: s.restarted(), Detail: s.Detail, Epoch: w.spec.Epoch, GpuDeviceIds: w.spec.GPUs,
-		Adopted: w.adopted || s.Adopted, Uid: int32(max(w.spec.UID, 0)), //nolint:gosec // from a range of ids
+		Adopted: w.adopted || s.Adopted, Uid: int32(max(w.spec.UID, 0)), // from a range of ids
 	}
 	if w.spec.UID < 0 {
-		out.Uid = int32(os.Getuid()) //nolint:gosec // a user id
+		out.Uid = int32(os.Getuid())
 	}
 	if len(w.spec.Cgroups) > 0 {
 		out.Cgroup = w.spec.Cgroups[0]
@@ -70,7 +70,7 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 	}
 	out.Phase = r.phase(w, s)
 	if out.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING {
-		out.Pid = int32(s.Child.PID) //nolint:gosec // a pid
+		out.Pid = int32(s.Child.PID)
 		out.StartedAt = timestamppb.New(s.StartedAt)
 		out.Ready, out.Detail = r.ready(ctx, w.spec, s.uptime())
 	}

@@ -135,7 +135,7 @@ func (r *Runtime) spawn(ctx context.Context, w *workload) error {
 		return fmt.Errorf("make pipe: %w", err)
 	}
 	defer func() { _ = in.Close() }()
-	//nolint:gosec,noctx // our own binary; it outlives this call and this process
+	//nolint:noctx // our own binary; it outlives this call and this process
 	cmd := exec.Command(r.cfg.Executable, "shim", w.dir)
 	cmd.Args[0] = programName
 	cmd.Dir = "/"

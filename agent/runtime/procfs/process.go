@@ -72,8 +72,8 @@ func Identify(pid int) (Process, error) {
 
 // Started returns when the process began, by SinceBoot.
 func (p Process) Started() time.Duration {
-	const ticks = 100                                     // per second, in the kernel's interface to user space
-	return time.Duration(p.Start) * (time.Second / ticks) //nolint:gosec // some years
+	const ticks = 100 // per second, in the kernel's interface to user space
+	return time.Duration(p.Start) * (time.Second / ticks)
 }
 
 // SinceBoot returns the time since the host was booted, its sleep included: the clock by which the kernel dates the
@@ -138,7 +138,7 @@ func (p Process) Wait(d time.Duration) bool {
 		if left <= 0 {
 			return !p.Alive()
 		}
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} // a descriptor
 		n, err := unix.Poll(fds, int(left.Milliseconds())+1)
 		if n > 0 {
 			return true

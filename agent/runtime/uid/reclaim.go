@@ -39,7 +39,7 @@ func (t *Table) register() error {
 	h := fnv.New64a()
 	_, _ = h.Write(data)
 	path := filepath.Join(t.cfg.Dir, fmt.Sprintf("%s%016x", rootsFile, h.Sum64()))
-	//nolint:gosec // the table's own directory
+	// the table's own directory
 	if known, err := os.ReadFile(path); err == nil && bytes.Equal(known, data) {
 		t.registered = true
 		return nil
@@ -59,7 +59,7 @@ func (t *Table) roots() ([]string, error) {
 	}
 	var out []string
 	for _, file := range files {
-		data, err := os.ReadFile(file) //nolint:gosec // the table's own directory
+		data, err := os.ReadFile(file) // the table's own directory
 		if err != nil {
 			return nil, fmt.Errorf("read agents of uid table: %w", err)
 		}

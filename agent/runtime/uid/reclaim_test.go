@@ -99,7 +99,7 @@ func TestAnIDOfAProcessIsNotTakenBack(t *testing.T) {
 	table := open(t, cfg)
 	id := mustOf(t, table, "one")
 	cmd := exec.CommandContext(t.Context(), "sleep", "3600")
-	//nolint:gosec // of a small range
+	// of a small range
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(id), Gid: uint32(id)}}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -142,7 +142,7 @@ func (t *Table) choose(workspaceID string) (_ int, err error) {
 	size := t.cfg.Last - t.cfg.First + 1
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(workspaceID))
-	begin := int(h.Sum32() % uint32(size)) //nolint:gosec // a range of ids is far below 2^32
+	begin := int(h.Sum32() % uint32(size)) // a range of ids is far below 2^32
 	for i := range size {
 		id := t.cfg.First + (begin+i)%size
 		claimed, err := t.claim(id, workspaceID)

@@ -95,7 +95,7 @@ func (r *Route) connectOne(ctx context.Context, address string, within time.Dura
 func (r *Route) addresses(ctx context.Context, endpoint string, within time.Duration) ([]string, error) {
 	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil || r.lookup == nil || net.ParseIP(host) != nil {
-		return []string{endpoint}, nil //nolint:nilerr // what is no host:port is the dialer's to refuse
+		return []string{endpoint}, nil // what is no host:port is the dialer's to refuse
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

@@ -207,7 +207,7 @@ func TestServer(t *testing.T) {
 	call(t, "status", "--token-file", file).wants(t, 4)
 	write(t, file, token+"\n", 0o600)
 	call(t, "status", "--token-file", file).wants(t, 0)
-	if err := os.Chmod(file, 0o644); err != nil { //nolint:gosec // the point of the test
+	if err := os.Chmod(file, 0o644); err != nil { // the point of the test
 		t.Fatal(err)
 	}
 	if got := call(t, "status", "--token-file", file).wants(t, 2); !strings.Contains(got.err, "others than its owner") {
@@ -221,7 +221,7 @@ func TestServer(t *testing.T) {
 	if strings.Contains(view.out, token) || !strings.Contains(view.out, `"current": "test"`) {
 		t.Errorf("view: %s", view.out)
 	}
-	if err := os.Chmod(f.path, 0o640); err != nil { //nolint:gosec // the point of the test
+	if err := os.Chmod(f.path, 0o640); err != nil { // the point of the test
 		t.Fatal(err)
 	}
 	call(t, "status").wants(t, 2)

@@ -39,7 +39,7 @@ func TestWhatWasReachedInstead(t *testing.T) {
 		}
 		return l
 	}
-	web := &http.Server{Handler: http.NotFoundHandler()} //nolint:gosec // for one test
+	web := &http.Server{Handler: http.NotFoundHandler()} // for one test
 	plain := listen()
 	go func() { _ = web.Serve(plain) }()
 	t.Cleanup(func() { _ = web.Close() })

@@ -20,7 +20,7 @@ func WorkloadStarts(dir string) (map[string]string, error) {
 		var s struct {
 			Run string `json:"run"`
 		}
-		data, err := os.ReadFile(file) //nolint:gosec // of our own mesh
+		data, err := os.ReadFile(file) // of our own mesh
 		if err == nil {
 			err = json.Unmarshal(data, &s)
 		}

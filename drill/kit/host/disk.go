@@ -47,7 +47,7 @@ func MoveOnto(ctx context.Context, dir string, small bool) error {
 		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
 			return fmt.Errorf("unmount the small disk: %w", err)
 		}
-		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o711)); err != nil { //nolint:gosec // workspaces pass
+		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o711)); err != nil { // workspaces pass
 			return err
 		}
 	}
@@ -56,7 +56,7 @@ func MoveOnto(ctx context.Context, dir string, small bool) error {
 
 // copyAll copies a directory with owners, modes and holes.
 func copyAll(ctx context.Context, from, to string) error {
-	//nolint:gosec // of our own mesh
+	// of our own mesh
 	if out, err := exec.CommandContext(ctx, "cp", "-a", "--sparse=always", from, to).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy %s: %w: %s", from, err, out)
 	}
@@ -65,7 +65,7 @@ func copyAll(ctx context.Context, from, to string) error {
 
 // Fill takes all room of a file system, to the last block.
 func Fill(path string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // of our own mesh
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) // of our own mesh
 	if err != nil {
 		return err
 	}

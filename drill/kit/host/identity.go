@@ -25,7 +25,7 @@ func FirstEnvironment(ctx context.Context, file string) ([]byte, error) {
 	err := await.Until(ctx, "the instance's environment", await.Settle, func(ctx context.Context) error {
 		var err error
 		for range 20 {
-			if env, err = os.ReadFile(file); err == nil { //nolint:gosec // of our own mesh
+			if env, err = os.ReadFile(file); err == nil { // of our own mesh
 				break
 			}
 			if err := await.Sleep(ctx, 2*time.Millisecond); err != nil {
@@ -62,7 +62,7 @@ func IdentityDigest(instance string) string {
 	sum := sha256.New()
 	keys, _ := filepath.Glob(filepath.Join(instance, "etc", "*.pem")) // the pattern is good
 	for _, f := range append(keys, filepath.Join(instance, "state", "node.json")) {
-		if data, err := os.ReadFile(f); err == nil { //nolint:gosec // of our own mesh
+		if data, err := os.ReadFile(f); err == nil { // of our own mesh
 			fmt.Fprintf(sum, "%s %d\n", filepath.Base(f), len(data))
 			_, _ = sum.Write(data)
 		}

@@ -55,7 +55,7 @@ func rewrite(dir string, change func(text string, l Launch) string) (err error) 
 		return fmt.Errorf("lock the ledger: %w", err)
 	}
 	path := filepath.Join(dir, "launches.jsonl")
-	data, err := os.ReadFile(path) //nolint:gosec // of our own mesh
+	data, err := os.ReadFile(path) // of our own mesh
 	if err != nil {
 		return err
 	}

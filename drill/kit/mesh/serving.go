@@ -114,7 +114,7 @@ func Answers(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // nothing was sent
+	defer resp.Body.Close() // nothing was sent
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s answers %s", url, resp.Status)
 	}

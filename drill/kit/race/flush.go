@@ -30,7 +30,7 @@ func (x *Race) flushed(ctx context.Context, run start) error {
 		return err
 	}
 	store := redis.NewClient(options)
-	defer store.Close() //nolint:errcheck // nothing is lost with it
+	defer store.Close() // nothing is lost with it
 	before := 0
 	if c.Stores.Redis.Real() {
 		if before, err = flushes(ctx, store); err != nil {

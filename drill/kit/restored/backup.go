@@ -38,7 +38,7 @@ func Take(ctx context.Context, m *mesh.Mesh, c *cluster.Cluster) (*Backup, error
 	}
 	err := c.Stores.Postgres.Offline(ctx, func(dataDir string) error {
 		for _, path := range logFiles(c) {
-			raw, err := os.ReadFile(path) //nolint:gosec // of our own mesh
+			raw, err := os.ReadFile(path) // of our own mesh
 			if err != nil {
 				return err
 			}
@@ -54,7 +54,7 @@ func Take(ctx context.Context, m *mesh.Mesh, c *cluster.Cluster) (*Backup, error
 
 // copyWhole copies a directory with owners and modes.
 func copyWhole(ctx context.Context, from, to string) error {
-	//nolint:gosec // of our own mesh
+	// of our own mesh
 	if out, err := exec.CommandContext(ctx, "cp", "-a", from, to).CombinedOutput(); err != nil {
 		return fmt.Errorf("cp: %w: %s", err, out)
 	}
@@ -110,7 +110,7 @@ func (b *Backup) InPlace(c *cluster.Cluster) error {
 func swapFiles(files, was map[string][]byte) error {
 	var errs []error
 	for path, raw := range files {
-		now, err := os.ReadFile(path) //nolint:gosec // of our own mesh
+		now, err := os.ReadFile(path) // of our own mesh
 		if was[path] = now; err == nil {
 			err = os.WriteFile(path, raw, 0o600)
 		}

@@ -51,7 +51,7 @@ func AwaitMode(ctx context.Context, m *mesh.Mesh) (*recoveryv1.RollbackMode, err
 
 // Declare runs the command that an operator runs before the services are started.
 func Declare(ctx context.Context, c *cluster.Cluster) error {
-	//nolint:gosec // of our own mesh
+	// of our own mesh
 	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(c.Plan.AgentBinary), "gpuaas"), "migrate", "restored",
 		"--database-url-file", c.Material.URLFile(pg.RoleOwner), "--reason", "drill")
 	out, err := cmd.CombinedOutput()

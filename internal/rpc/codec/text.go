@@ -78,7 +78,7 @@ func (t TextRules) field(field protoreflect.FieldDescriptor, value protoreflect.
 }
 
 func (t TextRules) value(field protoreflect.FieldDescriptor, value protoreflect.Value, path string, prose bool) string {
-	switch field.Kind() { //nolint:exhaustive // texts alone are judged, wherever they stand
+	switch field.Kind() { // texts alone are judged, wherever they stand
 	case protoreflect.StringKind:
 		return t.text(value.String(), path, prose)
 	case protoreflect.MessageKind, protoreflect.GroupKind:

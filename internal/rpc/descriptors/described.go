@@ -160,7 +160,7 @@ func (d *description) build(file protoreflect.FileDescriptor) error {
 			return err
 		}
 		if one.IsPublic {
-			raw.PublicDependency = append(raw.PublicDependency, int32(len(raw.GetDependency()))) //nolint:gosec // a few
+			raw.PublicDependency = append(raw.PublicDependency, int32(len(raw.GetDependency())))
 		}
 		raw.Dependency = append(raw.Dependency, one.Path())
 	}

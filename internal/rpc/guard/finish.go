@@ -48,15 +48,16 @@ func (g *Guard) log(ctx context.Context, procedure string, began time.Time, err 
 	if person, ok := rpc.PersonFrom(ctx); ok {
 		attrs = append(attrs, slog.String("person", person.Subject))
 	}
-	level, text := slog.LevelDebug, "request answered"
-	if err != nil {
-		attrs = append(attrs, obs.Reason(err), obs.Err(err))
-		level, text = slog.LevelInfo, "request refused"
+	if err == nil {
+		g.Logger.LogAttrs(ctx, slog.LevelDebug, "request answered", attrs...)
+		return
 	}
-	if err != nil && fault.ReasonOf(err) == commonv1.Reason_REASON_INTERNAL {
-		level, text = slog.LevelError, "request failed"
+	attrs = append(attrs, obs.Reason(err), obs.Err(err))
+	if fault.ReasonOf(err) == commonv1.Reason_REASON_INTERNAL {
+		g.Logger.LogAttrs(ctx, slog.LevelError, "request failed", attrs...)
+		return
 	}
-	g.Logger.LogAttrs(ctx, level, text, attrs...)
+	g.Logger.LogAttrs(ctx, slog.LevelInfo, "request refused", attrs...)
 }
 
 // recovered turns a panic of a method into an internal error with its stack. The abort of a handler is net/http's own

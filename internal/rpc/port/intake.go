@@ -150,7 +150,7 @@ func (s *Server) inflate(r *http.Request, body []byte) ([]byte, error) {
 	}
 	out := make([]byte, envelopeHead, envelopeHead+len(message))
 	out[0] = body[0] &^ flagCompressed
-	binary.BigEndian.PutUint32(out[1:], uint32(len(message))) //nolint:gosec // at most MaxReadBytes
+	binary.BigEndian.PutUint32(out[1:], uint32(len(message))) // at most MaxReadBytes
 	return append(append(out, message...), body[envelopeHead+size:]...), nil
 }
 

@@ -56,7 +56,7 @@ func (f *fixture) post(t *testing.T, caller, procedure string, body io.Reader, h
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // it was read
+	defer resp.Body.Close()
 	raw, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +192,7 @@ func TestWhatIsInflatedIsBounded(t *testing.T) {
 	f := people(t, nil)
 	bomb := zipped(t, bytes.Repeat([]byte(" "), 16<<20))
 	enveloped := func(message []byte) []byte {
-		head := binary.BigEndian.AppendUint32([]byte{1}, uint32(len(message))) //nolint:gosec // short
+		head := binary.BigEndian.AppendUint32([]byte{1}, uint32(len(message)))
 		return append(head, message...)
 	}
 	f.post(t, "", whoAmI, bytes.NewReader(bomb), "Authorization", "Bearer good", "Content-Encoding", "gzip").

@@ -103,7 +103,7 @@ func TestHealthForStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stream.Close() //nolint:errcheck // it ended
+	defer stream.Close()
 	for stream.Receive() {
 		t.Errorf("a frame: %v", stream.Msg())
 	}
@@ -186,7 +186,7 @@ func TestReflectionForStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // its status is enough
+	defer resp.Body.Close() // its status is enough
 	if resp.StatusCode < 400 {
 		t.Errorf("two MiB: %s", resp.Status)
 	}

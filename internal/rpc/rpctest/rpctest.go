@@ -252,7 +252,7 @@ func HandshakeRefused(tb testing.TB, target Target, store *pki.Store) bool {
 
 // Refused reports whether an answer is a refusal of the caller: unauthenticated or forbidden.
 func Refused(err error) bool {
-	switch connect.CodeOf(err) { //nolint:exhaustive // every other answer is no refusal of the caller.
+	switch connect.CodeOf(err) { // every other answer is no refusal of the caller.
 	case connect.CodeUnauthenticated, connect.CodePermissionDenied:
 		return true
 	default:

@@ -74,7 +74,7 @@ func (a again) keep(test failedTest) (string, error) {
 
 func (a again) passes(out io.Writer, skipsFail bool, test failedTest) error {
 	args := append(slices.Clone(a.command[1:]), "-count=1", "-run", "^"+test.test+"$", test.pkg)
-	//nolint:gosec,noctx // the command is the caller's, and go test has a timeout
+	//nolint:noctx // the command is the caller's, and go test has a timeout
 	cmd := exec.Command(a.command[0], args...)
 	var events bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &events, out

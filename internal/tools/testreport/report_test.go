@@ -189,7 +189,7 @@ func TestAgain(t *testing.T) {
 			}
 			script := filepath.Join(dir, "second")
 			text := "#!/bin/sh\necho \"$@\" >>" + asked + "\ncat " + events + "\n"
-			if err := os.WriteFile(script, []byte(text), 0o700); err != nil { //nolint:gosec // it is run
+			if err := os.WriteFile(script, []byte(text), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			var out bytes.Buffer

@@ -42,9 +42,9 @@ var columns = pg.Columns[Claim]("c")
 
 // Proto returns the claim as the API shows it.
 func (c *Claim) Proto() *lifecyclev1.Claim {
-	scope, _ := names.Parse[commonv1.ClaimScope](c.Scope) //nolint:errcheck // a CHECK constrains the column
+	scope, _ := names.Parse[commonv1.ClaimScope](c.Scope) // a CHECK constrains the column
 	return &lifecyclev1.Claim{
-		//nolint:gosec // small counts
+		// small counts
 		ClaimId: c.ID, WorkspaceId: c.WorkspaceID, TenantId: c.TenantID, RunId: c.RunID, Step: int32(c.Step), Kind: c.Kind,
 		Scope: scope, Name: c.Name, ExternalRef: c.ExternalRef, Epoch: c.Epoch,
 		NodeId: c.NodeID, IntentAt: timestamp(&c.IntentAt), ConfirmedAt: timestamp(c.ConfirmedAt),

@@ -511,7 +511,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 	var workers sync.WaitGroup
 	for w := range 5 {
 		workers.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(w), 7)) //nolint:gosec // a test's dice
+			rng := rand.New(rand.NewPCG(uint64(w), 7))
 			var mine []string
 			for n := range work {
 				if len(mine) == 0 || rng.IntN(3) == 0 {

@@ -53,7 +53,7 @@ func (g Gate) Proto() *lifecyclev1.NodeGate {
 		NodeId: g.NodeID, NodeInstanceId: g.InstanceOfNode, Name: g.Name, FenceEpoch: g.FenceEpoch, Admitted: g.Admitted,
 		SessionEpoch: g.SessionEpoch, Cordoned: g.Cordoned, CordonReason: g.CordonReason, CordonedBy: g.CordonedBy,
 		LedgerId: g.LedgerID,
-		Slots:    g.Slots, Gpus: int32(len(g.Host.GetGpus())), //nolint:gosec // devices of one host
+		Slots:    g.Slots, Gpus: int32(len(g.Host.GetGpus())), // devices of one host
 		InstanceId: g.InstanceID, WorkspaceId: g.WorkspaceID, Host: g.Host, Version: g.Version,
 	}
 	if g.SessionReadyAt != nil {

@@ -311,7 +311,7 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lease.Rollback(k.ctx) //nolint:errcheck // it is committed below
+	defer lease.Rollback(k.ctx) // it is committed below
 	held, err := gate.LockForWork(k.ctx, lease, []string{node, ids.New()})
 	if err != nil || len(held) != 1 || held[node].MayLease(7, "") != nil {
 		t.Fatalf("%v, %v", held, err)

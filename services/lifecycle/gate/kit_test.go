@@ -84,7 +84,7 @@ func (h *heard) RegisterFailures(_ context.Context, _ pgx.Tx, ws string, epoch i
 
 type kit struct {
 	t         *testing.T
-	ctx       context.Context //nolint:containedctx // of the test: an operator's
+	ctx       context.Context
 	db        *testkit.Database
 	pool      *pgxpool.Pool
 	server    *gate.Server

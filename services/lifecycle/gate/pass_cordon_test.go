@@ -24,7 +24,7 @@ func TestACordonThatEndsMeanwhilePassesToTheRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer release.Rollback(k.ctx) //nolint:errcheck // it is committed below
+	defer release.Rollback(k.ctx) // it is committed below
 	by, err := gate.CordonUnlessIs(k.ctx, release, node, "left", gate.Release)
 	if err != nil || by != finding {
 		t.Fatalf("cordoned by %q: %v", by, err)

@@ -36,10 +36,10 @@ func moody(t *testing.T) *saga.Registry {
 	t.Helper()
 	mood := func(ctx context.Context, in, total int) (saga.Outcome, error) {
 		select {
-		case <-time.After(time.Duration(rand.IntN(4)) * time.Millisecond): //nolint:gosec // moods need no secrecy
+		case <-time.After(time.Duration(rand.IntN(4)) * time.Millisecond): // moods need no secrecy
 		case <-ctx.Done():
 		}
-		if rand.IntN(total) < in { //nolint:gosec // moods need no secrecy
+		if rand.IntN(total) < in { // moods need no secrecy
 			return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_UNAVAILABLE,
 				"a mood", nil)
 		}
@@ -188,7 +188,7 @@ func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, re
 	var wg sync.WaitGroup
 	for c := range clients {
 		wg.Go(func() {
-			dice := rand.New(rand.NewPCG(seed, uint64(c))) //nolint:gosec // it is to be repeated
+			dice := rand.New(rand.NewPCG(seed, uint64(c))) // it is to be repeated
 			requests := append([]string{
 				askCreate, askCreate, askOther, askView, askView, askRetry, askRecreate, askReplace,
 				askReset, askReset,
@@ -330,7 +330,7 @@ func TestConcurrentRequestsTakeTurns(t *testing.T) {
 		return name
 	}
 	for ; rounds < 2 || time.Now().Before(until); rounds++ {
-		past := round(t, all, tenant(), seed+uint64(rounds), clients, requests) //nolint:gosec // a small count
+		past := round(t, all, tenant(), seed+uint64(rounds), clients, requests) // a small count
 		if t.Failed() {
 			return
 		}

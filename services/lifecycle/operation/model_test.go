@@ -44,7 +44,7 @@ func modelTime(t *testing.T) time.Duration {
 
 func modelSeed(t *testing.T) uint64 {
 	t.Helper()
-	seed := rand.Uint64() >> 1 //nolint:gosec // a seed needs no secrecy
+	seed := rand.Uint64() >> 1 // a seed needs no secrecy
 	if text := os.Getenv("GPUAAS_MODEL_SEED"); text != "" {
 		var err error
 		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {

@@ -87,7 +87,7 @@ func (h *holds) wait(ctx context.Context, workspaceID string) error {
 func realInstances(t *testing.T, dir string) *process.Driver {
 	t.Helper()
 	agent, ca := filepath.Join(dir, "agent"), filepath.Join(dir, "ca.pem")
-	//nolint:gosec // it is to be run
+	// it is to be run
 	if err := os.WriteFile(agent, []byte("#!/bin/sh\nexec sleep 3600\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}

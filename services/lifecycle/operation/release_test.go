@@ -46,7 +46,7 @@ func (p *cluster) hold(workspaceID string) allocation.Allocation {
 }
 
 // failedRelease decommissions a workspace on a machine that does not answer, until its release has failed.
-func (p *cluster) failedRelease() (id, node string, a allocation.Allocation) { //nolint:nonamedreturns // two ids
+func (p *cluster) failedRelease() (id, node string, a allocation.Allocation) {
 	p.t.Helper()
 	node = p.machine("m1")
 	id = p.create(p.tenant(), "demo", byStatic)

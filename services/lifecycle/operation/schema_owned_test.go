@@ -21,7 +21,7 @@ var madeByATenant = []string{
 }
 
 // tenantOf makes a workspace, logs in as its role and runs madeByATenant.
-func tenantOf(t *testing.T) (p *cluster, id, name string, conn *pgx.Conn) { //nolint:nonamedreturns // two strings
+func tenantOf(t *testing.T) (p *cluster, id, name string, conn *pgx.Conn) {
 	t.Helper()
 	p = newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id = p.create(p.tenant(), "demo", byProcess)

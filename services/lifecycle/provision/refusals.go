@@ -60,7 +60,7 @@ func (s *EpochRefusals) Note(at string, err error) error {
 	if s == nil || !ok {
 		return err
 	}
-	switch e.Reason { //nolint:exhaustive // everything else is no matter of epochs
+	switch e.Reason { // everything else is no matter of epochs
 	case commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED,
 		commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
 		commonv1.Reason_REASON_TASK_SUPERSEDED:

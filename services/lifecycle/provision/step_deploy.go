@@ -308,7 +308,7 @@ func (s *Steps) crashLoop() int32 {
 	if s.deps.Policy != nil {
 		set = s.deps.Policy.Current()
 	}
-	return int32(set.WorkloadCrashLoopRestarts()) //nolint:gosec // at most 100
+	return int32(set.WorkloadCrashLoopRestarts())
 }
 
 // meanwhile returns the wait of a recreation for a workload that has ended. The end is not final in a recreation: the

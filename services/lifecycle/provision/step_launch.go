@@ -126,7 +126,7 @@ func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim claims.Cla
 	refusal error,
 ) error {
 	reason, public := fault.ReasonOf(refusal), fault.From(refusal).Public
-	switch reason { //nolint:exhaustive // everything else may be tried again
+	switch reason { // everything else may be tried again
 	case commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE:
 		return refusal
 	case commonv1.Reason_REASON_EPOCH_ENDED, commonv1.Reason_REASON_EPOCH_SUPERSEDED:

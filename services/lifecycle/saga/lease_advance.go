@@ -23,7 +23,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition, b
 		to := mv.next
 		cols.add(mv, to.state(), runs.Doing(to.phase, mv.h.def.Steps[to.step].Name), to.keepError,
 			c.stallAfter(mv.h.def, mv.h.step()))
-		//nolint:gosec // small counts
+		// small counts
 		steps, phases, bumps = append(steps, int32(to.step)), append(phases, to.phase), append(bumps, to.bumpFence)
 	}
 	rows, err := pg.All[advancedRow](ctx, tx, advanceRuns, cols.args(steps, phases, bumps)...)

@@ -33,9 +33,9 @@ func (c *columns) add(mv *transition, state, why string, keep bool, stall time.D
 	code, text, layer := mv.cl.code()
 	open := &mv.h.attempt
 	c.ids, c.fences = append(c.ids, mv.h.run.ID), append(c.fences, mv.h.run.Fence)
-	//nolint:gosec // small counts
+	// small counts
 	c.steps, c.phases = append(c.steps, int32(mv.h.run.Step)), append(c.phases, mv.h.run.Phase)
-	//nolint:gosec // small counts
+	// small counts
 	c.pass, c.attempts = append(c.pass, mv.passOver()), append(c.attempts, int32(open.Attempt))
 	c.clStates, c.clWhys = append(c.clStates, mv.cl.state), append(c.clWhys, mv.cl.why)
 	c.codes, c.errs, c.layers = append(c.codes, code), append(c.errs, text), append(c.layers, layer)

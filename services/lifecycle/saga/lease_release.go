@@ -24,7 +24,7 @@ func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition, 
 	for _, mv := range moves {
 		to := mv.rest
 		cols.add(mv, to.state, to.why, to.keepError, c.stallAfter(mv.h.def, mv.h.step()))
-		wakeable, tries = append(wakeable, to.wakeable), append(tries, int32(to.attempts)) //nolint:gosec // small counts
+		wakeable, tries = append(wakeable, to.wakeable), append(tries, int32(to.attempts)) // small counts
 		signals, after = append(signals, mv.h.run.Signal), append(after, to.after.Seconds())
 		stuck = append(stuck, to.stuck)
 	}

@@ -27,7 +27,7 @@ func TestRandomVerbs(t *testing.T) {
 	testkit.IO(t)
 	moody := func(name string) saga.Step {
 		act := func(ctx context.Context, env *saga.Env, undo bool) (saga.Outcome, error) {
-			switch rand.IntN(8) { //nolint:gosec // moods need no secrecy
+			switch rand.IntN(8) { // moods need no secrecy
 			case 0:
 				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_LAUNCH_FAILED, "",
 					nil)

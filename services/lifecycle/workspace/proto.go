@@ -21,7 +21,7 @@ func (w *Row) Proto() (*lifecyclev1.Workspace, error) {
 		WorkspaceId: w.ID, TenantId: w.TenantID, Tenant: w.Tenant, Name: w.Name, SpecDigest: w.SpecDigest,
 		State: w.WorkspaceState(), Epoch: w.Epoch, OpSeq: w.OpSeq, RunId: w.RunID,
 		LastErrorCode: w.LastErrorCode,
-		//nolint:gosec // small counts
+		// small counts
 		LastError: w.LastError, RegisterFailures: int32(w.RegisterFailures), RetryUsed: int32(w.RetryUsed),
 		ResetDone: w.ResetDone, NodeId: w.NodeID, NodeName: w.NodeName, CreatedAt: timestamp(&w.CreatedAt),
 		StateAt:   timestamp(&w.StateAt),

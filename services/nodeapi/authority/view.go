@@ -122,7 +122,9 @@ func (v *View) MayDispatch(nodeID, sessionID string, generation int64) bool {
 
 // Run keeps the view until ctx ends, reconnecting with jitter.
 func (v *View) Run(ctx context.Context) error {
-	return reconnect.Keep(ctx, v.logger, "authority view lost", v.runOnce)
+	return reconnect.Keep(ctx, v.runOnce, func(failures int, err error) {
+		v.logger.WarnContext(ctx, "authority view lost", slog.Int("failures", failures), slog.Any("error", err))
+	})
 }
 
 func (v *View) runOnce(ctx context.Context) error {

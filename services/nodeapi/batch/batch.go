@@ -22,7 +22,7 @@ const callWithin = 10 * time.Second
 // Refused reports whether a call was refused for its content: it is invalid, or too large, which a transport's limit
 // reports as exhausted. Sending the same content again would not help; sending its parts may.
 func Refused(err error) bool {
-	switch fault.ReasonOf(err) { //nolint:exhaustive // every other reason is about the moment or the callee
+	switch fault.ReasonOf(err) { // every other reason is about the moment or the callee
 	case commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_FRAME_TOO_LARGE,
 		commonv1.Reason_REASON_RATE_LIMITED:
 		return true

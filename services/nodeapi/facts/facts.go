@@ -334,7 +334,7 @@ func (w *Writer) writeBeat(ctx context.Context, beat replicas.Beat, changed bool
 			Payload: &nodev1.ReplicaBeat{
 				ReplicaId: beat.ReplicaID, Address: beat.Address, StartedAt: timestamppb.New(written.StartedAt),
 				BeatAt: timestamppb.New(written.BeatAt),
-				//nolint:gosec // counts of sessions of one process
+				// counts of sessions of one process
 				Sessions: int32(beat.Sessions), Late: int32(beat.Late), Leaving: beat.Leaving, Version: written.Version,
 			},
 		})

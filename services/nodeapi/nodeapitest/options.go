@@ -17,7 +17,7 @@ func ServerOptions(srv *grpc.Server) (map[string]string, error) {
 	all := make(map[string]string, opts.NumField())
 	for i := range opts.NumField() {
 		value := opts.Field(i)
-		switch value.Kind() { //nolint:exhaustive // all others are printed
+		switch value.Kind() { // all others are printed
 		case reflect.Func, reflect.Interface:
 			all[opts.Type().Field(i).Name] = fmt.Sprint("set: ", !value.IsNil())
 			continue

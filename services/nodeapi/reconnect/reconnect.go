@@ -3,14 +3,13 @@ package reconnect
 
 import (
 	"context"
-	"log/slog"
 	"math/rand/v2"
 	"time"
 )
 
-// Keep follows a stream with once until ctx ends, again with jitter whenever once returns; lost is the warning of that.
-// The pauses grow up to two seconds, and begin anew after a stream that stood for five.
-func Keep(ctx context.Context, logger *slog.Logger, lost string, once func(context.Context) error) error {
+// Keep follows a stream with once until ctx ends, again with jitter whenever once returns; lost is called first, with
+// how often it failed in a row. The pauses grow up to two seconds, and begin anew after a stream that stood for five.
+func Keep(ctx context.Context, once func(context.Context) error, lost func(failures int, err error)) error {
 	failures := 0
 	for {
 		began := time.Now()
@@ -22,10 +21,10 @@ func Keep(ctx context.Context, logger *slog.Logger, lost string, once func(conte
 			failures = 0
 		}
 		failures++
-		logger.WarnContext(ctx, lost, slog.Int("failures", failures), slog.Any("error", err))
+		lost(failures, err)
 		pause := min(time.Duration(failures)*100*time.Millisecond, 2*time.Second)
 		select {
-		case <-time.After(pause/2 + rand.N(pause)): //nolint:gosec // jitter
+		case <-time.After(pause/2 + rand.N(pause)):
 		case <-ctx.Done():
 			return nil
 		}

@@ -121,7 +121,7 @@ func (r *Relay) ReadOutput(ctx context.Context, req *nodev1.ReadOutputRequest) (
 // refusal returns an agent's denial as a fault, if its reason is one that an agent may give; any other becomes
 // unavailable.
 func refusal(d *commonv1.Denial) error {
-	switch d.GetReason() { //nolint:exhaustive // everything else is not an agent's to say
+	switch d.GetReason() { // everything else is not an agent's to say
 	case commonv1.Reason_REASON_NOT_FOUND, commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_AGENT_BUSY,
 		commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_AGENT_OUTDATED:
 		return fault.FromDenial(d)

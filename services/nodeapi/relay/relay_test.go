@@ -73,7 +73,7 @@ func TestOneReadInTwoSeconds(t *testing.T) {
 		if err := read("a"); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(1500 * time.Millisecond) //nolint:forbidigo // the bubble's clock
+		time.Sleep(1500 * time.Millisecond) // the bubble's clock
 		err := read("a")
 		wants(t, "the second within two seconds", err, commonv1.Reason_REASON_RATE_LIMITED)
 		if f, _ := fault.As(err); f.RetryAfter != 500*time.Millisecond {
@@ -82,7 +82,7 @@ func TestOneReadInTwoSeconds(t *testing.T) {
 		if err := read("b"); err != nil {
 			t.Errorf("another workload: %v", err)
 		}
-		time.Sleep(500 * time.Millisecond) //nolint:forbidigo // the bubble's clock
+		time.Sleep(500 * time.Millisecond) // the bubble's clock
 		if err := read("a"); err != nil {
 			t.Errorf("after two seconds: %v", err)
 		}
@@ -168,7 +168,7 @@ func TestTheWorkloadsThatAreReadAreBounded(t *testing.T) {
 		const most = 16384
 		for n := range most {
 			if n == 1 {
-				time.Sleep(500 * time.Millisecond) //nolint:forbidigo // the bubble's clock
+				time.Sleep(500 * time.Millisecond) // the bubble's clock
 			}
 			if err := read(fmt.Sprintf("w%d", n)); err != nil {
 				t.Fatal(err)
@@ -180,12 +180,12 @@ func TestTheWorkloadsThatAreReadAreBounded(t *testing.T) {
 			t.Errorf("to be asked again in %s, and the first may be read again in 1.5s", f.RetryAfter)
 		}
 		wants(t, "one that is kept", read("w1"), commonv1.Reason_REASON_RATE_LIMITED)
-		time.Sleep(1500 * time.Millisecond) //nolint:forbidigo // the bubble's clock
+		time.Sleep(1500 * time.Millisecond) // the bubble's clock
 		if err := read("one-more"); err != nil {
 			t.Errorf("after the first may be read again: %v", err)
 		}
 		wants(t, "the next", read("w0"), commonv1.Reason_REASON_OVERLOADED)
-		time.Sleep(500 * time.Millisecond) //nolint:forbidigo // the bubble's clock
+		time.Sleep(500 * time.Millisecond) // the bubble's clock
 		for _, workload := range []string{"w0", "w1", "another"} {
 			if err := read(workload); err != nil {
 				t.Errorf("%s, after the others may be read again: %v", workload, err)

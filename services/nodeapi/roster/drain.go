@@ -58,5 +58,5 @@ func RetireTime(now time.Time, maxAge time.Duration) time.Time {
 	if fifth <= 0 {
 		return now.Add(maxAge)
 	}
-	return now.Add(maxAge - fifth + rand.N(2*fifth)) //nolint:gosec // jitter
+	return now.Add(maxAge - fifth + rand.N(2*fifth))
 }

@@ -108,7 +108,7 @@ func (b *budgets) charge(p payer, proven bool, now time.Time) time.Duration {
 func (b *budgets) judged(p payer, err error, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch fault.ReasonOf(err) { //nolint:exhaustive // the others do not follow from the serial alone
+	switch fault.ReasonOf(err) { // the others do not follow from the serial alone
 	case commonv1.Reason_REASON_SERIAL_UNKNOWN, commonv1.Reason_REASON_SERIAL_SUPERSEDED:
 		b.marked.put(p.certificate(), now)
 	default:

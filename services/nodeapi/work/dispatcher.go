@@ -93,7 +93,9 @@ func (d *Dispatcher) Mark(nodes ...string) {
 
 // Watch follows lifecycle's hints until ctx ends.
 func (d *Dispatcher) Watch(ctx context.Context) error {
-	return reconnect.Keep(ctx, d.logger, "work watch lost", d.watchOnce)
+	return reconnect.Keep(ctx, d.watchOnce, func(failures int, err error) {
+		d.logger.WarnContext(ctx, "work watch lost", slog.Int("failures", failures), slog.Any("error", err))
+	})
 }
 
 func (d *Dispatcher) watchOnce(ctx context.Context) error {
@@ -160,7 +162,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			return nil
 		}
 		if d.view.WaitFresh(ctx) != nil {
-			return nil //nolint:nilerr // ctx ended
+			return nil
 		}
 		for {
 			select {

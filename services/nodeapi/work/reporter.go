@@ -169,7 +169,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 			}
 			// While the view is stale, results wait and are not acknowledged.
 			if r.view.WaitFresh(ctx) != nil {
-				return nil //nolint:nilerr // ctx ended
+				return nil
 			}
 			if !pace.wait(ctx) {
 				return nil

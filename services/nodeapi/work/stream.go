@@ -173,7 +173,7 @@ func (s *Stream) Run(ctx context.Context) error {
 			s.logger.WarnContext(ctx, "stream of work not opened", slog.Any("error", err))
 		}
 		select {
-		case <-time.After(pause/2 + rand.N(pause)): //nolint:gosec // jitter
+		case <-time.After(pause/2 + rand.N(pause)):
 		case <-ctx.Done():
 			return nil
 		}
@@ -301,7 +301,7 @@ func (c *connection) ask(ctx context.Context, req *lifecyclev1.StreamWorkRequest
 	if within < time.Millisecond {
 		return nil, fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "", fault.Cause(context.DeadlineExceeded))
 	}
-	req.TimeoutMs = int32(within.Milliseconds()) //nolint:gosec // at most callWithin
+	req.TimeoutMs = int32(within.Milliseconds()) // at most callWithin
 	answer := make(chan *lifecyclev1.StreamWorkResponse, 1)
 	c.mu.Lock()
 	if c.over != nil {

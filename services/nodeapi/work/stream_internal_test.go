@@ -21,7 +21,7 @@ import (
 type pipe struct {
 	asked    chan *lifecyclev1.StreamWorkRequest
 	answers  chan *lifecyclev1.StreamWorkResponse
-	ended    context.Context //nolint:containedctx // as a real stream has
+	ended    context.Context // as a real stream has
 	refusal  error           // of the stream
 	greeting bool            // was received
 }

@@ -83,7 +83,7 @@ func (r *Refusals) after(ctx context.Context, procedure string, message any, err
 
 // recorded reports whether err is a refusal that readmodel itself decided.
 func recorded(err error) bool {
-	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is an owner's decision, or none
+	switch fault.ReasonOf(err) { // everything else is an owner's decision, or none
 	case commonv1.Reason_REASON_PERMISSION_DENIED, commonv1.Reason_REASON_ROLE_NOT_HELD,
 		commonv1.Reason_REASON_LAST_SECURITY_PERSON,
 		commonv1.Reason_REASON_ALREADY_EXISTS:

@@ -242,7 +242,7 @@ func moment(t *timestamppb.Timestamp) any {
 
 // Serving reports whether a session serves its node: it is admitted, or drains after it was admitted, and is not late.
 func Serving(s *nodev1.SessionChanged) bool {
-	switch s.GetState() { //nolint:exhaustive // the others do not serve
+	switch s.GetState() { // the others do not serve
 	case commonv1.SessionState_SESSION_STATE_ADMITTED, commonv1.SessionState_SESSION_STATE_DRAINING:
 		return !s.GetLate()
 	default:

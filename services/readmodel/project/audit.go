@@ -197,7 +197,7 @@ func (a *Audit) Verify(ctx context.Context) (Verdict, error) {
 	if err != nil {
 		return Verdict{}, fmt.Errorf("verify the audit log: %w", err)
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer tx.Rollback(context.WithoutCancel(ctx)) // nothing is kept
 	w := walk{tx: tx, last: make([]byte, sha256.Size)}
 	if err := w.run(ctx, a.keys.Load()); err != nil {
 		return Verdict{}, fmt.Errorf("verify the audit log: %w", err)

@@ -80,7 +80,7 @@ func (c chained) asAdmin(sql string, args ...any) {
 	ctx := testkit.Context(c.t)
 	conn, err := pgx.Connect(ctx, c.DB.AdminURL())
 	must(c.t, err)
-	defer conn.Close(ctx) //nolint:errcheck // the test is over
+	defer conn.Close(ctx)
 	tag, err := conn.Exec(ctx, sql, args...)
 	must(c.t, err)
 	if tag.RowsAffected() == 0 {

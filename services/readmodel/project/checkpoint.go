@@ -43,9 +43,9 @@ type checkpoint struct {
 // signed returns the bytes that a checkpoint's signature covers.
 func (c *checkpoint) signed() []byte {
 	out := []byte(checkpointDomain)
-	out = binary.BigEndian.AppendUint64(out, uint64(c.Number))         //nolint:gosec // a count of rows
-	out = binary.BigEndian.AppendUint64(out, uint64(c.Pos))            //nolint:gosec // a position
-	out = binary.BigEndian.AppendUint64(out, uint64(c.At.UnixMicro())) //nolint:gosec // a time
+	out = binary.BigEndian.AppendUint64(out, uint64(c.Number)) // a count of rows
+	out = binary.BigEndian.AppendUint64(out, uint64(c.Pos))
+	out = binary.BigEndian.AppendUint64(out, uint64(c.At.UnixMicro()))
 	return append(out, c.Hash...)
 }
 
@@ -146,7 +146,7 @@ func (a *Audit) grown(ctx context.Context, keys *CheckpointKeys) (*checkpoint, e
 	if err != nil {
 		return nil, err
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer tx.Rollback(context.WithoutCancel(ctx)) // nothing is kept
 	end, err := pg.One[checkpoint](ctx, tx, auditEndRow)
 	if pg.IsNoRows(err) {
 		return nil, nil

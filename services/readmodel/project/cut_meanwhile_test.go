@@ -49,12 +49,12 @@ func TestTheFirstCutDuringARebuildIsNotMissed(t *testing.T) {
 	// The lock of rebuilds keeps the rebuild between its question whether history was cut and its reading of the log.
 	apart, err := l.DB.OwnerPool().Begin(ctx)
 	must(t, err)
-	defer apart.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it has ended, or the test has failed
+	defer apart.Rollback(context.WithoutCancel(ctx)) // it has ended, or the test has failed
 	_, err = apart.Exec(ctx, `SELECT pg_advisory_xact_lock(x'72656275'::bigint)`)
 	must(t, err)
 	cut, err := l.DB.Pool(pg.RoleReadmodel).Begin(ctx)
 	must(t, err)
-	defer cut.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it has ended, or the test has failed
+	defer cut.Rollback(context.WithoutCancel(ctx)) // it has ended, or the test has failed
 	for again := true; again; {
 		must(t, cut.QueryRow(ctx, `SELECT x.next IS NOT NULL
 			FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 100000) x`).Scan(&again))

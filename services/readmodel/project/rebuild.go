@@ -56,7 +56,7 @@ func (p *Projector) Verify(ctx context.Context) (Report, error) {
 	if err != nil {
 		return Report{}, fmt.Errorf("verify projections: %w", err)
 	}
-	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	defer tx.Rollback(context.WithoutCancel(ctx)) // nothing is kept
 	report, err := p.replayBeside(ctx, tx, false)
 	if err != nil {
 		return Report{}, fmt.Errorf("verify projections: %w", err)

@@ -9,7 +9,7 @@ import (
 
 // CurrentTask reports whether a task is current: it runs, or may still start. A task that expired or ended is history.
 func CurrentTask(t *lifecyclev1.Task, now time.Time) bool {
-	switch t.GetState() { //nolint:exhaustive // the others have ended
+	switch t.GetState() { // the others have ended
 	case commonv1.TaskState_TASK_STATE_RUNNING:
 		return true
 	case commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DISPATCHED,

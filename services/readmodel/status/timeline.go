@@ -26,7 +26,7 @@ func FailedStep(r *lifecyclev1.Run, last *lifecyclev1.StepAttempt) string {
 }
 
 func wentBack(state commonv1.RunState) bool {
-	switch state { //nolint:exhaustive // the others go forward, or did
+	switch state { // the others go forward, or did
 	case commonv1.RunState_RUN_STATE_COMPENSATING, commonv1.RunState_RUN_STATE_STUCK, commonv1.RunState_RUN_STATE_FAILED:
 		return true
 	default:
@@ -106,7 +106,7 @@ func item(r *lifecyclev1.Run, a *lifecyclev1.StepAttempt, now time.Time) *readmo
 }
 
 func failed(state commonv1.AttemptState) bool {
-	switch state { //nolint:exhaustive // the others have not failed
+	switch state { // the others have not failed
 	case commonv1.AttemptState_ATTEMPT_STATE_FAILED, commonv1.AttemptState_ATTEMPT_STATE_LOST,
 		commonv1.AttemptState_ATTEMPT_STATE_ABANDONED:
 		return true

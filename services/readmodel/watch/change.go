@@ -100,7 +100,7 @@ func creates(r events.Record, k key) bool {
 	if r.AggregateVersion != 1 {
 		return false
 	}
-	switch k.topic { //nolint:exhaustive // there is no other
+	switch k.topic { // there is no other
 	case readmodelv1.Topic_TOPIC_NODES:
 		return r.Kind == project.KindNode
 	case readmodelv1.Topic_TOPIC_WORKSPACES:

@@ -116,7 +116,7 @@ func (h *Hub) alive(ctx context.Context, req Request, failed int) (int, error) {
 	}
 	ended, err := aliveNow(ctx, req.Alive, h.cfg.Check)
 	if err != nil && !ended && failed == 0 {
-		return 1, nil //nolint:nilerr // the next look decides
+		return 1, nil // the next look decides
 	}
 	return 0, err
 }

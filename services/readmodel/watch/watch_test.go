@@ -680,7 +680,7 @@ func TestEveryEndOfAWatchReturnsItsPlace(t *testing.T) {
 				}
 			}
 		}, func(err error) bool { return fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) }},
-		{"the sender panicked", func() (err error) { //nolint:nonamedreturns // set by the deferred recover
+		{"the sender panicked", func() (err error) { // set by the deferred recover
 			defer func() {
 				if p := recover(); p != nil {
 					err = fmt.Errorf("panic: %v", p)

@@ -100,7 +100,7 @@ func (p *Poller) Run(ctx context.Context) error {
 		changed := p.deps.Changed.C()
 		err := p.runOnce(ctx)
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // asked to stop
+			return nil // asked to stop
 		}
 		p.note(ctx, err)
 		pause := p.cfg.Poll

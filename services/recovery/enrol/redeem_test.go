@@ -99,7 +99,7 @@ func TestNothingChangesBeforeTheProof(t *testing.T) {
 		}
 		return der
 	}
-	small, err := rsa.GenerateKey(rand.Reader, 1024) //nolint:gosec // that it is refused is the point
+	small, err := rsa.GenerateKey(rand.Reader, 1024) // that it is refused is the point
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -186,7 +186,7 @@ func TestOneMachineIsCountedOnceByTwoTransactions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it is committed below
+	defer first.Rollback(context.WithoutCancel(ctx)) // it is committed below
 	if _, err := first.Exec(ctx, insertUp, machine, "static"); err != nil {
 		t.Fatal(err)
 	}

@@ -200,7 +200,7 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx,
 	if tag.RowsAffected() != 1 {
 		return 0, false, fault.New(commonv1.Reason_REASON_CONFLICT, "")
 	}
-	switch reason { //nolint:exhaustive // every other reason closes the stream and no more
+	switch reason { // every other reason closes the stream and no more
 	case commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED:
 		r.Hold(AlarmClone, "a second holder of the key answered a challenge with an old generation", m.Now, m.Era)
 	case commonv1.Reason_REASON_JOIN_STATE_LOST:

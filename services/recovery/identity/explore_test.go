@@ -94,7 +94,7 @@ type step struct {
 }
 
 // explore visits every reachable world and returns their number; problem is empty if every one of them is sound.
-func explore(b bounds) (states int, problem string) { //nolint:nonamedreturns // two values that need names
+func explore(b bounds) (states int, problem string) { // two values that need names
 	start := world{keys: 1}
 	start.rec.certs[1] = cert{state: 1}
 	start.agents[0] = agent{alive: true, active: 1}

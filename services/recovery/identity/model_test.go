@@ -289,7 +289,7 @@ func (w *world) hangUp(slot int8) {
 // refused applies a denial to the agent: it changes certificates only if it is told to renew. The rules must not rely
 // on more than that.
 func (a *agent) refused(reason commonv1.Reason) {
-	switch reason { //nolint:exhaustive // the rest is waited out
+	switch reason { // the rest is waited out
 	case commonv1.Reason_REASON_SERIAL_UNKNOWN:
 		a.lost = true
 	case commonv1.Reason_REASON_SERIAL_SUPERSEDED:
@@ -335,7 +335,7 @@ func (w *world) deliver(i int) bool {
 		return false
 	}
 	a := &w.agents[c.owner]
-	switch c.phase { //nolint:exhaustive // the rest are steps of recovery
+	switch c.phase { // the rest are steps of recovery
 	case welcome:
 		c.phase = storing
 	case storing:
@@ -370,7 +370,7 @@ func (w *world) deliver(i int) bool {
 
 // execute lets recovery take the next step of a connection; false if the step is not recovery's.
 func (w *world) execute(i int, r rules) bool {
-	switch w.conns[i].phase { //nolint:exhaustive // the rest are steps of the agent
+	switch w.conns[i].phase { // the rest are steps of the agent
 	case hello:
 		w.open(i, r)
 	case ready:

@@ -83,7 +83,7 @@ func (s *Identities) present(r *Record, signed []byte) Presented {
 			// may present. Otherwise a node that was enrolled anew because a signing key is lost for good would wait for ever.
 			return Presented{Form: FormForeign}
 		}
-		keyID, _ := joinstate.KeyID(signed) //nolint:errcheck // Verify has read it
+		keyID, _ := joinstate.KeyID(signed) // Verify has read it
 		return Presented{Form: FormUnknownKey, KeyID: keyID}
 	}
 	switch {

@@ -18,7 +18,7 @@ type suspects struct {
 // add adds a refusal if it follows from a missing record: of the node, or of a certificate that the authority has
 // signed. Revoked and replaced certificates are on record and do not count.
 func (s *suspects) add(nodeID string, reason commonv1.Reason, use CertificateUse, denial **commonv1.Denial) {
-	switch reason { //nolint:exhaustive // the others rest on what is on record
+	switch reason { // the others rest on what is on record
 	case commonv1.Reason_REASON_IDENTITY_UNKNOWN:
 	case commonv1.Reason_REASON_SERIAL_UNKNOWN:
 		if use.State != commonv1.SerialState_SERIAL_STATE_UNSPECIFIED {

@@ -60,8 +60,8 @@ func (s *Server) ListKeys(ctx context.Context, _ *recoveryv1.ListKeysRequest) (*
 	out := &recoveryv1.ListKeysResponse{}
 	for _, row := range rows {
 		// A kind or state that this build does not know is shown as unspecified.
-		kind, _ := names.Parse[recoveryv1.KeyKind](string(row.Kind)) //nolint:errcheck // see above
-		state, _ := names.Parse[recoveryv1.KeyState](row.State)      //nolint:errcheck // see above
+		kind, _ := names.Parse[recoveryv1.KeyKind](string(row.Kind))
+		state, _ := names.Parse[recoveryv1.KeyState](row.State)
 		key := &recoveryv1.SigningKey{
 			Kind: kind, KeyId: row.KeyID, State: state, Since: timestamppb.New(row.StateAt), MadeAt: timestamppb.New(row.MadeAt),
 			File:     row.File,

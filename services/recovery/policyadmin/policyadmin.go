@@ -190,7 +190,7 @@ func lockAll(ctx context.Context, tx pgx.Tx) (map[string]policystore.Row, policy
 		values[key] = row.Value
 	}
 	// A stored value that is invalid counts as absent, here as for every reader.
-	present, _ := policy.NewSet(values) //nolint:errcheck // see above
+	present, _ := policy.NewSet(values)
 	return rows, present, nil
 }
 

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 type desk struct {
 	t      *testing.T
-	ctx    context.Context //nolint:containedctx // of the test: an operator's
+	ctx    context.Context
 	db     *testkit.Database
 	server *policyadmin.Server
 	wake   *events.Signal

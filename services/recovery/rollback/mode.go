@@ -250,7 +250,7 @@ func (m *Mode) Proto() *recoveryv1.RollbackMode {
 	}
 	for _, s := range m.evidence {
 		// A kind that this build does not know is shown as unspecified, with its other fields.
-		kind, _ := names.Parse[recoveryv1.RollbackEvidenceKind](s.Kind) //nolint:errcheck // see above
+		kind, _ := names.Parse[recoveryv1.RollbackEvidenceKind](s.Kind)
 		out.Evidence = append(out.Evidence, &recoveryv1.RollbackEvidence{
 			Kind: kind, Subject: s.Subject, Detail: s.Detail, Remembered: s.Remembered, Known: s.Known, Era: s.Era,
 			FirstSeenAt: timestamppb.New(s.First), LastSeenAt: timestamppb.New(s.Last), Count: s.Count,

@@ -29,7 +29,7 @@ func (k *kit) whileHeld(fn func() error) error {
 	k.t.Helper()
 	tx, err := k.db.OwnerPool().Begin(k.ctx)
 	k.must(err)
-	defer tx.Rollback(context.WithoutCancel(k.ctx)) //nolint:errcheck // it is committed below
+	defer tx.Rollback(context.WithoutCancel(k.ctx)) // it is committed below
 	_, err = tx.Exec(k.ctx, `SELECT FROM recovery.brake FOR UPDATE`)
 	k.must(err)
 	ended := make(chan error, 1)

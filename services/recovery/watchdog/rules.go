@@ -41,7 +41,7 @@ func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
 		Outcome: outcomeOpen, DetectedAt: now, CorrelationID: ids.New(), Unit: s.unit(), Placement: s.Placement,
 		NodeID: s.NodeID, RunID: s.RunID,
 	}
-	switch trigger { //nolint:exhaustive // manual ones are made where they are found
+	switch trigger { // manual ones are made where they are found
 	case triggerStalled:
 		r.Step, r.ErrorCode, r.Cause = s.Run.Step, stalledStep, s.Run.StuckReason
 		if row, ok := runbook.Of(s.Run.Step); ok {

@@ -59,7 +59,7 @@ type State struct {
 
 // Most returns the number of suspects above which there is a wave.
 func (l Limits) Most(fleet int32) int32 {
-	return max(int32(l.Fraction*float64(fleet)+1e-9), int32(min(l.Least, math.MaxInt32))) //nolint:gosec // bounded
+	return max(int32(l.Fraction*float64(fleet)+1e-9), int32(min(l.Least, math.MaxInt32)))
 }
 
 // Over reports whether there are more suspects than the limits allow.

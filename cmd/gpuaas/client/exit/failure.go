@@ -118,7 +118,7 @@ func CodeOf(err error) int {
 		}
 		return CodeError
 	}
-	switch code := wireCode(e); code { //nolint:exhaustive // everything else is an error of the mesh, not of the request
+	switch code := wireCode(e); code { // everything else is an error of the mesh, not of the request
 	case connect.CodeInvalidArgument:
 		return CodeUsage
 	case connect.CodeNotFound:
@@ -155,7 +155,7 @@ func permissionExit(reason commonv1.Reason) int {
 // of the mesh.
 func wireCode(e *fault.Error) connect.Code {
 	if failed, ok := errors.AsType[*connect.Error](e); ok && e.CorrelationID == "" && connect.IsWireError(failed) {
-		switch failed.Code() { //nolint:exhaustive // only these say more than the reason
+		switch failed.Code() { // only these say more than the reason
 		case connect.CodeUnauthenticated, connect.CodePermissionDenied:
 			return failed.Code()
 		}

@@ -99,7 +99,7 @@ func (s *Session) watchOnce(
 	if err != nil {
 		return false, err
 	}
-	defer stream.Close() //nolint:errcheck // the stream is over
+	defer stream.Close() // the stream is over
 	progress := false
 	for stream.Receive() {
 		watchdog.Reset(silence)

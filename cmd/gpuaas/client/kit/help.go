@@ -31,7 +31,7 @@ func (p *Program) Help(cmd *cobra.Command, _ []string) {
 	h := &helper{out: out, width: helpWidth}
 	if file, ok := out.(*os.File); ok {
 		h.bold = output.Colors(file)
-		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 { //nolint:gosec // a descriptor fits an int
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 { // a descriptor fits an int
 			h.width = max(width, leastHelp)
 		}
 	}

@@ -141,7 +141,7 @@ func poll[T proto.Message](ctx context.Context, s *Session, rows *output.Followe
 ) error {
 	size := int32(listSize)
 	if page.Limit > 0 {
-		size = int32(min(page.Limit, listSize)) //nolint:gosec // at most listSize
+		size = int32(min(page.Limit, listSize)) // at most listSize
 	}
 	pause, told := listEvery, false
 	for {
@@ -178,7 +178,7 @@ func Pages[T any](ctx context.Context, limit int, token string, fetch Fetch[T]) 
 		if limit > 0 {
 			size = min(full, limit-len(items))
 		}
-		page, next, err := fetch(ctx, int32(size), token) //nolint:gosec // at most 200
+		page, next, err := fetch(ctx, int32(size), token)
 		if err != nil {
 			return nil, "", err
 		}

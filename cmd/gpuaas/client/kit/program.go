@@ -148,10 +148,10 @@ func (p *Program) printer(cmd *cobra.Command) (*output.Printer, error) {
 			return nil, exit.Usage(errors.New("--jq filters JSON: it goes with -o json or -o jsonl"))
 		}
 	}
-	if file, ok := out.(*os.File); ok && term.IsTerminal(int(file.Fd())) { //nolint:gosec // a descriptor fits an int
+	if file, ok := out.(*os.File); ok && term.IsTerminal(int(file.Fd())) { // a descriptor fits an int
 		pr.TTY = true
 		pr.Color = output.Colors(file)
-		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 { //nolint:gosec // as above
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
 			pr.Width = width
 		}
 	}

@@ -167,7 +167,7 @@ func readToken(path string) (string, error) {
 	if info.Mode().IsRegular() && info.Mode().Perm()&fs.FileMode(0o077) != 0 {
 		return "", fmt.Errorf("read token: %s has mode %#o: %w", path, info.Mode().Perm(), contexts.ErrExposed)
 	}
-	data, err := os.ReadFile(path) //nolint:gosec // the caller's own file
+	data, err := os.ReadFile(path) // the caller's own file
 	if err != nil {
 		return "", fmt.Errorf("read token: %w", err)
 	}

@@ -73,7 +73,6 @@ func (f *Filter) run(ctx context.Context, raw []byte, out io.Writer, indent stri
 			}
 		case <-measure.C:
 			if liveHeap() > most {
-				//nolint:gosec // a constant
 				cancel(exit.Usage(fmt.Errorf("--jq: the expression takes more than %s of memory: it may have no end",
 					human.Bytes(int64(f.memory)))))
 			}

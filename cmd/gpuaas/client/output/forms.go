@@ -35,7 +35,7 @@ func plain(pr *Printer, fields []Field) string {
 }
 
 func scalar(pr *Printer, desc protoreflect.FieldDescriptor, v protoreflect.Value) string {
-	switch desc.Kind() { //nolint:exhaustive // the others print as they are
+	switch desc.Kind() { // the others print as they are
 	case protoreflect.BoolKind:
 		return human.YesNo(v.Bool())
 	case protoreflect.EnumKind:

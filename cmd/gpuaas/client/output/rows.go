@@ -13,7 +13,7 @@ func Rows(out io.Writer, rows [][]string) error {
 	if file, ok := out.(*os.File); ok && Terminal(file) {
 		aligned := tabwriter.NewWriter(out, 0, 8, len(between), ' ', 0)
 		for _, row := range rows {
-			fmt.Fprintln(aligned, strings.Join(row, "\t")) //nolint:errcheck // Flush returns it
+			fmt.Fprintln(aligned, strings.Join(row, "\t")) // Flush returns it
 		}
 		return aligned.Flush()
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 // Terminal reports whether a file is a terminal.
-func Terminal(file *os.File) bool { return term.IsTerminal(int(file.Fd())) } //nolint:gosec // a descriptor fits an int
+func Terminal(file *os.File) bool { return term.IsTerminal(int(file.Fd())) } // a descriptor fits an int
 
 // Colors reports whether a file is a terminal that shows colours. It returns false if TERM is dumb or empty, or if
 // NO_COLOR is set.

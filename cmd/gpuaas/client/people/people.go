@@ -155,7 +155,7 @@ func parseLife(text string) (time.Duration, error) {
 		if err != nil {
 			return 0, fmt.Errorf("%q is not a number of days such as 7d", text)
 		}
-		return time.Duration(n) * 24 * time.Hour, nil //nolint:gosec // at most 65535 days
+		return time.Duration(n) * 24 * time.Hour, nil // at most 65535 days
 	}
 	life, err := time.ParseDuration(text)
 	if err != nil {

@@ -97,7 +97,7 @@ func escalate(ctx context.Context, s *kit.Session, ref, out string, file *os.Fil
 	if err != nil {
 		return bundleReport{}, err
 	}
-	defer stream.Close() //nolint:errcheck // read to its end
+	defer stream.Close() // read to its end
 	report := bundleReport{out: out}
 	for stream.Receive() {
 		n, err := file.Write(stream.Msg().GetChunk())
@@ -158,10 +158,13 @@ func (r *bundleReport) check(file *os.File) error {
 
 func entryOf(z *zip.Reader, name string, into any) error {
 	raw, err := fs.ReadFile(z, name)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the bundle lacks %s: %w", name, err)
 	}
-	if err := json.Unmarshal(raw, into); err != nil {
+	if err == nil {
+		err = json.Unmarshal(raw, into)
+	}
+	if err != nil {
 		return fmt.Errorf("read %s of the bundle: %w", name, err)
 	}
 	return nil

@@ -134,7 +134,7 @@ func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, 
 			}
 			return nil, fmt.Errorf("--port %q is not [NAME=]PORT, with a port from 0 to 65535", text)
 		}
-		w.Ports = append(w.Ports, &nodev1.Port{Name: name, Port: int32(n)}) //nolint:gosec // parsed as 16 bits
+		w.Ports = append(w.Ports, &nodev1.Port{Name: name, Port: int32(n)}) // parsed as 16 bits
 	}
 	for _, text := range f.env {
 		name, value, ok := strings.Cut(text, "=")

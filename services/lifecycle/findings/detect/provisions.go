@@ -67,10 +67,10 @@ func (d *Detectors) Provisions(ctx context.Context) ([]finding.Seen, error) {
 
 // lowestID returns the lowest id that can be drawn at the given time or later.
 func lowestID(at time.Time) string {
-	ms := uint64(at.UnixMilli()) //nolint:gosec // after 1970
+	ms := uint64(at.UnixMilli())
 	var id uuid.UUID
 	for i := range 6 {
-		id[i] = byte(ms >> (8 * (5 - i))) //nolint:gosec // the lowest byte is meant
+		id[i] = byte(ms >> (8 * (5 - i))) // the lowest byte is meant
 	}
 	id[6], id[8] = 0x70, 0x80
 	return id.String()

@@ -268,7 +268,7 @@ func again(ctx context.Context, tx pgx.Tx, have Row, s Seen) error {
 	if err != nil {
 		return err
 	}
-	tell := !same || bits.OnesCount64(uint64(have.Count+1)) == 1 //nolint:gosec // it counts up from 1
+	tell := !same || bits.OnesCount64(uint64(have.Count+1)) == 1 // it counts up from 1
 	raised := int64(0)
 	if tell {
 		raised = 1

@@ -71,7 +71,7 @@ func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 	cfg.KeepEndedMax = cmp.Or(cfg.KeepEndedMax, 1000)
 	// Workloads run as other users and must reach their own directories below; each instance's own files are closed by
 	// their modes.
-	if err := os.MkdirAll(filepath.Join(cfg.Dir, "boxes"), 0o711); err != nil { //nolint:gosec // traversable on purpose
+	if err := os.MkdirAll(filepath.Join(cfg.Dir, "boxes"), 0o711); err != nil { // traversable on purpose
 		return nil, fmt.Errorf("make directory of instances: %w", err)
 	}
 	// The kernel names working directories by their real paths.
@@ -252,8 +252,8 @@ func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []st
 	if err != nil {
 		return 0, fmt.Errorf("open instance log: %w", err)
 	}
-	defer log.Close() //nolint:errcheck // the child has its own
-	//nolint:gosec,noctx // the binary is the operator's configuration; an instance outlives every context of this process
+	defer log.Close() // the child has its own
+	//nolint:noctx // the binary is the operator's configuration; an instance outlives every context of this process
 	cmd := exec.Command(d.cfg.AgentBinary, "run", "--etc-dir", filepath.Join(dir, "etc"), "--state-dir",
 		filepath.Join(dir, "state"), "--gpus", strconv.Itoa(int(gpus)))
 	cmd.Env = []string{marker + "=" + dir, "PATH=" + os.Getenv("PATH"), "HOME=" + dir}

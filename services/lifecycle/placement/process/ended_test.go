@@ -19,7 +19,7 @@ func group(t *testing.T, d *Driver, ws string, epoch int64) string {
 	state := filepath.Join(d.instanceDir(ws, epoch), "state")
 	for _, top := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		root := filepath.Join(top, cgroup.Name(state))
-		if err := os.MkdirAll(filepath.Join(root, ws, "app"), 0o755); err != nil { //nolint:gosec // the kernel's file system
+		if err := os.MkdirAll(filepath.Join(root, ws, "app"), 0o755); err != nil { // the kernel's file system
 			continue
 		}
 		if err := cgroup.Record(state, root); err != nil {

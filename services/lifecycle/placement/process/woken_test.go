@@ -27,9 +27,9 @@ func keep(t *testing.T, d *Driver) {
 func wake(t *testing.T, d *Driver, ws string, epoch int64) {
 	t.Helper()
 	dir := d.instanceDir(ws, epoch)
-	//nolint:gosec,noctx // this test binary
+	// this test binary
 	agent := exec.Command(os.Args[0], "run", "--state-dir", filepath.Join(dir, "state"))
-	//nolint:noctx // ended by the driver
+	// ended by the driver
 	marked := exec.Command("sleep", "3600")
 	marked.Env = append(os.Environ(), marker+"="+dir)
 	for _, cmd := range []*exec.Cmd{agent, marked} {
@@ -78,7 +78,7 @@ func TestAReaderOfAnEndedInstanceIsLeftAlone(t *testing.T) {
 	ws := ids.New()
 	mustLaunch(t, d, newInstance(ws, 1))
 	mustEnd(t, d, ws, 1)
-	reader := exec.Command("sleep", "3600") //nolint:noctx // ended below
+	reader := exec.Command("sleep", "3600")
 	reader.Dir = filepath.Join(d.instanceDir(ws, 1), "state")
 	if err := reader.Start(); err != nil {
 		t.Fatal(err)

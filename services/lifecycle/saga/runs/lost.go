@@ -20,7 +20,7 @@ func (l *Lost) Add(runID string, attempt int, fence int64, since *time.Time) {
 	if attempt == 0 {
 		return
 	}
-	l.runIDs, l.attempts = append(l.runIDs, runID), append(l.attempts, int32(attempt)) //nolint:gosec // small counts
+	l.runIDs, l.attempts = append(l.runIDs, runID), append(l.attempts, int32(attempt)) // small counts
 	l.fences, l.since = append(l.fences, fence), append(l.since, since)
 }
 

@@ -25,10 +25,10 @@ func (r *Run) Proto() *lifecyclev1.Run {
 	return &lifecyclev1.Run{
 		RunId: r.ID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Kind: r.OperationKind(),
 		Definition: r.Definition,
-		//nolint:gosec // small counts
+		// small counts
 		DefVersion: int32(r.DefVersion), Round: int32(r.Round), ParentRunId: r.ParentRunID,
 		State: spelled[commonv1.RunState](r.State),
-		//nolint:gosec // small counts
+		// small counts
 		Phase: r.Phase, Step: int32(r.Step), Epoch: r.Epoch, Fence: r.Fence, Owner: r.Owner,
 		HeartbeatAt: timestamp(r.HeartbeatAt), ProgressAt: timestamp(r.ProgressAt), NextAt: timestamp(&r.NextAt),
 		DeadlineAt: timestamp(r.DeadlineAt), CancelRequestedAt: timestamp(r.CancelAt), CancelBy: r.CancelBy,
@@ -42,10 +42,10 @@ func (r *Run) Proto() *lifecyclev1.Run {
 // Proto returns the attempt as the timeline shows it.
 func (a *Attempt) Proto() *lifecyclev1.StepAttempt {
 	return &lifecyclev1.StepAttempt{
-		//nolint:gosec // small counts
+		// small counts
 		RunId: a.RunID, WorkspaceId: a.WorkspaceID, Step: int32(a.Step), Name: a.Name,
 		Direction: spelled[commonv1.Direction](a.Dir),
-		//nolint:gosec // small counts
+		// small counts
 		Attempt: int32(a.Attempt), State: spelled[commonv1.AttemptState](a.State), Fence: a.Fence, OpSeq: a.OpSeq,
 		StartedAt: timestamp(&a.StartedAt), HeartbeatAt: timestamp(a.HeartbeatAt), ProgressAt: timestamp(a.ProgressAt),
 		Progress: a.Progress, FinishedAt: timestamp(a.FinishedAt), ErrorCode: a.ErrorCode, Error: a.Error,

@@ -64,7 +64,7 @@ func (s *Server) StreamWork(ctx context.Context,
 			working.Go(func() {
 				for ; req != nil; req = <-requests {
 					// If the stream cannot be written to, Receive fails as well and ends it.
-					_ = send(s.streamed(ctx, out, req)) //nolint:errcheck // see above
+					_ = send(s.streamed(ctx, out, req))
 				}
 			})
 			continue

@@ -212,7 +212,7 @@ func TestAFrameUnderWayOutlivesTheDrain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer held.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it is committed below
+	defer held.Rollback(context.WithoutCancel(ctx)) // it is committed below
 	if _, err := held.Exec(ctx, `SELECT FROM lifecycle.node_gate WHERE node_id = $1 FOR UPDATE`, n.id); err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,7 @@ func TestALeaseThatWaitedForAFenceFindsTheGateShut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer fence.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it is committed below
+	defer fence.Rollback(context.WithoutCancel(ctx)) // it is committed below
 	if _, err := fence.Exec(ctx, `UPDATE lifecycle.node_gate SET admitted = false, fence_epoch = 2, version = version + 1
 		WHERE node_id = $1`, n.id); err != nil {
 		t.Fatal(err)
