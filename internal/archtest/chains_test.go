@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// chains is the page that lists, function by function, how a task, an enrolment and a cancel go through the code.
+// chains is the page that lists, function by function, how a task, an enrolment, a cancel and a fence go through the code.
 const chains = "docs/chains.md"
 
 var (
@@ -124,7 +124,7 @@ func TestChainsNameFunctions(t *testing.T) {
 		}
 	}
 	end()
-	if seen != 3 {
-		t.Errorf("%s has %d chains, want those of a task, an enrolment and a cancel", chains, seen)
+	if seen != 4 {
+		t.Errorf("%s has %d chains, want those of a task, an enrolment, a cancel and a fence", chains, seen)
 	}
 }
