@@ -2,6 +2,7 @@ package events_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -151,18 +152,21 @@ func TestATransactionHasItsIDBeforeItDrawsASeq(t *testing.T) {
 	must(t, err)
 	defer func() { _ = admin.Close(context.Background()) }()
 	testkit.Eventually(t, testkit.Patience, func() error {
-		var waiting, hasID bool
-		if err := admin.QueryRow(ctx, `SELECT count(*) > 0, COALESCE(bool_and(a.backend_xid IS NOT NULL), false)
-			FROM pg_locks l
-			JOIN pg_stat_activity a USING (pid)
-				WHERE l.relation = 'events.event_seq_seq'::regclass AND NOT l.granted`).Scan(&waiting, &hasID); err != nil {
-			return err
+		// Two queries: in one, the id might be read before it is given, and the lock after it is waited for. Databases that
+		// are copies of one template have the same oids, so the lock must be one of this database.
+		var pid int32
+		err := admin.QueryRow(ctx, `SELECT l.pid FROM pg_locks l
+			WHERE l.relation = 'events.event_seq_seq'::regclass AND NOT l.granted
+			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`).Scan(&pid)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return errors.New("no session waits for the sequence")
 		}
-		if waiting && !hasID {
+		must(t, err)
+		var hasID bool
+		must(t, admin.QueryRow(ctx, `SELECT backend_xid IS NOT NULL FROM pg_stat_activity WHERE pid = $1`,
+			pid).Scan(&hasID))
+		if !hasID {
 			t.Fatal("a transaction without an id draws a seq")
-		}
-		if !waiting {
-			return fmt.Errorf("nobody waits for the sequence")
 		}
 		return nil
 	})
