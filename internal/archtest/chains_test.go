@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// chains is the page that lists, function by function, how a task, an enrolment, a cancel and a fence go through the code.
+// chains is the page that lists, function by function, how a task, an enrolment, a cancel and a fence go through the
+// code.
 const chains = "docs/chains.md"
 
 var (
