@@ -7,7 +7,7 @@ import (
 	"github.com/gpuaas/mesh/bench/pending"
 )
 
-// TestAnEndIsFoundBeforeAndAfterItsUnitIsExpected checks both orders, and that further ends of a unit block nobody.
+// TestAnEndIsFoundBeforeAndAfterItsUnitIsExpected checks both orders, and that a further end of a unit does not block.
 func TestAnEndIsFoundBeforeAndAfterItsUnitIsExpected(t *testing.T) {
 	units, at := pending.New[string](), time.Now()
 	units.Ended("early", at)

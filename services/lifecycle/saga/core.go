@@ -21,8 +21,8 @@ type Deps struct {
 	DB       *pgxpool.Pool
 	Registry *Registry
 	Logger   *slog.Logger
-	// Wakes is notified of what transactions make due. Whoever wakes runs of this core, or appends events for them, shares
-	// it. Nil: one of the core's own, which wakes no sequencer.
+	// Wakes is notified of what transactions make due. Every part that wakes runs of this core, or appends events for
+	// them, shares it. Nil: one of the core's own, which wakes no sequencer.
 	Wakes *Wakes
 	// Stalls returns how long a step of a definition, or with an empty step a run of it, may show no progress by the
 	// policy in force; zero leaves it to the definition. It is called each time, so that a new policy also applies to runs

@@ -56,7 +56,7 @@ func (h *handler) run(ctx context.Context) error {
 	}
 	tooLarge := fault.Has(err, commonv1.Reason_REASON_FRAME_TOO_LARGE)
 	if ctx.Err() != nil && !tooLarge {
-		return nil // the connection is gone: there is nobody to tell
+		return nil // the connection is gone, and with it the way to answer
 	}
 	if h.sess.Gone() {
 		return fault.ToGRPC(err, "")

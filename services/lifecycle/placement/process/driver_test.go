@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 func standIn() int {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM)
-	work := exec.Command("sleep", "3600") // it outlives whoever starts it, on purpose
+	work := exec.Command("sleep", "3600") // it outlives the process that starts it, on purpose
 	work.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := work.Start(); err != nil {
 		return 1
