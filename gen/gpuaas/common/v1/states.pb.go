@@ -1533,6 +1533,255 @@ func (DiagnosticCode) EnumDescriptor() ([]byte, []int) {
 	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{23}
 }
 
+// DriftReason is why a node is not healthy.
+type DriftReason int32
+
+const (
+	DriftReason_DRIFT_REASON_UNSPECIFIED                 DriftReason = 0
+	DriftReason_DRIFT_REASON_AGENT_DOWN                  DriftReason = 1
+	DriftReason_DRIFT_REASON_CERT_EXPIRED                DriftReason = 2
+	DriftReason_DRIFT_REASON_IDENTITY_REJECTED           DriftReason = 3
+	DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS   DriftReason = 4
+	DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT      DriftReason = 5
+	DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED        DriftReason = 6
+	DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED DriftReason = 7
+	DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING      DriftReason = 8 // absent, consumed or too old
+	DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE          DriftReason = 9
+	DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED  DriftReason = 10
+	DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED    DriftReason = 11
+	DriftReason_DRIFT_REASON_CLOCK_SKEW                  DriftReason = 12
+	DriftReason_DRIFT_REASON_EDGE_RATE_LIMITED           DriftReason = 13
+	DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT         DriftReason = 14
+	DriftReason_DRIFT_REASON_VERSION_DRIFT               DriftReason = 15
+	DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT          DriftReason = 16 // GPU, driver, kernel or container runtime
+	DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE        DriftReason = 17
+	DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK      DriftReason = 18
+	DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE      DriftReason = 19 // what is known names no other reason
+	DriftReason_DRIFT_REASON_DISCONNECTED                DriftReason = 20 // a fact and no verdict: it is not connected, for less than the threshold of agent_down
+	DriftReason_DRIFT_REASON_IDENTITY_HELD               DriftReason = 21
+	DriftReason_DRIFT_REASON_JOIN_STATE_LOST             DriftReason = 22
+	DriftReason_DRIFT_REASON_TOKEN_REUSE                 DriftReason = 23
+	DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED           DriftReason = 24
+	DriftReason_DRIFT_REASON_NODE_DISK_FULL              DriftReason = 25
+)
+
+// Enum value maps for DriftReason.
+var (
+	DriftReason_name = map[int32]string{
+		0:  "DRIFT_REASON_UNSPECIFIED",
+		1:  "DRIFT_REASON_AGENT_DOWN",
+		2:  "DRIFT_REASON_CERT_EXPIRED",
+		3:  "DRIFT_REASON_IDENTITY_REJECTED",
+		4:  "DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS",
+		5:  "DRIFT_REASON_ENDPOINT_PROFILE_DRIFT",
+		6:  "DRIFT_REASON_SERVER_TLS_UNTRUSTED",
+		7:  "DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED",
+		8:  "DRIFT_REASON_RECOVERY_TOKEN_MISSING",
+		9:  "DRIFT_REASON_TASK_BACKLOG_STALE",
+		10: "DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED",
+		11: "DRIFT_REASON_CLONED_IDENTITY_DETECTED",
+		12: "DRIFT_REASON_CLOCK_SKEW",
+		13: "DRIFT_REASON_EDGE_RATE_LIMITED",
+		14: "DRIFT_REASON_NETWORK_FACTS_DRIFT",
+		15: "DRIFT_REASON_VERSION_DRIFT",
+		16: "DRIFT_REASON_HOST_RUNTIME_DRIFT",
+		17: "DRIFT_REASON_CONTROL_PLANE_OUTAGE",
+		18: "DRIFT_REASON_CONTROL_PLANE_ROLLBACK",
+		19: "DRIFT_REASON_NODE_AGENT_UNREACHABLE",
+		20: "DRIFT_REASON_DISCONNECTED",
+		21: "DRIFT_REASON_IDENTITY_HELD",
+		22: "DRIFT_REASON_JOIN_STATE_LOST",
+		23: "DRIFT_REASON_TOKEN_REUSE",
+		24: "DRIFT_REASON_NODE_NOT_ADMITTED",
+		25: "DRIFT_REASON_NODE_DISK_FULL",
+	}
+	DriftReason_value = map[string]int32{
+		"DRIFT_REASON_UNSPECIFIED":                 0,
+		"DRIFT_REASON_AGENT_DOWN":                  1,
+		"DRIFT_REASON_CERT_EXPIRED":                2,
+		"DRIFT_REASON_IDENTITY_REJECTED":           3,
+		"DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS":   4,
+		"DRIFT_REASON_ENDPOINT_PROFILE_DRIFT":      5,
+		"DRIFT_REASON_SERVER_TLS_UNTRUSTED":        6,
+		"DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED": 7,
+		"DRIFT_REASON_RECOVERY_TOKEN_MISSING":      8,
+		"DRIFT_REASON_TASK_BACKLOG_STALE":          9,
+		"DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED":  10,
+		"DRIFT_REASON_CLONED_IDENTITY_DETECTED":    11,
+		"DRIFT_REASON_CLOCK_SKEW":                  12,
+		"DRIFT_REASON_EDGE_RATE_LIMITED":           13,
+		"DRIFT_REASON_NETWORK_FACTS_DRIFT":         14,
+		"DRIFT_REASON_VERSION_DRIFT":               15,
+		"DRIFT_REASON_HOST_RUNTIME_DRIFT":          16,
+		"DRIFT_REASON_CONTROL_PLANE_OUTAGE":        17,
+		"DRIFT_REASON_CONTROL_PLANE_ROLLBACK":      18,
+		"DRIFT_REASON_NODE_AGENT_UNREACHABLE":      19,
+		"DRIFT_REASON_DISCONNECTED":                20,
+		"DRIFT_REASON_IDENTITY_HELD":               21,
+		"DRIFT_REASON_JOIN_STATE_LOST":             22,
+		"DRIFT_REASON_TOKEN_REUSE":                 23,
+		"DRIFT_REASON_NODE_NOT_ADMITTED":           24,
+		"DRIFT_REASON_NODE_DISK_FULL":              25,
+	}
+)
+
+func (x DriftReason) Enum() *DriftReason {
+	p := new(DriftReason)
+	*p = x
+	return p
+}
+
+func (x DriftReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DriftReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_common_v1_states_proto_enumTypes[24].Descriptor()
+}
+
+func (DriftReason) Type() protoreflect.EnumType {
+	return &file_gpuaas_common_v1_states_proto_enumTypes[24]
+}
+
+func (x DriftReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DriftReason.Descriptor instead.
+func (DriftReason) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{24}
+}
+
+// DriftPart is a part of a node, or of what it depends on, that drifts apart from the others.
+type DriftPart int32
+
+const (
+	DriftPart_DRIFT_PART_UNSPECIFIED   DriftPart = 0
+	DriftPart_DRIFT_PART_PROCESS       DriftPart = 1 // whether the agent lives and is heard
+	DriftPart_DRIFT_PART_ENDPOINT      DriftPart = 2 // where and as whom the control plane is reached
+	DriftPart_DRIFT_PART_CERTIFICATE   DriftPart = 3 // the node's identity and its certificate
+	DriftPart_DRIFT_PART_AUTHORITY     DriftPart = 4 // who issues certificates, and who trusts the issuer
+	DriftPart_DRIFT_PART_TASKS         DriftPart = 5 // whether what is recorded of tasks is true
+	DriftPart_DRIFT_PART_HOST          DriftPart = 6 // GPUs, driver, kernel, container runtime, disks, clock
+	DriftPart_DRIFT_PART_CONTROL_PLANE DriftPart = 7 // of every node at once
+)
+
+// Enum value maps for DriftPart.
+var (
+	DriftPart_name = map[int32]string{
+		0: "DRIFT_PART_UNSPECIFIED",
+		1: "DRIFT_PART_PROCESS",
+		2: "DRIFT_PART_ENDPOINT",
+		3: "DRIFT_PART_CERTIFICATE",
+		4: "DRIFT_PART_AUTHORITY",
+		5: "DRIFT_PART_TASKS",
+		6: "DRIFT_PART_HOST",
+		7: "DRIFT_PART_CONTROL_PLANE",
+	}
+	DriftPart_value = map[string]int32{
+		"DRIFT_PART_UNSPECIFIED":   0,
+		"DRIFT_PART_PROCESS":       1,
+		"DRIFT_PART_ENDPOINT":      2,
+		"DRIFT_PART_CERTIFICATE":   3,
+		"DRIFT_PART_AUTHORITY":     4,
+		"DRIFT_PART_TASKS":         5,
+		"DRIFT_PART_HOST":          6,
+		"DRIFT_PART_CONTROL_PLANE": 7,
+	}
+)
+
+func (x DriftPart) Enum() *DriftPart {
+	p := new(DriftPart)
+	*p = x
+	return p
+}
+
+func (x DriftPart) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DriftPart) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_common_v1_states_proto_enumTypes[25].Descriptor()
+}
+
+func (DriftPart) Type() protoreflect.EnumType {
+	return &file_gpuaas_common_v1_states_proto_enumTypes[25]
+}
+
+func (x DriftPart) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DriftPart.Descriptor instead.
+func (DriftPart) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{25}
+}
+
+// EvidenceSource is who observed.
+type EvidenceSource int32
+
+const (
+	EvidenceSource_EVIDENCE_SOURCE_UNSPECIFIED EvidenceSource = 0
+	EvidenceSource_EVIDENCE_SOURCE_IDENTITY    EvidenceSource = 1 // recovery's record of the node's identity
+	EvidenceSource_EVIDENCE_SOURCE_SESSION     EvidenceSource = 2 // nodeapi's record of the node's sessions
+	EvidenceSource_EVIDENCE_SOURCE_GATE        EvidenceSource = 3 // lifecycle's gate of the node
+	EvidenceSource_EVIDENCE_SOURCE_REPLICAS    EvidenceSource = 4 // whether replicas of nodeapi listen to agents
+	EvidenceSource_EVIDENCE_SOURCE_ROLLBACK    EvidenceSource = 5 // recovery's rollback mode
+	EvidenceSource_EVIDENCE_SOURCE_HOST        EvidenceSource = 6 // diagnostics of the host: they explain, and alone declare nothing healthy or secure
+	EvidenceSource_EVIDENCE_SOURCE_INGRESS     EvidenceSource = 7 // connections that the ingress refused, with the identity that they claimed
+)
+
+// Enum value maps for EvidenceSource.
+var (
+	EvidenceSource_name = map[int32]string{
+		0: "EVIDENCE_SOURCE_UNSPECIFIED",
+		1: "EVIDENCE_SOURCE_IDENTITY",
+		2: "EVIDENCE_SOURCE_SESSION",
+		3: "EVIDENCE_SOURCE_GATE",
+		4: "EVIDENCE_SOURCE_REPLICAS",
+		5: "EVIDENCE_SOURCE_ROLLBACK",
+		6: "EVIDENCE_SOURCE_HOST",
+		7: "EVIDENCE_SOURCE_INGRESS",
+	}
+	EvidenceSource_value = map[string]int32{
+		"EVIDENCE_SOURCE_UNSPECIFIED": 0,
+		"EVIDENCE_SOURCE_IDENTITY":    1,
+		"EVIDENCE_SOURCE_SESSION":     2,
+		"EVIDENCE_SOURCE_GATE":        3,
+		"EVIDENCE_SOURCE_REPLICAS":    4,
+		"EVIDENCE_SOURCE_ROLLBACK":    5,
+		"EVIDENCE_SOURCE_HOST":        6,
+		"EVIDENCE_SOURCE_INGRESS":     7,
+	}
+)
+
+func (x EvidenceSource) Enum() *EvidenceSource {
+	p := new(EvidenceSource)
+	*p = x
+	return p
+}
+
+func (x EvidenceSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EvidenceSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_common_v1_states_proto_enumTypes[26].Descriptor()
+}
+
+func (EvidenceSource) Type() protoreflect.EnumType {
+	return &file_gpuaas_common_v1_states_proto_enumTypes[26]
+}
+
+func (x EvidenceSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EvidenceSource.Descriptor instead.
+func (EvidenceSource) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{26}
+}
+
 var File_gpuaas_common_v1_states_proto protoreflect.FileDescriptor
 
 const file_gpuaas_common_v1_states_proto_rawDesc = "" +
@@ -1744,7 +1993,53 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1cDIAGNOSTIC_CODE_TASK_REFUSED\x10\x0e\x12$\n" +
 	" DIAGNOSTIC_CODE_LEDGER_SET_ASIDE\x10\x0f\x12#\n" +
 	"\x1fDIAGNOSTIC_CODE_STATE_DISK_FULL\x10\x11\x12%\n" +
-	"!DIAGNOSTIC_CODE_TASK_KEYS_REFUSED\x10\x12B\xbb\x01\n" +
+	"!DIAGNOSTIC_CODE_TASK_KEYS_REFUSED\x10\x12*\xc4\a\n" +
+	"\vDriftReason\x12\x1c\n" +
+	"\x18DRIFT_REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17DRIFT_REASON_AGENT_DOWN\x10\x01\x12\x1d\n" +
+	"\x19DRIFT_REASON_CERT_EXPIRED\x10\x02\x12\"\n" +
+	"\x1eDRIFT_REASON_IDENTITY_REJECTED\x10\x03\x12*\n" +
+	"&DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS\x10\x04\x12'\n" +
+	"#DRIFT_REASON_ENDPOINT_PROFILE_DRIFT\x10\x05\x12%\n" +
+	"!DRIFT_REASON_SERVER_TLS_UNTRUSTED\x10\x06\x12,\n" +
+	"(DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED\x10\a\x12'\n" +
+	"#DRIFT_REASON_RECOVERY_TOKEN_MISSING\x10\b\x12#\n" +
+	"\x1fDRIFT_REASON_TASK_BACKLOG_STALE\x10\t\x12+\n" +
+	"'DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED\x10\n" +
+	"\x12)\n" +
+	"%DRIFT_REASON_CLONED_IDENTITY_DETECTED\x10\v\x12\x1b\n" +
+	"\x17DRIFT_REASON_CLOCK_SKEW\x10\f\x12\"\n" +
+	"\x1eDRIFT_REASON_EDGE_RATE_LIMITED\x10\r\x12$\n" +
+	" DRIFT_REASON_NETWORK_FACTS_DRIFT\x10\x0e\x12\x1e\n" +
+	"\x1aDRIFT_REASON_VERSION_DRIFT\x10\x0f\x12#\n" +
+	"\x1fDRIFT_REASON_HOST_RUNTIME_DRIFT\x10\x10\x12%\n" +
+	"!DRIFT_REASON_CONTROL_PLANE_OUTAGE\x10\x11\x12'\n" +
+	"#DRIFT_REASON_CONTROL_PLANE_ROLLBACK\x10\x12\x12'\n" +
+	"#DRIFT_REASON_NODE_AGENT_UNREACHABLE\x10\x13\x12\x1d\n" +
+	"\x19DRIFT_REASON_DISCONNECTED\x10\x14\x12\x1e\n" +
+	"\x1aDRIFT_REASON_IDENTITY_HELD\x10\x15\x12 \n" +
+	"\x1cDRIFT_REASON_JOIN_STATE_LOST\x10\x16\x12\x1c\n" +
+	"\x18DRIFT_REASON_TOKEN_REUSE\x10\x17\x12\"\n" +
+	"\x1eDRIFT_REASON_NODE_NOT_ADMITTED\x10\x18\x12\x1f\n" +
+	"\x1bDRIFT_REASON_NODE_DISK_FULL\x10\x19*\xd7\x01\n" +
+	"\tDriftPart\x12\x1a\n" +
+	"\x16DRIFT_PART_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12DRIFT_PART_PROCESS\x10\x01\x12\x17\n" +
+	"\x13DRIFT_PART_ENDPOINT\x10\x02\x12\x1a\n" +
+	"\x16DRIFT_PART_CERTIFICATE\x10\x03\x12\x18\n" +
+	"\x14DRIFT_PART_AUTHORITY\x10\x04\x12\x14\n" +
+	"\x10DRIFT_PART_TASKS\x10\x05\x12\x13\n" +
+	"\x0fDRIFT_PART_HOST\x10\x06\x12\x1c\n" +
+	"\x18DRIFT_PART_CONTROL_PLANE\x10\a*\xf9\x01\n" +
+	"\x0eEvidenceSource\x12\x1f\n" +
+	"\x1bEVIDENCE_SOURCE_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18EVIDENCE_SOURCE_IDENTITY\x10\x01\x12\x1b\n" +
+	"\x17EVIDENCE_SOURCE_SESSION\x10\x02\x12\x18\n" +
+	"\x14EVIDENCE_SOURCE_GATE\x10\x03\x12\x1c\n" +
+	"\x18EVIDENCE_SOURCE_REPLICAS\x10\x04\x12\x1c\n" +
+	"\x18EVIDENCE_SOURCE_ROLLBACK\x10\x05\x12\x18\n" +
+	"\x14EVIDENCE_SOURCE_HOST\x10\x06\x12\x1b\n" +
+	"\x17EVIDENCE_SOURCE_INGRESS\x10\aB\xbb\x01\n" +
 	"\x14com.gpuaas.common.v1B\vStatesProtoP\x01Z4github.com/gpuaas/mesh/gen/gpuaas/common/v1;commonv1\xa2\x02\x03GCX\xaa\x02\x10Gpuaas.Common.V1\xca\x02\x10Gpuaas\\Common\\V1\xe2\x02\x1cGpuaas\\Common\\V1\\GPBMetadata\xea\x02\x12Gpuaas::Common::V1b\x06proto3"
 
 var (
@@ -1759,7 +2054,7 @@ func file_gpuaas_common_v1_states_proto_rawDescGZIP() []byte {
 	return file_gpuaas_common_v1_states_proto_rawDescData
 }
 
-var file_gpuaas_common_v1_states_proto_enumTypes = make([]protoimpl.EnumInfo, 24)
+var file_gpuaas_common_v1_states_proto_enumTypes = make([]protoimpl.EnumInfo, 27)
 var file_gpuaas_common_v1_states_proto_goTypes = []any{
 	(NodeIdentityState)(0), // 0: gpuaas.common.v1.NodeIdentityState
 	(SerialState)(0),       // 1: gpuaas.common.v1.SerialState
@@ -1785,6 +2080,9 @@ var file_gpuaas_common_v1_states_proto_goTypes = []any{
 	(OwnerLayer)(0),        // 21: gpuaas.common.v1.OwnerLayer
 	(TaskType)(0),          // 22: gpuaas.common.v1.TaskType
 	(DiagnosticCode)(0),    // 23: gpuaas.common.v1.DiagnosticCode
+	(DriftReason)(0),       // 24: gpuaas.common.v1.DriftReason
+	(DriftPart)(0),         // 25: gpuaas.common.v1.DriftPart
+	(EvidenceSource)(0),    // 26: gpuaas.common.v1.EvidenceSource
 }
 var file_gpuaas_common_v1_states_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -1804,7 +2102,7 @@ func file_gpuaas_common_v1_states_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_common_v1_states_proto_rawDesc), len(file_gpuaas_common_v1_states_proto_rawDesc)),
-			NumEnums:      24,
+			NumEnums:      27,
 			NumMessages:   0,
 			NumExtensions: 0,
 			NumServices:   0,

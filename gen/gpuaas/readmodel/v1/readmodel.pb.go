@@ -728,23 +728,25 @@ func (x *HistoryStatus) GetRetentionLagSeconds() int64 {
 
 // Node is one machine or box, three layers apart.
 type Node struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	NodeId          string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	Name            string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Connected       bool                   `protobuf:"varint,3,opt,name=connected,proto3" json:"connected,omitempty"` // its session is open, on time, and its replica's beat is fresh
-	UserState       v1.UserState           `protobuf:"varint,4,opt,name=user_state,json=userState,proto3,enum=gpuaas.common.v1.UserState" json:"user_state,omitempty"`
-	Reason          string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"` // why it is not normal; empty if it is
-	LastHeartbeatAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heartbeat_at,json=lastHeartbeatAt,proto3" json:"last_heartbeat_at,omitempty"`
-	Identity        *v11.NodeIdentity      `protobuf:"bytes,7,opt,name=identity,proto3" json:"identity,omitempty"`
-	Session         *v12.SessionChanged    `protobuf:"bytes,8,opt,name=session,proto3" json:"session,omitempty"` // the newest
-	Gate            *v13.NodeGate          `protobuf:"bytes,9,opt,name=gate,proto3" json:"gate,omitempty"`
-	ReplicaId       string                 `protobuf:"bytes,10,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	NextAction      string                 `protobuf:"bytes,11,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`
-	Since           *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=since,proto3" json:"since,omitempty"`                                // of `connected` as it is
-	WorkspaceId     string                 `protobuf:"bytes,13,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"` // whose instance it is; empty for a machine
-	Workspace       string                 `protobuf:"bytes,14,opt,name=workspace,proto3" json:"workspace,omitempty"`                        // tenant/name of it
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	NodeId            string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Name              string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Connected         bool                   `protobuf:"varint,3,opt,name=connected,proto3" json:"connected,omitempty"` // its session is open, on time, and its replica's beat is fresh
+	UserState         v1.UserState           `protobuf:"varint,4,opt,name=user_state,json=userState,proto3,enum=gpuaas.common.v1.UserState" json:"user_state,omitempty"`
+	Reason            string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"` // why it is not normal; empty if it is
+	LastHeartbeatAt   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heartbeat_at,json=lastHeartbeatAt,proto3" json:"last_heartbeat_at,omitempty"`
+	Identity          *v11.NodeIdentity      `protobuf:"bytes,7,opt,name=identity,proto3" json:"identity,omitempty"`
+	Session           *v12.SessionChanged    `protobuf:"bytes,8,opt,name=session,proto3" json:"session,omitempty"` // the newest
+	Gate              *v13.NodeGate          `protobuf:"bytes,9,opt,name=gate,proto3" json:"gate,omitempty"`
+	ReplicaId         string                 `protobuf:"bytes,10,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	NextAction        string                 `protobuf:"bytes,11,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`
+	Since             *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=since,proto3" json:"since,omitempty"`                                                    // of `connected` as it is
+	WorkspaceId       string                 `protobuf:"bytes,13,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`                     // whose instance it is; empty for a machine
+	Workspace         string                 `protobuf:"bytes,14,opt,name=workspace,proto3" json:"workspace,omitempty"`                                            // tenant/name of it
+	Verdict           *v11.NodeVerdict       `protobuf:"bytes,15,opt,name=verdict,proto3" json:"verdict,omitempty"`                                                // unset: recovery has concluded nothing about it yet
+	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"` // recovery has judged nothing newer than this; unset: it is up to date
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -873,6 +875,20 @@ func (x *Node) GetWorkspace() string {
 		return x.Workspace
 	}
 	return ""
+}
+
+func (x *Node) GetVerdict() *v11.NodeVerdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return nil
+}
+
+func (x *Node) GetVerdictStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.VerdictStaleSince
+	}
+	return nil
 }
 
 // Workspace is a workspace with what its user is told.
@@ -5161,7 +5177,7 @@ var File_gpuaas_readmodel_v1_readmodel_proto protoreflect.FileDescriptor
 
 const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\n" +
-	"#gpuaas/readmodel/v1/readmodel.proto\x12\x13gpuaas.readmodel.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1dgpuaas/common/v1/health.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\"gpuaas/lifecycle/v1/entities.proto\x1a\x1bgpuaas/node/v1/events.proto\x1a\x1agpuaas/node/v1/tasks.proto\x1a!gpuaas/recovery/v1/recovery.proto\"\x0f\n" +
+	"#gpuaas/readmodel/v1/readmodel.proto\x12\x13gpuaas.readmodel.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1dgpuaas/common/v1/health.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\"gpuaas/lifecycle/v1/entities.proto\x1a\x1bgpuaas/node/v1/events.proto\x1a\x1agpuaas/node/v1/tasks.proto\x1a!gpuaas/recovery/v1/recovery.proto\x1a gpuaas/recovery/v1/verdict.proto\"\x0f\n" +
 	"\rWhoAmIRequest\"\xb2\x01\n" +
 	"\x0eWhoAmIResponse\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x1b\n" +
@@ -5214,7 +5230,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"limitBytes\x12\"\n" +
 	"\rbytes_per_day\x18\x04 \x01(\x03R\vbytesPerDay\x12D\n" +
 	"\x10oldest_parked_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0eoldestParkedAt\x122\n" +
-	"\x15retention_lag_seconds\x18\x06 \x01(\x03R\x13retentionLagSeconds\"\xcb\x04\n" +
+	"\x15retention_lag_seconds\x18\x06 \x01(\x03R\x13retentionLagSeconds\"\xd2\x05\n" +
 	"\x04Node\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -5233,7 +5249,9 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"nextAction\x120\n" +
 	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12!\n" +
 	"\fworkspace_id\x18\r \x01(\tR\vworkspaceId\x12\x1c\n" +
-	"\tworkspace\x18\x0e \x01(\tR\tworkspace\"\x8e\t\n" +
+	"\tworkspace\x18\x0e \x01(\tR\tworkspace\x129\n" +
+	"\averdict\x18\x0f \x01(\v2\x1f.gpuaas.recovery.v1.NodeVerdictR\averdict\x12J\n" +
+	"\x13verdict_stale_since\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x11verdictStaleSince\"\x8e\t\n" +
 	"\tWorkspace\x12!\n" +
 	"\fworkspace_id\x18\x01 \x01(\tR\vworkspaceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -5786,37 +5804,38 @@ var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(*v11.NodeIdentity)(nil),           // 74: gpuaas.recovery.v1.NodeIdentity
 	(*v12.SessionChanged)(nil),         // 75: gpuaas.node.v1.SessionChanged
 	(*v13.NodeGate)(nil),               // 76: gpuaas.lifecycle.v1.NodeGate
-	(v1.WorkspaceState)(0),             // 77: gpuaas.common.v1.WorkspaceState
-	(*v13.WorkspaceSpec)(nil),          // 78: gpuaas.lifecycle.v1.WorkspaceSpec
-	(*v13.Endpoint)(nil),               // 79: gpuaas.lifecycle.v1.Endpoint
-	(*v13.Finding)(nil),                // 80: gpuaas.lifecycle.v1.Finding
-	(v1.Direction)(0),                  // 81: gpuaas.common.v1.Direction
-	(v1.AttemptState)(0),               // 82: gpuaas.common.v1.AttemptState
-	(v1.OwnerLayer)(0),                 // 83: gpuaas.common.v1.OwnerLayer
-	(v1.TaskType)(0),                   // 84: gpuaas.common.v1.TaskType
-	(v1.TaskState)(0),                  // 85: gpuaas.common.v1.TaskState
-	(*v13.TaskTransition)(nil),         // 86: gpuaas.lifecycle.v1.TaskTransition
-	(v1.Reason)(0),                     // 87: gpuaas.common.v1.Reason
-	(*v13.Tenant)(nil),                 // 88: gpuaas.lifecycle.v1.Tenant
-	(*v13.Instance)(nil),               // 89: gpuaas.lifecycle.v1.Instance
-	(*v13.Claim)(nil),                  // 90: gpuaas.lifecycle.v1.Claim
-	(*v13.Allocation)(nil),             // 91: gpuaas.lifecycle.v1.Allocation
-	(*v12.OutputCursor)(nil),           // 92: gpuaas.node.v1.OutputCursor
-	(*v12.WorkloadOutput)(nil),         // 93: gpuaas.node.v1.WorkloadOutput
-	(*v13.Run)(nil),                    // 94: gpuaas.lifecycle.v1.Run
-	(v1.OperationKind)(0),              // 95: gpuaas.common.v1.OperationKind
-	(v1.RunState)(0),                   // 96: gpuaas.common.v1.RunState
-	(*v13.ActionOption)(nil),           // 97: gpuaas.lifecycle.v1.ActionOption
-	(*v11.PolicyKey)(nil),              // 98: gpuaas.recovery.v1.PolicyKey
-	(v1.Action)(0),                     // 99: gpuaas.common.v1.Action
-	(*v13.StepAttempt)(nil),            // 100: gpuaas.lifecycle.v1.StepAttempt
-	(*v13.Quota)(nil),                  // 101: gpuaas.lifecycle.v1.Quota
-	(*v13.Operation)(nil),              // 102: gpuaas.lifecycle.v1.Operation
-	(v1.FencedProof)(0),                // 103: gpuaas.common.v1.FencedProof
-	(*durationpb.Duration)(nil),        // 104: google.protobuf.Duration
-	(*v1.Profile)(nil),                 // 105: gpuaas.common.v1.Profile
-	(v11.IdentityVerb)(0),              // 106: gpuaas.recovery.v1.IdentityVerb
-	(*v13.Task)(nil),                   // 107: gpuaas.lifecycle.v1.Task
+	(*v11.NodeVerdict)(nil),            // 77: gpuaas.recovery.v1.NodeVerdict
+	(v1.WorkspaceState)(0),             // 78: gpuaas.common.v1.WorkspaceState
+	(*v13.WorkspaceSpec)(nil),          // 79: gpuaas.lifecycle.v1.WorkspaceSpec
+	(*v13.Endpoint)(nil),               // 80: gpuaas.lifecycle.v1.Endpoint
+	(*v13.Finding)(nil),                // 81: gpuaas.lifecycle.v1.Finding
+	(v1.Direction)(0),                  // 82: gpuaas.common.v1.Direction
+	(v1.AttemptState)(0),               // 83: gpuaas.common.v1.AttemptState
+	(v1.OwnerLayer)(0),                 // 84: gpuaas.common.v1.OwnerLayer
+	(v1.TaskType)(0),                   // 85: gpuaas.common.v1.TaskType
+	(v1.TaskState)(0),                  // 86: gpuaas.common.v1.TaskState
+	(*v13.TaskTransition)(nil),         // 87: gpuaas.lifecycle.v1.TaskTransition
+	(v1.Reason)(0),                     // 88: gpuaas.common.v1.Reason
+	(*v13.Tenant)(nil),                 // 89: gpuaas.lifecycle.v1.Tenant
+	(*v13.Instance)(nil),               // 90: gpuaas.lifecycle.v1.Instance
+	(*v13.Claim)(nil),                  // 91: gpuaas.lifecycle.v1.Claim
+	(*v13.Allocation)(nil),             // 92: gpuaas.lifecycle.v1.Allocation
+	(*v12.OutputCursor)(nil),           // 93: gpuaas.node.v1.OutputCursor
+	(*v12.WorkloadOutput)(nil),         // 94: gpuaas.node.v1.WorkloadOutput
+	(*v13.Run)(nil),                    // 95: gpuaas.lifecycle.v1.Run
+	(v1.OperationKind)(0),              // 96: gpuaas.common.v1.OperationKind
+	(v1.RunState)(0),                   // 97: gpuaas.common.v1.RunState
+	(*v13.ActionOption)(nil),           // 98: gpuaas.lifecycle.v1.ActionOption
+	(*v11.PolicyKey)(nil),              // 99: gpuaas.recovery.v1.PolicyKey
+	(v1.Action)(0),                     // 100: gpuaas.common.v1.Action
+	(*v13.StepAttempt)(nil),            // 101: gpuaas.lifecycle.v1.StepAttempt
+	(*v13.Quota)(nil),                  // 102: gpuaas.lifecycle.v1.Quota
+	(*v13.Operation)(nil),              // 103: gpuaas.lifecycle.v1.Operation
+	(v1.FencedProof)(0),                // 104: gpuaas.common.v1.FencedProof
+	(*durationpb.Duration)(nil),        // 105: google.protobuf.Duration
+	(*v1.Profile)(nil),                 // 106: gpuaas.common.v1.Profile
+	(v11.IdentityVerb)(0),              // 107: gpuaas.recovery.v1.IdentityVerb
+	(*v13.Task)(nil),                   // 108: gpuaas.lifecycle.v1.Task
 }
 var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
 	70,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
@@ -5833,144 +5852,146 @@ var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
 	75,  // 11: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
 	76,  // 12: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
 	70,  // 13: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
-	77,  // 14: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
-	73,  // 15: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
-	78,  // 16: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	79,  // 17: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
-	70,  // 18: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
-	70,  // 19: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	80,  // 20: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
-	70,  // 21: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
-	81,  // 22: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	82,  // 23: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	70,  // 24: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	83,  // 25: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	70,  // 26: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	84,  // 27: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	85,  // 28: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	86,  // 29: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	87,  // 30: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	70,  // 31: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	70,  // 32: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
-	9,   // 33: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	88,  // 34: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	77,  // 35: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
-	10,  // 36: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	85,  // 37: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
-	12,  // 38: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	89,  // 39: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	90,  // 40: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	91,  // 41: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
-	9,   // 42: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
-	0,   // 43: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
-	0,   // 44: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
-	10,  // 45: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	92,  // 46: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	93,  // 47: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	10,  // 48: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	94,  // 49: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
-	11,  // 50: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	37,  // 51: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
-	95,  // 52: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
-	96,  // 53: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
-	70,  // 54: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
-	70,  // 55: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
-	83,  // 56: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	97,  // 57: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	12,  // 58: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	98,  // 59: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	99,  // 60: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	45,  // 61: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	1,   // 62: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	49,  // 63: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	50,  // 64: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	51,  // 65: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	1,   // 66: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	2,   // 67: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	9,   // 68: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	10,  // 69: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	12,  // 70: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	89,  // 71: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	94,  // 72: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	100, // 73: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	70,  // 74: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	101, // 75: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	88,  // 76: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	78,  // 77: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	102, // 78: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	95,  // 79: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	103, // 80: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	102, // 81: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	104, // 82: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	70,  // 83: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	105, // 84: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	106, // 85: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	74,  // 86: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	76,  // 87: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	107, // 88: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	107, // 89: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	98,  // 90: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	3,   // 91: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	5,   // 92: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	13,  // 93: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	27,  // 94: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	29,  // 95: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
-	15,  // 96: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	17,  // 97: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	31,  // 98: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	33,  // 99: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	38,  // 100: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	34,  // 101: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
-	19,  // 102: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	40,  // 103: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	21,  // 104: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	23,  // 105: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	25,  // 106: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	42,  // 107: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	44,  // 108: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	47,  // 109: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	52,  // 110: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	54,  // 111: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	56,  // 112: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	58,  // 113: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	60,  // 114: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	62,  // 115: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	64,  // 116: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	66,  // 117: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	68,  // 118: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	4,   // 119: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	7,   // 120: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	14,  // 121: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	28,  // 122: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	30,  // 123: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
-	16,  // 124: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	18,  // 125: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	32,  // 126: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	36,  // 127: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	39,  // 128: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	35,  // 129: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
-	20,  // 130: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	41,  // 131: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	22,  // 132: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	24,  // 133: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	26,  // 134: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	43,  // 135: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	46,  // 136: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	48,  // 137: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	53,  // 138: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	55,  // 139: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	57,  // 140: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	59,  // 141: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	61,  // 142: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	63,  // 143: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	65,  // 144: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	67,  // 145: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	69,  // 146: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	119, // [119:147] is the sub-list for method output_type
-	91,  // [91:119] is the sub-list for method input_type
-	91,  // [91:91] is the sub-list for extension type_name
-	91,  // [91:91] is the sub-list for extension extendee
-	0,   // [0:91] is the sub-list for field type_name
+	77,  // 14: gpuaas.readmodel.v1.Node.verdict:type_name -> gpuaas.recovery.v1.NodeVerdict
+	70,  // 15: gpuaas.readmodel.v1.Node.verdict_stale_since:type_name -> google.protobuf.Timestamp
+	78,  // 16: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
+	73,  // 17: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
+	79,  // 18: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	80,  // 19: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
+	70,  // 20: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
+	70,  // 21: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
+	81,  // 22: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
+	70,  // 23: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
+	82,  // 24: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	83,  // 25: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	70,  // 26: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	84,  // 27: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	70,  // 28: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	85,  // 29: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	86,  // 30: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	87,  // 31: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	88,  // 32: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	70,  // 33: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	70,  // 34: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	9,   // 35: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
+	89,  // 36: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	78,  // 37: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	10,  // 38: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
+	86,  // 39: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	12,  // 40: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
+	90,  // 41: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	91,  // 42: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	92,  // 43: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	9,   // 44: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
+	0,   // 45: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
+	0,   // 46: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
+	10,  // 47: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	93,  // 48: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	94,  // 49: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	10,  // 50: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	95,  // 51: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	11,  // 52: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
+	37,  // 53: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
+	96,  // 54: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
+	97,  // 55: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
+	70,  // 56: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
+	70,  // 57: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
+	84,  // 58: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	98,  // 59: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	12,  // 60: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	99,  // 61: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	100, // 62: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	45,  // 63: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	1,   // 64: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	49,  // 65: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	50,  // 66: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	51,  // 67: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	1,   // 68: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	2,   // 69: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	9,   // 70: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	10,  // 71: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	12,  // 72: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	90,  // 73: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	95,  // 74: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	101, // 75: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	70,  // 76: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	102, // 77: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	89,  // 78: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	79,  // 79: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	103, // 80: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	96,  // 81: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	104, // 82: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	103, // 83: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	105, // 84: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	70,  // 85: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	106, // 86: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	107, // 87: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	74,  // 88: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	76,  // 89: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	108, // 90: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	108, // 91: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	99,  // 92: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	3,   // 93: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	5,   // 94: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	13,  // 95: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	27,  // 96: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	29,  // 97: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
+	15,  // 98: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	17,  // 99: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	31,  // 100: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	33,  // 101: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	38,  // 102: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	34,  // 103: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
+	19,  // 104: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	40,  // 105: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	21,  // 106: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	23,  // 107: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	25,  // 108: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	42,  // 109: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	44,  // 110: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	47,  // 111: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	52,  // 112: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	54,  // 113: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	56,  // 114: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	58,  // 115: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	60,  // 116: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	62,  // 117: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	64,  // 118: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	66,  // 119: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	68,  // 120: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	4,   // 121: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	7,   // 122: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	14,  // 123: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	28,  // 124: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	30,  // 125: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
+	16,  // 126: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	18,  // 127: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	32,  // 128: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	36,  // 129: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	39,  // 130: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	35,  // 131: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
+	20,  // 132: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	41,  // 133: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	22,  // 134: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	24,  // 135: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	26,  // 136: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	43,  // 137: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	46,  // 138: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	48,  // 139: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	53,  // 140: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	55,  // 141: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	57,  // 142: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	59,  // 143: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	61,  // 144: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	63,  // 145: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	65,  // 146: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	67,  // 147: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	69,  // 148: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	121, // [121:149] is the sub-list for method output_type
+	93,  // [93:121] is the sub-list for method input_type
+	93,  // [93:93] is the sub-list for extension type_name
+	93,  // [93:93] is the sub-list for extension extendee
+	0,   // [0:93] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }
