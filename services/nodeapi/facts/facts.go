@@ -1,5 +1,5 @@
-// Package facts writes what a replica observed: transitions of sessions as events, and the beats of the whole replica
-// into its row of mesh.replica. It decides nothing, and it never writes an agent's heartbeat.
+// Package facts writes what a replica observed: transitions of sessions as events, and agents' observations. It decides
+// nothing, and it never writes an agent's heartbeat.
 //
 // Guarantees: the newest fact of each session is written at least once while the database can be reached; older ones of
 // the same session that had not been written yet are skipped, since each fact carries the whole session, but for facts
@@ -18,13 +18,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/replicas"
 )
 
 const (
@@ -33,27 +31,16 @@ const (
 	// sessionsKnown is how many other sessions have facts, at least, before the versions of a session's facts are
 	// forgotten. Facts of one session overtake each other within moments.
 	sessionsKnown = 8192
+	// tidyEvery is how often tidy runs, and how soon facts that could not be written are tried again.
+	tidyEvery = 5 * time.Second
 )
-
-// Counts returns how many sessions stand here and how many are late.
-type Counts func() (sessions, late int)
-
-// Replica is what this replica publishes about itself.
-type Replica struct {
-	ID      string
-	Address string // host:port at which other services reach it
-}
 
 // Deps is what a writer works with.
 type Deps struct {
-	Logger  *slog.Logger
-	DB      *pgxpool.Pool
-	Replica Replica
+	Logger *slog.Logger
+	DB     *pgxpool.Pool
 	// Wake tells this process's sequencer of new events.
-	Wake   func()
-	Counts Counts
-	// OnTime is given each reading of the database's clock.
-	OnTime func(sent, received, server time.Time)
+	Wake func()
 	// ForgetAfter is how long the newest observations of a node stay after its last session began; zero: 72 h.
 	ForgetAfter time.Duration
 }
@@ -63,9 +50,6 @@ type Writer struct {
 	logger      *slog.Logger
 	db          *pgxpool.Pool
 	wake        func()
-	replica     Replica
-	counts      Counts
-	onTime      func(sent, received, server time.Time)
 	forgetAfter time.Duration
 
 	mu      sync.Mutex
@@ -76,7 +60,6 @@ type Writer struct {
 	seen    map[kept]*observed
 	flying  map[kept]bool // taken from seen, and being compared and written
 	poke    chan struct{}
-	lastOK  time.Time
 
 	observers map[string]*observer // by node: the newest session here
 	unread    map[string]int64     // generations of those whose rows were not read
@@ -87,7 +70,7 @@ type Writer struct {
 // New makes a writer.
 func New(deps Deps) *Writer {
 	return &Writer{
-		logger: deps.Logger, db: deps.DB, wake: deps.Wake, replica: deps.Replica, counts: deps.Counts, onTime: deps.OnTime,
+		logger: deps.Logger, db: deps.DB, wake: deps.Wake,
 		forgetAfter: cmp.Or(deps.ForgetAfter, 72*time.Hour),
 		pending:     map[string]*nodev1.SessionChanged{}, known: map[string]versions{}, seen: map[kept]*observed{},
 		flying: map[kept]bool{}, poke: make(chan struct{}, 1), observers: map[string]*observer{}, unread: map[string]int64{},
@@ -172,16 +155,14 @@ func keep(newer, old *nodev1.SessionChanged) {
 	}
 }
 
-// Run writes facts and beats until ctx ends.
+// Run writes facts until ctx ends.
 func (w *Writer) Run(ctx context.Context) error {
-	tick := time.NewTicker(replicas.Every)
+	tick := time.NewTicker(tidyEvery)
 	defer tick.Stop()
-	w.beat(ctx, false)
 	for {
 		select {
 		case <-w.poke:
 		case <-tick.C:
-			w.beat(ctx, false)
 			w.tidy(ctx)
 		case <-ctx.Done():
 			return nil
@@ -199,12 +180,8 @@ func (w *Writer) tidy(ctx context.Context) {
 	}
 }
 
-// Leave writes the last facts and a beat that marks the replica as leaving.
-func (w *Writer) Leave(ctx context.Context) error {
-	w.flush(ctx)
-	w.beat(ctx, true)
-	return nil
-}
+// Leave writes the last facts.
+func (w *Writer) Leave(ctx context.Context) { w.flush(ctx) }
 
 func (w *Writer) take() []*nodev1.SessionChanged {
 	w.mu.Lock()
@@ -254,7 +231,7 @@ func (w *Writer) flush(ctx context.Context) {
 			if ctx.Err() == nil {
 				w.logger.WarnContext(ctx, "session facts not written", slog.Int("facts", len(facts)), slog.Any("error", err))
 			}
-			return // the next beat tries again
+			return // the next tick tries again
 		}
 		w.landed()
 		w.wake()
@@ -287,69 +264,5 @@ func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen
 		return fmt.Errorf("write session facts: %w", err)
 	}
 	w.settle(done)
-	return nil
-}
-
-// beat writes this replica's row, which marks it as listening, and reads the database's clock with the same statement.
-// It appends an event only on a change: the replica has started, is back after a silence in which it counted as gone,
-// or leaves.
-func (w *Writer) beat(ctx context.Context, leaving bool) {
-	ctx, cancel := context.WithTimeout(ctx, replicas.Every)
-	defer cancel()
-	sessions, late := w.counts()
-	beat := replicas.Beat{
-		ReplicaID: w.replica.ID, Address: w.replica.Address, Sessions: sessions, Late: late,
-		Leaving: leaving,
-	}
-	w.mu.Lock()
-	changed := leaving || w.now().Sub(w.lastOK) > replicas.SilentAfter
-	w.mu.Unlock()
-	sent := time.Now()
-	written, err := w.writeBeat(ctx, beat, changed)
-	if err != nil {
-		w.logger.WarnContext(ctx, "replica beat not written", slog.Any("error", err))
-		return
-	}
-	w.onTime(sent, time.Now(), written.BeatAt)
-	w.mu.Lock()
-	w.lastOK = w.now()
-	w.mu.Unlock()
-	if changed {
-		w.wake()
-	}
-}
-
-func (w *Writer) writeBeat(ctx context.Context, beat replicas.Beat, changed bool) (replicas.Written, error) {
-	if !changed {
-		return replicas.Write(ctx, w.db, beat)
-	}
-	var written replicas.Written
-	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
-		var err error
-		if written, err = replicas.Write(ctx, tx, beat); err != nil {
-			return err
-		}
-		_, err = events.Append(ctx, tx, events.Event{
-			Kind: "replica.beat", AggregateType: "replica", AggregateID: beat.ReplicaID, AggregateVersion: written.Version,
-			Payload: &nodev1.ReplicaBeat{
-				ReplicaId: beat.ReplicaID, Address: beat.Address, StartedAt: timestamppb.New(written.StartedAt),
-				BeatAt: timestamppb.New(written.BeatAt),
-				// counts of sessions of one process
-				Sessions: int32(beat.Sessions), Late: int32(beat.Late), Leaving: beat.Leaving, Version: written.Version,
-			},
-		})
-		return err
-	})
-	return written, err
-}
-
-// Health returns an error if no beat has been written for three periods, in which case the rest of the mesh does not
-// see this replica.
-func (w *Writer) Health(context.Context) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if since := w.now().Sub(w.lastOK); since > 3*replicas.Every {
-		return fmt.Errorf("no beat written for %s", since.Truncate(time.Second))
-	}
 	return nil
 }

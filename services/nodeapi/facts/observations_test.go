@@ -32,10 +32,7 @@ func newSite(t *testing.T) *site {
 }
 
 func (s *site) replica() *Writer {
-	w := New(Deps{
-		Logger: testkit.Logger(s.t), DB: s.pool, Replica: Replica{ID: ids.New(), Address: "127.0.0.1:1"}, Wake: func() {},
-		Counts: func() (int, int) { return 0, 0 }, OnTime: func(time.Time, time.Time, time.Time) {},
-	})
+	w := New(Deps{Logger: testkit.Logger(s.t), DB: s.pool, Wake: func() {}})
 	w.now = func() time.Time { return s.now }
 	return w
 }

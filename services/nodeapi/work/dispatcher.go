@@ -56,38 +56,18 @@ type Dispatcher struct {
 	logger    *slog.Logger
 	roster    *roster.Roster
 	view      *authority.View
+	marks     *Marks
+	offers    *Offers
 	lifecycle Lifecycle
 	watch     func(ctx context.Context, replicaID string) (Hints, error)
-	metrics   Metrics
-
-	mu   sync.Mutex
-	hot  map[string]struct{}
-	wake chan struct{}
 }
 
-// NewDispatcher makes a dispatcher.
-func NewDispatcher(logger *slog.Logger, replicaID string, r *roster.Roster, v *authority.View, lc Lifecycle,
-	watch func(ctx context.Context, replicaID string) (Hints, error), m Metrics,
+// NewDispatcher makes a dispatcher, which leases for the nodes in marks and passes what it leased to offers.
+func NewDispatcher(logger *slog.Logger, replicaID string, r *roster.Roster, v *authority.View, marks *Marks,
+	offers *Offers, lc Lifecycle, watch func(ctx context.Context, replicaID string) (Hints, error),
 ) *Dispatcher {
 	return &Dispatcher{
-		replicaID: replicaID, logger: logger, roster: r, view: v, lifecycle: lc, watch: watch, metrics: m,
-		hot: map[string]struct{}{}, wake: make(chan struct{}, 1),
-	}
-}
-
-// Mark records that nodes may have work, so that the next lease asks for it.
-func (d *Dispatcher) Mark(nodes ...string) {
-	marked := false
-	d.mu.Lock()
-	for _, n := range nodes {
-		if d.roster.Current(n) != nil {
-			d.hot[n] = struct{}{}
-			marked = true
-		}
-	}
-	d.mu.Unlock()
-	if marked {
-		poke(d.wake)
+		replicaID: replicaID, logger: logger, roster: r, view: v, marks: marks, offers: offers, lifecycle: lc, watch: watch,
 	}
 }
 
@@ -106,7 +86,7 @@ func (d *Dispatcher) watchOnce(ctx context.Context) error {
 	defer func() { _ = hints.Close() }()
 	for hints.Receive() {
 		msg := hints.Msg()
-		d.Mark(msg.GetNodeIds()...)
+		d.marks.Mark(msg.GetNodeIds()...)
 		d.cancel(msg.GetCancels())
 	}
 	if err := hints.Err(); err != nil {
@@ -157,7 +137,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	var pace pacer
 	for {
 		select {
-		case <-d.wake:
+		case <-d.marks.wake:
 		case <-ctx.Done():
 			return nil
 		}
@@ -187,22 +167,16 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	}
 }
 
-// take removes hot nodes from the set, and returns the sessions of those that may be given work, at most as many as one
-// lease takes.
+// take returns the sessions of marked nodes that may be given work, at most as many as one lease takes.
 func (d *Dispatcher) take() []*roster.Session {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	var out []*roster.Session
-	for n := range d.hot {
-		if len(out) >= leaseNodes {
-			break
-		}
-		delete(d.hot, n)
+	d.marks.take(func(n string) bool {
 		s := d.roster.Current(n)
 		if s != nil && s.MayLease() && d.view.MayDispatch(n, s.ID, s.Generation()) {
 			out = append(out, s)
 		}
-	}
+		return len(out) < leaseNodes
+	})
 	return out
 }
 
@@ -233,7 +207,7 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 	for _, t := range res.GetTasks() {
 		// A task that is leased and not offered is leased again after two seconds.
 		if s := byID[t.GetSessionId()]; s != nil {
-			d.offer(s, t)
+			d.offers.offer(s, t)
 		}
 	}
 	for _, r := range res.GetRefused() {
@@ -242,34 +216,7 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 				slog.Any("error", fault.FromDenial(r.GetDenial())))
 		}
 	}
-	d.Mark(res.GetMore()...)
-}
-
-// Offer sends tasks that lifecycle leased to sessions of this replica without a request. It returns the sessions that
-// may not be given work; tasks leased to them are leased again later, like any task that was leased and not offered.
-func (d *Dispatcher) Offer(res *lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession {
-	if failpoint.Hit("nodeapi.lease.before_offer") != nil {
-		return nil
-	}
-	var out []*lifecyclev1.NodeSession
-	for _, t := range res.GetTasks() {
-		s := d.roster.Current(t.GetNodeId())
-		if s == nil || s.ID != t.GetSessionId() || !d.offer(s, t) {
-			out = append(out, &lifecyclev1.NodeSession{NodeId: t.GetNodeId(), SessionId: t.GetSessionId()})
-		}
-	}
-	return out
-}
-
-// offer sends a task to the session that it is leased to. It reports whether the session may be given work.
-func (d *Dispatcher) offer(s *roster.Session, t *lifecyclev1.LeasedTask) bool {
-	if !d.view.MayDispatch(t.GetNodeId(), s.ID, s.Generation()) || !s.MayLease() {
-		return false
-	}
-	if s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: t.GetOffer()}}) {
-		d.metrics.Offered(1)
-	}
-	return true
+	d.marks.Mark(res.GetMore()...)
 }
 
 // pacer keeps the starts of batches apart by spacing.

@@ -49,7 +49,7 @@ type Stream struct {
 	logger *slog.Logger
 	calls  Lifecycle
 	open   func(context.Context) (Connection, error)
-	offer  func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession // nil: leases without a request are dropped
+	offer  func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession
 
 	mu      sync.Mutex
 	current *connection // nil: there is none
@@ -93,16 +93,13 @@ func (s *Stream) takeEnded() []*lifecyclev1.NodeSession {
 	return out
 }
 
-// OnOffer sets the function that is called, one call at a time, with leases that lifecycle sends without a request. It
-// returns the sessions that took nothing, to which lifecycle is then asked to lease nothing more without a request.
-// OnOffer must be called before Run.
-func (s *Stream) OnOffer(offer func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession) {
-	s.offer = offer
-}
-
-// NewStream makes a Stream. Until Run is called all requests go as calls.
-func NewStream(logger *slog.Logger, calls Lifecycle, open func(context.Context) (Connection, error)) *Stream {
-	return &Stream{logger: logger, calls: calls, open: open, wake: make(chan struct{}, 1)}
+// NewStream makes a Stream. Until Run is called all requests go as calls. offer is called, one call at a time, with
+// leases that lifecycle sends without a request; it returns the sessions that took nothing, to which lifecycle is then
+// asked to lease nothing more without a request.
+func NewStream(logger *slog.Logger, calls Lifecycle, open func(context.Context) (Connection, error),
+	offer func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession,
+) *Stream {
+	return &Stream{logger: logger, calls: calls, open: open, offer: offer, wake: make(chan struct{}, 1)}
 }
 
 // connection is a stream that stands.
@@ -206,9 +203,6 @@ func (s *Stream) runOnce(ctx context.Context) (bool, error) {
 	var ending sync.WaitGroup
 	ending.Go(func() { s.nameEnded(ctx, c) })
 	err = c.read(func(res *lifecyclev1.LeaseTasksResponse) {
-		if s.offer == nil {
-			return
-		}
 		if in := s.offer(res); len(in) > 0 {
 			ending.Go(func() { s.endLeases(ctx, c, in) })
 		}

@@ -89,7 +89,7 @@ func streaming(t *testing.T, refusal error,
 			}
 			opened <- p
 			return p, nil
-		})
+		}, func(*lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession { return nil })
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- s.Run(ctx) }()
@@ -224,7 +224,7 @@ func errText(err error) string {
 // of it are named to lifecycle, and that neither delays answers.
 func TestWhatNobodyAskedForIsOffered(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, _ *byCall, opened <-chan *pipe) {
-		s.OnOffer(func(res *lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession {
+		s.offer = func(res *lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession {
 			var out []*lifecyclev1.NodeSession
 			for _, task := range res.GetTasks() {
 				if task.GetNodeId() != "here" {
@@ -232,7 +232,7 @@ func TestWhatNobodyAskedForIsOffered(t *testing.T) {
 				}
 			}
 			return out
-		})
+		}
 		p := <-opened
 		unasked := func(nodes ...string) *lifecyclev1.StreamWorkResponse {
 			res := &lifecyclev1.LeaseTasksResponse{}

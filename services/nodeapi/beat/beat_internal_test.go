@@ -1,4 +1,4 @@
-package facts
+package beat
 
 import (
 	"testing"
@@ -9,18 +9,20 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
+func TestMain(m *testing.M) { testkit.Main(m) }
+
 // TestBeatsAreNoEvents: a minute of a replica's beats is thirteen writes of its row and one event, that the replica has
 // started. There are further events when it is back after a silence, and when it leaves.
 func TestBeatsAreNoEvents(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
 	pool, replicaID, beats := db.Pool(pg.RoleNodeAPI), ids.New(), 0
-	w := New(Deps{
-		Logger: testkit.Logger(t), DB: pool, Replica: Replica{ID: replicaID, Address: "127.0.0.1:1"}, Wake: func() {},
+	p := New(Deps{
+		Logger: testkit.Logger(t), DB: pool, ReplicaID: replicaID, Address: "127.0.0.1:1", Wake: func() {},
 		Counts: func() (int, int) { return 0, 0 }, OnTime: func(time.Time, time.Time, time.Time) { beats++ },
 	})
 	now := time.Now()
-	w.now = func() time.Time { return now }
+	p.now = func() time.Time { return now }
 	events := func(when string, want int) {
 		t.Helper()
 		var got int
@@ -34,7 +36,7 @@ func TestBeatsAreNoEvents(t *testing.T) {
 		}
 	}
 	for range 13 {
-		w.beat(t.Context(), false)
+		p.beat(t.Context(), false)
 		now = now.Add(5 * time.Second)
 	}
 	events("after a minute", 1)
@@ -44,8 +46,8 @@ func TestBeatsAreNoEvents(t *testing.T) {
 		t.Errorf("%d beats are known, the row is of version %d, %v", beats, version, err)
 	}
 	now = now.Add(20 * time.Second)
-	w.beat(t.Context(), false)
+	p.beat(t.Context(), false)
 	events("after a silence", 2)
-	w.beat(t.Context(), true)
+	p.beat(t.Context(), true)
 	events("on leaving", 3)
 }
