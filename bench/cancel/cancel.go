@@ -25,7 +25,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 )
 
 // Most is the p95 from a cancel to the step's context, in milliseconds.
@@ -58,7 +58,7 @@ type Options struct {
 }
 
 var defaults = Options{
-	Lease: saga.Default().Lease, Cancels: 180, Logger: slog.New(slog.DiscardHandler),
+	Lease: drive.Default().Lease, Cancels: 180, Logger: slog.New(slog.DiscardHandler),
 }
 
 // load is two replicas and the runs that are to be cancelled.

@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 )
 
 // working is a definition of one step.
@@ -46,7 +47,7 @@ type Options struct {
 }
 
 var defaults = Options{
-	Lease: saga.Default().Lease, Runs: 40, Kills: 3, Logger: slog.New(slog.DiscardHandler),
+	Lease: drive.Default().Lease, Runs: 40, Kills: 3, Logger: slog.New(slog.DiscardHandler),
 }
 
 // Run runs the bench. Nothing of it stays in the database but rows of tenants named bench.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
@@ -92,7 +93,7 @@ func (r *Replica) build(cfg ReplicaConfig) error {
 		return fmt.Errorf("make saga core: %w", err)
 	}
 	if cfg.Workers > 0 {
-		driver, err := saga.NewDriver(r.Core, saga.Config{
+		driver, err := drive.New(r.Core, drive.Config{
 			Owner: "bench-" + ids.New(), Workers: cfg.Workers, LeaseBatch: cfg.Workers, Lease: cfg.Lease,
 			Heartbeat: cfg.Lease / 3,
 		})

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
-	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 )
@@ -82,7 +82,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16,
-		SagaLease: saga.Default().Lease, OrphanSweep: 30 * time.Second,
+		SagaLease: drive.Default().Lease, OrphanSweep: 30 * time.Second,
 		ReleaseDeadline: allocation.ReleaseDeadline,
 		FindingSweep:    30 * time.Second, WokenSweep: 5 * time.Second, FindingGrace: findings.Default().Grace,
 		Plans: map[string]spec.Plan{

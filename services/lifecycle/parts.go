@@ -28,6 +28,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/reap"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
@@ -127,12 +128,12 @@ func (p *parts) core(steps *provision.Steps, tasks *dispatch.Server) (*saga.Core
 	return core, nil
 }
 
-func (p *parts) driver(core *saga.Core) (*saga.Driver, error) {
-	cfg := saga.Default()
+func (p *parts) driver(core *saga.Core) (*drive.Driver, error) {
+	cfg := drive.Default()
 	cfg.Owner, cfg.Workers = p.ReplicaID, p.cfg.Workers
 	cfg.GraceNow = func() time.Duration { return p.Policy.Current().SagaCancelGrace() }
 	cfg.Lease, cfg.Heartbeat = p.cfg.SagaLease, p.cfg.SagaLease/3
-	driver, err := saga.NewDriver(core, cfg)
+	driver, err := drive.New(core, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("build saga driver: %w", err)
 	}

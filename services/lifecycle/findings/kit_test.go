@@ -31,6 +31,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
@@ -153,7 +154,7 @@ func newBed(t *testing.T, cfg Config) *bed {
 // run drives the sagas, the instances and the sequencer until the test ends.
 func (b *bed) run(appended *events.Signal) {
 	b.t.Helper()
-	driver, err := saga.NewDriver(b.core, saga.Config{
+	driver, err := drive.New(b.core, drive.Config{
 		Owner: ids.New(), Workers: 16, Lease: 15 * time.Second, Heartbeat: 200 * time.Millisecond,
 		Poll: 50 * time.Millisecond, CancelGrace: 2 * time.Second, StopGrace: time.Second, StallSweep: time.Second,
 	})

@@ -28,6 +28,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
@@ -136,7 +137,7 @@ func newCluster(t *testing.T, cfg clusterConfig) *cluster {
 		p.seats = append(p.seats, p.sit(n, cfg, workloads, instances, committed))
 	}
 	for n, s := range p.seats {
-		driver, err := saga.NewDriver(s.core, saga.Config{
+		driver, err := drive.New(s.core, drive.Config{
 			Owner: fmt.Sprintf("seat-%d", n), Workers: max(cfg.workers, 8), Lease: cfg.lease, Heartbeat: cfg.lease / 4,
 			Poll: 200 * time.Millisecond, CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second,
 			MaxLosses: 100,

@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 	"github.com/gpuaas/mesh/services/lifecycle/tenants"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
@@ -146,8 +147,8 @@ func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		driver, err := saga.NewDriver(core,
-			saga.Config{Owner: fmt.Sprintf("replica-%d", i), Workers: 2, Poll: 20 * time.Millisecond})
+		driver, err := drive.New(core,
+			drive.Config{Owner: fmt.Sprintf("replica-%d", i), Workers: 2, Poll: 20 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/schema"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
@@ -177,7 +178,7 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	driver, err := saga.NewDriver(core, saga.Config{
+	driver, err := drive.New(core, drive.Config{
 		Owner: fmt.Sprintf("life-%d", g.lives), Workers: 2, Lease: stageLease, Heartbeat: stageLease / 4,
 		Poll: 100 * time.Millisecond, CancelGrace: 2 * time.Second, StopGrace: 5 * time.Second, StallSweep: time.Hour,
 		MaxLosses: 1000,

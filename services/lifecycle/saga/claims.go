@@ -22,12 +22,12 @@ func (e *Env) Intent(ctx context.Context, spec claims.Spec) (claim claims.Claim,
 		if err != nil {
 			return err
 		}
-		return e.core.point(ctx, "intent.before_commit", e.place())
+		return e.core.Point(ctx, "intent.before_commit", e.place())
 	})
 	if err != nil {
 		return claims.Claim{}, false, fmt.Errorf("claim %s %s: %w", spec.Kind, spec.Name, err)
 	}
-	return claim, adopted, e.core.point(ctx, "intent.after_commit", e.place())
+	return claim, adopted, e.core.Point(ctx, "intent.after_commit", e.place())
 }
 
 // IntentTx is Intent within a transaction of the step's own, for resources that are rows of this database.

@@ -84,7 +84,7 @@ type Core struct {
 	stats    Stats
 
 	driving sync.Mutex
-	drivers []*Driver // the drivers that run in this process
+	drivers []Driver // the drivers that run in this process
 }
 
 // New checks the dependencies; it does not touch the database.
@@ -101,6 +101,15 @@ func New(deps Deps) (*Core, error) {
 		onPoint: deps.OnPoint, resumed: deps.Resumed, resuming: deps.Resuming, withdraw: deps.Withdraw,
 	}, nil
 }
+
+// DB returns the database of the core's rows.
+func (c *Core) DB() *pgxpool.Pool { return c.db }
+
+// Registry returns the definitions that this build can run.
+func (c *Core) Registry() *Registry { return c.registry }
+
+// Logger returns the logger of the core and its drivers.
+func (c *Core) Logger() *slog.Logger { return c.log }
 
 // Stats returns this core's counters.
 func (c *Core) Stats() *Stats { return &c.stats }

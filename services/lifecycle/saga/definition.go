@@ -174,10 +174,10 @@ func (d *Definition) stepNames() []string {
 	return names
 }
 
-// undoable returns the last step at or before i that has an Undo.
-func undoable(def *Definition, i int) int {
+// Undoable returns the last step at or before i that has an Undo, or -1.
+func (d *Definition) Undoable(i int) int {
 	for ; i >= 0; i-- {
-		if def.Steps[i].Undo != nil {
+		if d.Steps[i].Undo != nil {
 			return i
 		}
 	}

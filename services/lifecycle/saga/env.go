@@ -10,6 +10,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // Env is the argument of a step's function. A write through Env fails with ErrFenced once the driver has lost the
@@ -36,6 +37,20 @@ type Env struct {
 
 	core    *Core
 	outputs map[string]json.RawMessage
+}
+
+// Env returns the argument of the function of the step at which run r is: a is its open attempt, and outputs are those
+// of earlier steps. outputs is not changed afterwards.
+func (c *Core) Env(r *runs.Run, a *runs.Attempt, outputs map[string]json.RawMessage) *Env {
+	return &Env{
+		RunID: r.ID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, CorrelationID: r.CorrelationID,
+		Requester: r.Requester, Kind: r.OperationKind(), Round: r.Round,
+		Step: r.Step, StepName: a.Name, Direction: r.Direction(),
+		Attempt: a.Attempt, Epoch: r.Epoch, OpSeq: a.OpSeq, Fence: r.Fence,
+		IdempotencyKey: a.IdemKey, Input: r.Input,
+		core:    c,
+		outputs: outputs,
+	}
 }
 
 // Output unmarshals the output of an earlier step of this run into v, and returns false if that step has left none.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
@@ -70,8 +71,8 @@ func (b *bed) exec(sql string, args ...any) {
 	}
 }
 
-func (b *bed) config(owner string) saga.Config {
-	return saga.Config{
+func (b *bed) config(owner string) drive.Config {
+	return drive.Config{
 		// A lease and a grace that a busy machine does not use up; a test that needs their end causes it.
 		Owner: owner, Workers: 8, Lease: 20 * time.Second, Heartbeat: 2 * time.Second, Poll: 50 * time.Millisecond,
 		CancelGrace: time.Minute, StopGrace: 5 * time.Second, StallSweep: 50 * time.Millisecond,
@@ -79,9 +80,9 @@ func (b *bed) config(owner string) saga.Config {
 }
 
 // drive runs a driver until stop is called or the test ends.
-func (b *bed) drive(cfg saga.Config) func() {
+func (b *bed) drive(cfg drive.Config) func() {
 	b.t.Helper()
-	d, err := saga.NewDriver(b.core, cfg)
+	d, err := drive.New(b.core, cfg)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -12,11 +12,11 @@ import (
 // is called. It may run more than once (a serialization failure), so it has no effect outside tx.
 type TxFunc func(ctx context.Context, tx pgx.Tx) error
 
+// outcomeKind classifies outcomes. The zero value is that of a step that returned neither Done nor Wait.
 type outcomeKind int
 
 const (
-	outcomeNone outcomeKind = iota
-	outcomeDone
+	outcomeDone outcomeKind = iota + 1
 	outcomeWait
 )
 
@@ -24,27 +24,28 @@ const (
 type Outcome struct {
 	kind   outcomeKind
 	output any
-	rows   writes
+	rows   Writes
 	wait   WaitFor
 }
 
-// writes are the functions that write a step's own rows: before takes the locks that come before a run in the order of
-// locks, and rows writes.
-type writes struct{ before, rows []TxFunc }
+// Writes are the functions that write a step's own rows: Before takes the locks that come before a run in the order of
+// locks, and Rows writes.
+type Writes struct{ Before, Rows []TxFunc }
 
-func (w writes) empty() bool { return len(w.rows) == 0 }
+// Empty reports whether there is nothing to write.
+func (w Writes) Empty() bool { return len(w.Rows) == 0 }
 
 // After returns the outcome with locks that its rows need and that come before the run's in the order of locks: those
 // of gates and tasks. lock is called before the run is locked and the lease confirmed.
 func (o Outcome) After(lock TxFunc) Outcome {
-	o.rows.before = append(slices.Clip(o.rows.before), lock)
+	o.rows.Before = append(slices.Clip(o.rows.Before), lock)
 	return o
 }
 
 // Done ends the attempt as succeeded. output (marshalled as JSON, nil for none) is what later steps read; rows are
 // written with the end.
 func Done(output any, rows ...TxFunc) Outcome {
-	return Outcome{kind: outcomeDone, output: output, rows: writes{rows: rows}}
+	return Outcome{kind: outcomeDone, output: output, rows: Writes{Rows: rows}}
 }
 
 // WaitFor describes how long a parked attempt waits, and for what.
@@ -64,11 +65,24 @@ type WaitFor struct {
 // Wait parks the attempt and frees the worker; the same function is called again for the same attempt. rows are written
 // with the park.
 func Wait(w WaitFor, rows ...TxFunc) Outcome {
-	return Outcome{kind: outcomeWait, wait: w, rows: writes{rows: rows}}
+	return Outcome{kind: outcomeWait, wait: w, rows: Writes{Rows: rows}}
 }
 
 // Waits reports whether the outcome parks the attempt.
 func (o Outcome) Waits() bool { return o.kind == outcomeWait }
+
+// Ends reports whether the outcome ends the attempt as succeeded. An outcome that neither ends nor parks it is a step's
+// that returned nothing.
+func (o Outcome) Ends() bool { return o.kind == outcomeDone }
+
+// Output returns what later steps read.
+func (o Outcome) Output() any { return o.output }
+
+// Writes returns what is written with the end of the attempt, or with its park.
+func (o Outcome) Writes() Writes { return o.rows }
+
+// WaitsFor returns how long an outcome parks the attempt, and for what.
+func (o Outcome) WaitsFor() WaitFor { return o.wait }
 
 // Why returns the reason for which an outcome parks the attempt.
 func (o Outcome) Why() string { return o.wait.Why }

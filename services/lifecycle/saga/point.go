@@ -18,8 +18,8 @@ type Place struct {
 	Direction string
 }
 
-// point passes the kill point lifecycle.saga.<name>.
-func (c *Core) point(ctx context.Context, name string, at Place) error {
+// Point passes the kill point lifecycle.saga.<name>.
+func (c *Core) Point(ctx context.Context, name string, at Place) error {
 	if c.onPoint != nil {
 		if err := c.onPoint(ctx, name, at); err != nil {
 			return err
@@ -28,8 +28,8 @@ func (c *Core) point(ctx context.Context, name string, at Place) error {
 	return failpoint.Hit("lifecycle.saga." + name)
 }
 
-// observe calls the hook of tests and benches, without a failpoint.
-func (c *Core) observe(ctx context.Context, name string, at Place) error {
+// Observe calls the hook of tests and benches, without a failpoint.
+func (c *Core) Observe(ctx context.Context, name string, at Place) error {
 	if c.onPoint == nil {
 		return nil
 	}

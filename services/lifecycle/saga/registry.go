@@ -51,6 +51,9 @@ func NewRegistry(definitions ...Definition) (*Registry, error) {
 	return r, errors.Join(problems...)
 }
 
+// Keys returns the name and version, as "name:version", of every definition.
+func (r *Registry) Keys() []string { return r.keys }
+
 // Newest returns the definition that new runs of that name start with.
 func (r *Registry) Newest(name string) (*Definition, bool) {
 	d, ok := r.newest[name]
@@ -72,8 +75,8 @@ func (r *Registry) Get(name string, version int) (*Definition, bool) {
 	return d, ok
 }
 
-// drivable returns the definition by which this build drives a run, or why it cannot.
-func (c *Core) drivable(r *runs.Run) (*Definition, error) {
+// Drivable returns the definition by which this build drives a run, or why it cannot.
+func (c *Core) Drivable(r *runs.Run) (*Definition, error) {
 	def, ok := c.registry.Get(r.Definition, r.DefVersion)
 	switch {
 	case !ok:
@@ -86,6 +89,6 @@ func (c *Core) drivable(r *runs.Run) (*Definition, error) {
 
 // Drives reports whether this build can drive a run. Trying again does not help a run that it cannot drive.
 func (c *Core) Drives(r *runs.Run) bool {
-	_, err := c.drivable(r)
+	_, err := c.Drivable(r)
 	return err == nil
 }

@@ -12,6 +12,25 @@ import (
 // remoteWakeEvery is the least time between two wakes for events of other replicas.
 const remoteWakeEvery = 100 * time.Millisecond
 
+// NextPoll returns how long a driver that has just leased a number of runs may wait for a wake before it looks for
+// others: poll, or longer while no run is live and this process is notified when another replica starts one. Without a
+// live run nothing becomes due as time passes: each start comes with a wake, and the poll finds the runs whose wake was
+// lost.
+func (c *Core) NextPoll(ctx context.Context, leased int, poll time.Duration) time.Duration {
+	if leased > 0 {
+		c.resting.Store(false)
+		return poll
+	}
+	if !c.atRest(ctx) {
+		return poll
+	}
+	return c.notified.Load().Period(poll)
+}
+
+// Resting reports whether no run was live when a driver of this process last looked for runs, and none has been started
+// here since.
+func (c *Core) Resting() bool { return c.resting.Load() }
+
 // atRest reports whether no run is live and this process is notified when another replica starts one.
 func (c *Core) atRest(ctx context.Context) bool {
 	c.driving.Lock()

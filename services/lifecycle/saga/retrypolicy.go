@@ -26,8 +26,8 @@ func (p RetryPolicy) orDefault(d RetryPolicy) RetryPolicy {
 	return p
 }
 
-// wait returns how long to wait after the given number of failures.
-func (p RetryPolicy) wait(failures int) time.Duration {
+// Wait returns how long to wait after the given number of failures.
+func (p RetryPolicy) Wait(failures int) time.Duration {
 	d := p.First
 	for range failures - 1 {
 		if d >= p.Max/2 {

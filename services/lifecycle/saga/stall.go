@@ -53,9 +53,9 @@ type stall struct {
 	After   float64 `db:"after"` // seconds that it may be quiet, for an attempt
 }
 
-// stallAfter returns how long a step may show no progress by the policy in force or its definition; without a step, how
+// StallAfter returns how long a step may show no progress by the policy in force or its definition; without a step, how
 // long a run may last.
-func (c *Core) stallAfter(def *Definition, step *Step) time.Duration {
+func (c *Core) StallAfter(def *Definition, step *Step) time.Duration {
 	name, after := "", def.StallAfter
 	if step != nil {
 		name, after = step.Name, step.StallAfter
@@ -97,12 +97,12 @@ func (c *Core) findStalls(ctx context.Context, silent time.Duration) ([]stall, e
 	var definitions, keys, steps []string
 	var after, quiet []float64
 	for _, d := range c.registry.newest {
-		definitions, after = append(definitions, d.Name), append(after, c.stallAfter(d, nil).Seconds())
+		definitions, after = append(definitions, d.Name), append(after, c.StallAfter(d, nil).Seconds())
 	}
 	for k, d := range c.registry.byKey {
 		for i := range d.Steps {
 			keys, steps, quiet = append(keys, k), append(steps, d.Steps[i].Name),
-				append(quiet, c.stallAfter(d, &d.Steps[i]).Seconds())
+				append(quiet, c.StallAfter(d, &d.Steps[i]).Seconds())
 		}
 	}
 	found, err := pg.All[stall](ctx, c.db, findStalls, stallBatch, silent.Seconds(), definitions, after, keys, steps,

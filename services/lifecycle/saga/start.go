@@ -141,21 +141,25 @@ type startedRow struct {
 // startRun inserts the run and gives it the workspace. The epoch is compared and set, because the run's epoch was read
 // from the workspace's row before that row was locked. The error is pgx.ErrNoRows if the run may not begin.
 func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte,
-	own *ownLease,
+	own Worker,
 ) (*startedRow, error) {
 	from := make([]string, 0, len(req.From))
 	for _, s := range req.From {
 		from = append(from, names.Of(s))
 	}
+	owner, length := "", time.Duration(0) // an empty owner leaves the run in the queue
+	if own != nil {
+		owner, length = own.Owner(), own.Length()
+	}
 	row, err := pg.One[startedRow](ctx, tx, startRun,
 		req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID, req.CorrelationID,
 		req.Requester, def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds(),
 		names.Of(def.States.Running), req.DesiredState, boolInt(req.countRetry), from, req.retryUsed, req.OfEpoch,
-		own.owner(), whyStarted(def, own), own.length())
+		owner, whyStarted(def, own), length.Seconds())
 	return &row, err
 }
 
-func whyStarted(def *Definition, own *ownLease) string {
+func whyStarted(def *Definition, own Worker) string {
 	if own == nil {
 		return "waiting for a worker"
 	}
@@ -164,7 +168,7 @@ func whyStarted(def *Definition, own *ownLease) string {
 
 // begin appends the events of the run that was just started, and gives it to the worker that waits for it.
 func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, row *startedRow,
-	own *ownLease,
+	own Worker,
 ) (Started, error) {
 	w := &row.Row
 	run := &runs.Run{
@@ -186,10 +190,10 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 	if own == nil {
 		c.makesDue(tx)
 	} else {
-		run.State, run.Owner, run.Fence, run.LeaseUntil, run.HeartbeatAt = runs.Running, own.owner(), row.Fence,
+		run.State, run.Owner, run.Fence, run.LeaseUntil, run.HeartbeatAt = runs.Running, own.Owner(), row.Fence,
 			row.LeaseUntil, row.HeartbeatAt
 		run.OpenAttempt, run.OpenSince = 1, row.OpenSince
-		buffer.Attempt(own.hold(run, def, row.Paused))
+		buffer.Attempt(own.Hold(run, def, row.Paused))
 	}
 	buffer.Run(run)
 	if err := buffer.Workspace(w); err != nil {

@@ -66,16 +66,14 @@ func (e *StepError) Cause() string {
 	return string(text)
 }
 
-// lastOutput returns the end of the workload's output that is kept with the failure; empty without a failure.
-func (e *StepError) lastOutput() string {
-	if e == nil {
-		return ""
-	}
-	return e.LastOutput
-}
-
 // Unwrap returns the cause.
 func (e *StepError) Unwrap() error { return e.cause }
+
+// WithCause returns e with a cause, which only logs and operators see.
+func (e *StepError) WithCause(cause error) *StepError {
+	e.cause = cause
+	return e
+}
 
 // Fail returns an error after which the step is not tried again: it fails for good.
 func Fail(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cause error) error {
@@ -93,10 +91,10 @@ func Retry(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cau
 	return &StepError{Layer: layer, Reason: reason, Public: public, Retryable: true, cause: cause}
 }
 
-// stepErrorOf converts an error of a step to a StepError. A StepError keeps its class; an empty Layer or Public is
+// StepErrorOf converts an error of a step to a StepError. A StepError keeps its class; an empty Layer or Public is
 // filled in. A fault of a peer is retryable if and only if its action is to wait. Any other error is retryable, and
 // only operators see its text, as the cause.
-func stepErrorOf(step *Step, err error) *StepError {
+func StepErrorOf(step *Step, err error) *StepError {
 	if e, ok := errors.AsType[*StepError](err); ok {
 		out := *e
 		if out.Layer == commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED {
@@ -122,16 +120,3 @@ func stepErrorOf(step *Step, err error) *StepError {
 // Interrupted reports whether err interrupts a step that neither failed nor succeeded: the lease is lost, or the run is
 // paused.
 func Interrupted(err error) bool { return errors.Is(err, ErrFenced) || errors.Is(err, ErrPaused) }
-
-// paused reports whether a step ended because rollback mode is set: the step found it itself, or a peer refused a
-// request with that reason.
-func paused(err error) bool {
-	return errors.Is(err, ErrPaused) || fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)
-}
-
-func layerName(e *StepError) string {
-	if e.Layer == 0 {
-		return ""
-	}
-	return names.Of(e.Layer)
-}

@@ -59,7 +59,7 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 	}
 	to := r.Step + 1
 	if r.Phase == runs.Undo {
-		to = undoable(def, r.Step-1)
+		to = def.Undoable(r.Step - 1)
 	}
 	if to < 0 || to >= len(def.Steps) {
 		state, ws := runs.Failed, def.States.Failed

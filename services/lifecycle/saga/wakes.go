@@ -27,6 +27,15 @@ type Wakes struct {
 // nil.
 func NewWakes(appended *events.Signal) *Wakes { return &Wakes{appended: appended} }
 
+// Runnable returns the signal that a run may be leased.
+func (w *Wakes) Runnable() *events.Signal { return &w.runnable }
+
+// Cancels returns the signal that a run was cancelled of which a driver of this process may hold the lease.
+func (w *Wakes) Cancels() *events.Signal { return &w.cancels }
+
+// Appended returns the signal that events were appended, which wakes the sequencer. It may be nil.
+func (w *Wakes) Appended() *events.Signal { return w.appended }
+
 // Committed is called after a commit that started, woke or changed a run: it wakes the sequencer of this process, and
 // the drivers if their wake is not hooked to the end of the transaction.
 func (w *Wakes) Committed() {

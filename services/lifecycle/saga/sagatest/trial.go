@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/drive"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
@@ -110,7 +111,7 @@ func (tr *trial) drive(before func()) {
 	if err != nil {
 		tr.t.Fatal(err)
 	}
-	driver, err := saga.NewDriver(core, saga.Config{
+	driver, err := drive.New(core, drive.Config{
 		Owner: fmt.Sprintf("%s-%d", ids.New(), tr.owner), Workers: 4, Lease: lease, Heartbeat: time.Second,
 		Poll: 20 * time.Millisecond, CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second,
 		LeaseBatch: 1, // while it queries the queue, the other workers are free for runs that are started

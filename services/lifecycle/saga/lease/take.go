@@ -1,0 +1,174 @@
+package lease
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+)
+
+func join(lists ...[]any) []any {
+	var out []any
+	for _, l := range lists {
+		out = append(out, l...)
+	}
+	return out
+}
+
+// unreadableError names a leased run that this build cannot drive.
+type unreadableError struct {
+	runID  string
+	err    error
+	former formerLease
+}
+
+func (e *unreadableError) Error() string {
+	return "run " + e.runID + " is unreadable: " + e.err.Error()
+}
+
+func (e *unreadableError) Unwrap() error { return e.err }
+
+// lease leases up to limit runs that are due, in one transaction: it closes the attempts that their former drivers left
+// open as lost, resumes parked attempts and opens the next attempt of the other runs. bad are leased runs that cannot
+// be driven.
+//
+//nolint:nonamedreturns // three values
+func (k *Keeper) lease(ctx context.Context, limit int, skip []string,
+) (out []*Run, bad []*unreadableError, err error) {
+	err = pg.InTx(ctx, k.core.DB(), func(ctx context.Context, tx pgx.Tx) error {
+		out, bad = nil, nil
+		var err error
+		if out, bad, err = k.leaseRows(ctx, tx, limit, skip); err != nil {
+			return err
+		}
+		if err := loseUnreadable(ctx, tx, bad); err != nil || len(out) == 0 {
+			return err
+		}
+		return k.openAttempts(ctx, tx, out)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(out)+len(bad) > 0 {
+		k.core.Appended().Notify()
+	}
+	if len(out) == 0 {
+		return nil, bad, nil
+	}
+	k.core.Stats().Leased.Add(int64(len(out)))
+	for _, h := range out {
+		if err := k.core.Observe(ctx, "lease.opened", h.Place()); err != nil {
+			return nil, nil, err
+		}
+	}
+	return out, bad, k.core.Point(ctx, "lease.after_commit", out[0].Place())
+}
+
+func (k *Keeper) leaseRows(ctx context.Context, tx pgx.Tx, limit int, skip []string,
+) ([]*Run, []*unreadableError, error) {
+	rows, err := pg.Query(ctx, tx, leaseRuns, k.terms.Owner, k.terms.Length.Seconds(), limit, k.core.Registry().Keys(),
+		append([]string{}, skip...))
+	if err != nil {
+		return nil, nil, fmt.Errorf("lease runs: %w", err)
+	}
+	defer rows.Close()
+	var out []*Run
+	var bad []*unreadableError
+	for rows.Next() {
+		h := &Run{Outputs: map[string]json.RawMessage{}}
+		var left float64
+		if err := rows.Scan(join(targets(&h.Run),
+			[]any{&left, &h.Paused, &h.former.fence, &h.former.attempt, &h.former.since, &h.outdrawn})...); err != nil {
+			return nil, nil, &unreadableError{runID: h.Run.ID, err: err}
+		}
+		h.RunLeft, h.Overdue = time.Duration(left*float64(time.Second)), left <= 0
+		if h.outdrawn {
+			// the open attempt is a row written by the build that drew the numbers; the columns in the run's row are older
+			h.former = formerLease{}
+		}
+		if h.Def, err = k.core.Drivable(&h.Run); err != nil {
+			bad = append(bad, &unreadableError{runID: h.Run.ID, err: err, former: h.former})
+			continue
+		}
+		out = append(out, h)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, nil, fmt.Errorf("lease runs: %w", err)
+	}
+	return out, bad, nil
+}
+
+// formerLease is the attempt that the previous lease of a run left open in the run's row.
+type formerLease struct {
+	fence   int64
+	attempt int // 0: nothing
+	since   *time.Time
+}
+
+// openAttempts gives every leased run its open attempt. It runs in statements after the lease, so that they see what
+// the former drivers committed before the lease got their rows' locks.
+func (k *Keeper) openAttempts(ctx context.Context, tx pgx.Tx, leased []*Run) error {
+	var buffer runs.Buffer
+	if err := k.takeOver(ctx, tx, leased, &buffer); err != nil {
+		return err
+	}
+	byID := map[string]*runs.Run{}
+	var toOpen, outdrawn []string
+	opening := make([]*runs.Run, 0, len(leased))
+	for _, h := range leased {
+		if h.outdrawn {
+			outdrawn = append(outdrawn, h.Run.ID)
+			h.Run.OpSeq = h.Run.OpLast
+		}
+		if h.Attempt.RunID == "" && h.Run.OpenAttempt == 0 {
+			toOpen = append(toOpen, h.Run.ID)
+		}
+		byID[h.Run.ID] = &h.Run
+		opening = append(opening, &h.Run)
+	}
+	if len(outdrawn) > 0 {
+		// A build without ranges has driven them meanwhile: the rest of their ranges is below the numbers that it has drawn.
+		if err := pg.Queue(ctx, tx, useUpRange, outdrawn); err != nil {
+			return fmt.Errorf("use up ranges: %w", err)
+		}
+	}
+	if len(toOpen) > 0 {
+		if err := opened(ctx, tx, insertAttempts, toOpen, byID); err != nil {
+			return err
+		}
+	}
+	if err := DrawRanges(ctx, tx, opening); err != nil {
+		return err
+	}
+	for _, h := range leased {
+		if h.Attempt.RunID == "" {
+			h.openIn()
+			buffer.Attempt(&h.Attempt)
+		}
+	}
+	for _, h := range leased {
+		buffer.Run(&h.Run)
+	}
+	if err := buffer.Flush(ctx, tx); err != nil {
+		return err
+	}
+	return k.core.Point(ctx, "lease.before_commit", leased[0].Place())
+}
+
+// targets returns where Scan puts the columns of a row, in the order of its select list. It is for statements that
+// return several rows side by side, whose columns have the same names, and for those of which a part must be read
+// though the rest cannot be.
+func targets[T any](row *T) []any {
+	v := reflect.ValueOf(row).Elem()
+	out := make([]any, v.NumField())
+	for i := range out {
+		out[i] = v.Field(i).Addr().Interface()
+	}
+	return out
+}
