@@ -39,6 +39,8 @@ import (
 	_ "github.com/gpuaas/mesh/services/lifecycle/reap"
 	_ "github.com/gpuaas/mesh/services/lifecycle/rollback"
 	_ "github.com/gpuaas/mesh/services/lifecycle/saga"
+	_ "github.com/gpuaas/mesh/services/lifecycle/saga/drive"
+	_ "github.com/gpuaas/mesh/services/lifecycle/saga/lease"
 	_ "github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	_ "github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 	_ "github.com/gpuaas/mesh/services/lifecycle/schema"

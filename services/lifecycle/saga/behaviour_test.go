@@ -18,102 +18,14 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
-
-// record is a list that steps of several goroutines append to.
-type record struct {
-	mu   sync.Mutex
-	list []string
-}
-
-func (r *record) add(format string, args ...any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.list = append(r.list, fmt.Sprintf(format, args...))
-}
-
-func (r *record) all() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.list)
-}
-
-// recorded wraps pure steps so that each Do and Undo is recorded.
-func recorded(r *record, names ...string) []saga.Step {
-	steps := pureSteps(names...)
-	for i := range steps {
-		steps[i].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
-			r.add("do %s", env.StepName)
-			return saga.Done(nil), nil
-		}
-		steps[i].Undo = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
-			r.add("undo %s", env.StepName)
-			return saga.Done(nil), nil
-		}
-	}
-	return steps
-}
-
-func TestFailureCompensatesInReverse(t *testing.T) {
-	testkit.IO(t)
-	var rec record
-	steps := recorded(&rec, "one", "two", "three")
-	steps[2].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
-		rec.add("do three")
-		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED,
-			"no schema today", errBoom)
-	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
-	ws, id := b.create("toy")
-	r := b.await(id, 10*time.Second, "failed")
-	want := []string{"do one", "do two", "do three", "undo three", "undo two", "undo one"}
-	if got := rec.all(); !slices.Equal(got, want) {
-		t.Errorf("calls = %v, want %v", got, want)
-	}
-	if r.ErrorCode != "schema_failed" || r.ErrorLayer != "database" || r.Error != "no schema today" || r.ErrorStep != 2 {
-		t.Errorf("run error = %s %s %q at %d", r.ErrorCode, r.ErrorLayer, r.Error, r.ErrorStep)
-	}
-	if w := b.workspace(ws); w.State != "failed" || w.LastErrorCode != "schema_failed" ||
-		w.LastError != "no schema today" {
-		t.Errorf("workspace = %+v", w)
-	}
-}
-
-func TestRetryableErrorIsRetriedWithItsKey(t *testing.T) {
-	testkit.IO(t)
-	var keys, seqs record
-	var calls atomic.Int32
-	steps := pureSteps("one")
-	steps[0].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
-		keys.add("%s", env.IdempotencyKey)
-		seqs.add("%d", env.OpSeq)
-		if calls.Add(1) < 3 {
-			return saga.Outcome{}, errBoom
-		}
-		return saga.Done(nil), nil
-	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
-	_, id := b.create("toy")
-	b.await(id, 10*time.Second, "succeeded")
-	if got := keys.all(); len(got) != 3 || got[0] != got[2] || got[0] != id+"/one/do" {
-		t.Errorf("idempotency keys = %v", got)
-	}
-	if got := seqs.all(); !slices.Equal(got, []string{"1", "2", "3"}) {
-		t.Errorf("op_seq = %v: one per attempt", got)
-	}
-	list := b.timeline(id)
-	if len(list) != 3 || list[0].State != "failed" || list[0].ErrorCode != "internal" || list[2].State != "succeeded" {
-		t.Errorf("timeline = %+v", list)
-	}
-}
 
 func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 	testkit.IO(t)
 	var made atomic.Int32
 	var flip atomic.Bool
-	steps := pureSteps("make", "flip")
+	steps := sagatest.PureSteps("make", "flip")
 	steps[0].Class = saga.Create
 	steps[0].Kinds = []string{"instance"}
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
@@ -142,15 +54,15 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 		}
 		return saga.Done(nil), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
-	ws, id := b.create("toy")
-	b.await(id, 10*time.Second, "failed")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	b.Drive(b.Config("a"))
+	ws, id := b.Create("toy")
+	b.Await(id, 10*time.Second, "failed")
 	retry := func(override bool, reason string) (saga.Retried, error) {
 		var out saga.Retried
-		err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
+		err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
 			var err error
-			out, err = b.core.Retry(ctx, tx,
+			out, err = b.Core.Retry(ctx, tx,
 				saga.RetryRequest{WorkspaceID: ws, Definition: "toy", Requester: "test", Override: override, Reason: reason})
 			return err
 		})
@@ -158,8 +70,8 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 	}
 	reset := func() {
 		t.Helper()
-		if err := b.tx(
-			func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err },
+		if err := b.Tx(
+			func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.Core.Reset(ctx, tx, ws); return err },
 		); err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +88,7 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 		if n > 1 && !strings.Contains(out.Advice, "decommission") {
 			t.Errorf("advice after the same failure twice = %q", out.Advice)
 		}
-		r := b.await(out.RunID, 10*time.Second, "failed")
+		r := b.Await(out.RunID, 10*time.Second, "failed")
 		if r.Round != n+1 || r.ParentRunID == "" {
 			t.Errorf("round = %d, parent %q", r.Round, r.ParentRunID)
 		}
@@ -193,7 +105,7 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.await(out.RunID, 10*time.Second, "succeeded")
+	b.Await(out.RunID, 10*time.Second, "succeeded")
 	if made.Load() != 1 {
 		t.Errorf("the resource was made %d times", made.Load())
 	}
@@ -203,9 +115,9 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 	testkit.IO(t)
 	for _, help := range []string{"retry", "skip", "close"} {
 		t.Run(help, func(t *testing.T) {
-			var rec record
+			var rec sagatest.Record
 			var mended atomic.Bool
-			steps := recorded(&rec, "one", "two", "three")
+			steps := sagatest.Recorded(&rec, "one", "two", "three")
 			steps[2].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 				return saga.Outcome{}, saga.Fail(0, commonv1.Reason_REASON_WORKLOAD_FAILED, "", nil)
 			}
@@ -225,16 +137,16 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 				}
 				return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return env.ReleaseTx(ctx, tx, claims[0]) }), nil
 			}
-			b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-			b.drive(b.config("a"))
-			ws, id := b.create("toy")
-			r := b.await(id, 10*time.Second, "stuck")
-			if !strings.Contains(r.StuckReason, "disk will not go") || r.WhyWaiting == "" || b.workspace(ws).State != "stuck" {
-				t.Errorf("stuck = %q, why %q, workspace %s", r.StuckReason, r.WhyWaiting, b.workspace(ws).State)
+			b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+			b.Drive(b.Config("a"))
+			ws, id := b.Create("toy")
+			r := b.Await(id, 10*time.Second, "stuck")
+			if !strings.Contains(r.StuckReason, "disk will not go") || r.WhyWaiting == "" || b.Workspace(ws).State != "stuck" {
+				t.Errorf("stuck = %q, why %q, workspace %s", r.StuckReason, r.WhyWaiting, b.Workspace(ws).State)
 			}
 			// It still owns its workspace.
-			err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-				_, err := b.core.Start(ctx, tx,
+			err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
+				_, err := b.Core.Start(ctx, tx,
 					saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: "toy"})
 				return err
 			})
@@ -242,32 +154,32 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 				t.Errorf("start on a stuck workspace = %v", err)
 			}
 			mended.Store(help == "retry")
-			err = b.tx(func(ctx context.Context, tx pgx.Tx) error {
+			err = b.Tx(func(ctx context.Context, tx pgx.Tx) error {
 				switch help {
 				case "retry":
-					_, err := b.core.RetryUndo(ctx, tx, id, "op")
+					_, err := b.Core.RetryUndo(ctx, tx, id, "op")
 					return err
 				case "skip":
-					_, orphans, err := b.core.SkipUndo(ctx, tx, id, "op", "the host burned")
+					_, orphans, err := b.Core.SkipUndo(ctx, tx, id, "op", "the host burned")
 					if err == nil && (len(orphans) != 1 || orphans[0].OrphanedBy != "op" || orphans[0].OrphanReason == "") {
 						t.Errorf("orphans = %+v", orphans)
 					}
 					return err
 				default:
-					_, err := b.core.CloseStuck(ctx, tx, id)
+					_, err := b.Core.CloseStuck(ctx, tx, id)
 					return err
 				}
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			b.await(id, 10*time.Second, "failed")
-			claims, err := claims.Live(t.Context(), b.db.Pool(pg.RoleLifecycle), ws)
+			b.Await(id, 10*time.Second, "failed")
+			claims, err := claims.Live(t.Context(), b.DB.Pool(pg.RoleLifecycle), ws)
 			if err != nil || (len(claims) > 0) != (help == "close") {
 				t.Errorf("live claims = %+v, %v", claims, err)
 			}
-			if undone := slices.Contains(rec.all(), "undo one"); undone != (help != "close") {
-				t.Errorf("calls after help = %v", rec.all())
+			if undone := slices.Contains(rec.All(), "undo one"); undone != (help != "close") {
+				t.Errorf("calls after help = %v", rec.All())
 			}
 		})
 	}
@@ -275,19 +187,19 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 
 func TestHundredStartsMakeOneRun(t *testing.T) {
 	testkit.IO(t)
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
-	ws, first := b.create("toy")
-	cfg := b.config("a")
-	stop := b.drive(cfg)
-	b.await(first, 10*time.Second, "succeeded")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
+	ws, first := b.Create("toy")
+	cfg := b.Config("a")
+	stop := b.Drive(cfg)
+	b.Await(first, 10*time.Second, "succeeded")
 	stop()
 	var joined, started atomic.Int32
 	var runs sync.Map
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
-			err := pg.InTx(t.Context(), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-				out, err := b.core.Start(ctx, tx, saga.StartRequest{
+			err := pg.InTx(t.Context(), b.DB.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
+				out, err := b.Core.Start(ctx, tx, saga.StartRequest{
 					WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: "toy", NextEpoch: true,
 				})
 				if err != nil {
@@ -312,17 +224,17 @@ func TestHundredStartsMakeOneRun(t *testing.T) {
 	if started.Load() != 1 || joined.Load() != 99 || n != 1 {
 		t.Errorf("started %d, joined %d, runs %d", started.Load(), joined.Load(), n)
 	}
-	if w := b.workspace(ws); w.Epoch != 2 {
+	if w := b.Workspace(ws); w.Epoch != 2 {
 		t.Errorf("epoch = %d after one recreation", w.Epoch)
 	}
 }
 
 func TestOtherKindIsRefusedWithItsID(t *testing.T) {
 	testkit.IO(t)
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
-	ws, id := b.create("toy")
-	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-		_, err := b.core.Start(ctx, tx,
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
+	ws, id := b.Create("toy")
+	err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := b.Core.Start(ctx, tx,
 			saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Definition: "toy"})
 		return err
 	})
@@ -330,7 +242,7 @@ func TestOtherKindIsRefusedWithItsID(t *testing.T) {
 	if !ok || f.Reason != commonv1.Reason_REASON_OPERATION_IN_PROGRESS || f.ConflictingID != id {
 		t.Errorf("another kind = %v", err)
 	}
-	err = b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err })
+	err = b.Tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.Core.Reset(ctx, tx, ws); return err })
 	if f, ok := fault.As(err); !ok || f.RetryAfter != saga.ResetAdvice || len(f.Unmet) == 0 || f.ConflictingID != id {
 		t.Errorf("reset while a run lives = %v", err)
 	}
@@ -339,27 +251,27 @@ func TestOtherKindIsRefusedWithItsID(t *testing.T) {
 func TestWaitAndWake(t *testing.T) {
 	testkit.IO(t)
 	var calls atomic.Int32
-	var attempts record
-	steps := pureSteps("wait")
+	var attempts sagatest.Record
+	steps := sagatest.PureSteps("wait")
 	steps[0].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
-		attempts.add("%d/%d", env.Attempt, env.OpSeq)
+		attempts.Add("%d/%d", env.Attempt, env.OpSeq)
 		if calls.Add(1) == 1 {
 			return saga.Wait(saga.WaitFor{For: time.Hour, Why: "pods 0/3", WakeOnSignal: true}), nil
 		}
 		return saga.Done(nil), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
-	_, id := b.create("toy")
-	r := b.await(id, 10*time.Second, "waiting")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	b.Drive(b.Config("a"))
+	_, id := b.Create("toy")
+	r := b.Await(id, 10*time.Second, "waiting")
 	if r.Owner != "" || r.WhyWaiting != "pods 0/3" {
 		t.Errorf("parked run: owner %q, why %q", r.Owner, r.WhyWaiting)
 	}
-	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+	if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, id) }); err != nil {
 		t.Fatal(err)
 	}
-	b.await(id, 5*time.Second, "succeeded")
-	if got := attempts.all(); !slices.Equal(got, []string{"1/1", "1/1"}) {
+	b.Await(id, 5*time.Second, "succeeded")
+	if got := attempts.All(); !slices.Equal(got, []string{"1/1", "1/1"}) {
 		t.Errorf("calls (attempt/op_seq) = %v: a wait keeps its attempt", got)
 	}
 }
@@ -370,37 +282,37 @@ func TestWakeIsNeverLost(t *testing.T) {
 	const runs = 40
 	var b *bed
 	var signalled sync.Map
-	steps := pureSteps("wait")
+	steps := sagatest.PureSteps("wait")
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		if _, seen := signalled.LoadOrStore(env.RunID, true); seen {
 			return saga.Done(nil), nil
 		}
 		// The check found nothing; the event happens now, before the park. Half of the wakes race the park itself.
 		signal := func() error {
-			return pg.InTx(ctx, b.db.Pool(pg.RoleLifecycle),
-				func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, env.RunID) })
+			return pg.InTx(ctx, b.DB.Pool(pg.RoleLifecycle),
+				func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, env.RunID) })
 		}
 		if env.RunID[35]%2 == 0 {
 			return saga.Wait(saga.WaitFor{For: time.Hour, Why: "a signal", WakeOnSignal: true}), signal()
 		}
 		go func() {
-			if err := pg.InTx(context.WithoutCancel(ctx), b.db.Pool(pg.RoleLifecycle),
+			if err := pg.InTx(context.WithoutCancel(ctx), b.DB.Pool(pg.RoleLifecycle),
 				func(ctx context.Context, tx pgx.Tx) error {
-					return b.core.Wake(ctx, tx, env.RunID)
+					return b.Core.Wake(ctx, tx, env.RunID)
 				}); err != nil {
 				t.Error(err)
 			}
 		}()
 		return saga.Wait(saga.WaitFor{For: time.Hour, Why: "a signal", WakeOnSignal: true}), nil
 	}
-	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
+	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	b.Drive(b.Config("a"))
 	var all []string
 	for range runs {
-		_, id := b.create("toy")
+		_, id := b.Create("toy")
 		all = append(all, id)
 	}
 	for _, id := range all {
-		b.await(id, 10*time.Second, "succeeded")
+		b.Await(id, 10*time.Second, "succeeded")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // The policy is read whenever it is needed, so that it applies to live runs too.
@@ -21,7 +22,7 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	grace.Store(int64(time.Hour))
 	held := make(chan struct{})
 	defer close(held)
-	steps := pureSteps("wait", "wedged")
+	steps := sagatest.PureSteps("wait", "wedged")
 	steps[0].StallAfter, steps[0].Budget = 100*time.Hour, 1000*time.Hour
 	var looks atomic.Int32
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
@@ -36,14 +37,14 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	}
 	b := newBed(t)
 	registry, err := saga.NewRegistry(saga.Definition{
-		Name: "toy", Version: 1, Steps: steps, States: states(),
+		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(),
 		StallAfter: 500 * time.Hour, Deadline: 1000 * time.Hour,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.core, err = saga.New(saga.Deps{
-		DB: b.db.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(t),
+	b.Core, err = saga.New(saga.Deps{
+		DB: b.DB.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(t),
 		Stalls: func(_, step string) time.Duration {
 			if step == "" {
 				return time.Duration(long.Load())
@@ -54,16 +55,16 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := b.config("a")
+	cfg := b.Config("a")
 	cfg.StallSweep, cfg.GraceNow = time.Hour, func() time.Duration { return time.Duration(grace.Load()) }
-	b.drive(cfg)
-	_, id := b.create("toy")
-	b.await(id, 10*time.Second, "waiting")
-	testkit.SetClockOffset(b.db, 50*time.Hour)
+	b.Drive(cfg)
+	_, id := b.Create("toy")
+	b.Await(id, 10*time.Second, "waiting")
+	testkit.SetClockOffset(b.DB, 50*time.Hour)
 	flagged := func(prefix string, want int) {
 		t.Helper()
-		n, err := b.core.MarkStalls(testkit.Context(t), 1000*time.Hour)
-		if r := b.run(id); err != nil || n != want || !strings.HasPrefix(r.StuckReason, prefix) ||
+		n, err := b.Core.MarkStalls(testkit.Context(t), 1000*time.Hour)
+		if r := b.Run(id); err != nil || n != want || !strings.HasPrefix(r.StuckReason, prefix) ||
 			(prefix == "" && r.StuckReason != "") {
 			t.Fatalf("%d flagged, %q: %v", n, r.StuckReason, err)
 		}
@@ -74,24 +75,24 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	quiet.Store(int64(40 * time.Hour))
 	flagged("step_stalled", 1)
 
-	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+	if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, id) }); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if r := b.run(id); r.StepName() != "wedged" {
+		if r := b.Run(id); r.StepName() != "wedged" {
 			return errBoom
 		}
 		return nil
 	})
 	grace.Store(int64(time.Millisecond))
-	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-		_, err := b.core.Cancel(ctx, tx, id, "op", "enough")
+	if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := b.Core.Cancel(ctx, tx, id, "op", "enough")
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
-	b.await(id, 10*time.Second, "failed")
-	if list := b.timeline(id); list[1].State != "abandoned" {
+	b.Await(id, 10*time.Second, "failed")
+	if list := b.Timeline(id); list[1].State != "abandoned" {
 		t.Errorf("the step that did not end with its context is %s", list[1].State)
 	}
 }

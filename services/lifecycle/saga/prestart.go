@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
-// Driver is a driver of this process. A run that is started takes a free worker of one, if there is one, so that it does
-// not wait in the queue.
+// Driver is a driver of this process. A run that is started takes a free worker of a driver, if there is one, so that
+// it does not wait in the queue.
 type Driver interface {
 	// Reserve takes a free worker, or returns false if none is free or the driver stops. It does not block.
 	Reserve() (Worker, bool)

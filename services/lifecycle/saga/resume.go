@@ -106,7 +106,8 @@ func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runIDs []string, stood []f
 		buffer.Run(&moved[i])
 		for k, id := range runIDs {
 			if id == moved[i].ID {
-				list = append(list, Resumed{RunID: id, WorkspaceID: moved[i].WorkspaceID, Stood: time.Duration(stood[k] * float64(time.Second))})
+				length := time.Duration(stood[k] * float64(time.Second))
+				list = append(list, Resumed{RunID: id, WorkspaceID: moved[i].WorkspaceID, Stood: length})
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // A waiting step is called repeatedly. Its stall flag stays until it makes progress or succeeds: neither a call that
@@ -20,7 +21,7 @@ import (
 func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	testkit.IO(t)
 	var looks atomic.Int32
-	steps := pureSteps("wait")
+	steps := sagatest.PureSteps("wait")
 	steps[0].StallAfter, steps[0].Budget = 10*time.Hour, 1000*time.Hour
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		n := looks.Add(1)
@@ -42,20 +43,20 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: fmt.Sprintf("look %d", n), WakeOnSignal: true}), nil
 	}
 	b := newBed(t, saga.Definition{
-		Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 1000 * time.Hour,
+		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), StallAfter: 1000 * time.Hour,
 		Deadline: 1000 * time.Hour,
 	})
-	b.drive(b.config("a"))
-	_, id := b.create("toy")
+	b.Drive(b.Config("a"))
+	_, id := b.Create("toy")
 	parked := func(why string, attempts int, stalled bool, flagged ...bool) {
 		t.Helper()
 		testkit.Eventually(t, testkit.Patience, func() error {
-			if r := b.run(id); r.State != "waiting" || r.WhyWaiting != why {
+			if r := b.Run(id); r.State != "waiting" || r.WhyWaiting != why {
 				return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 			}
 			return nil
 		})
-		r, list := b.run(id), b.timeline(id)
+		r, list := b.Run(id), b.Timeline(id)
 		if len(list) != attempts || list[attempts-1].Stalled != stalled ||
 			strings.HasPrefix(r.StuckReason, "step_stalled") != (stalled || len(flagged) > 0) {
 			t.Fatalf("at %q: %d attempts, stalled %v, stuck reason %q", why, len(list), list[len(list)-1].Stalled, r.StuckReason)
@@ -64,7 +65,7 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	flag := func() {
 		t.Helper()
 		testkit.Eventually(t, testkit.Patience, func() error {
-			if r := b.run(id); !strings.HasPrefix(r.StuckReason, "step_stalled") {
+			if r := b.Run(id); !strings.HasPrefix(r.StuckReason, "step_stalled") {
 				return fmt.Errorf("stuck reason %q", r.StuckReason)
 			}
 			return nil
@@ -72,18 +73,18 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	}
 	wake := func() {
 		t.Helper()
-		if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+		if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, id) }); err != nil {
 			t.Fatal(err)
 		}
 	}
 	parked("look 1", 1, false)
-	testkit.SetClockOffset(b.db, 11*time.Hour)
+	testkit.SetClockOffset(b.DB, 11*time.Hour)
 	flag()
 	wake()
 	parked("look 2", 1, true)
 	wake()
 	parked("look 3", 1, false)
-	testkit.SetClockOffset(b.db, 22*time.Hour)
+	testkit.SetClockOffset(b.DB, 22*time.Hour)
 	flag()
 	wake() // it fails, and is tried again: the step has not succeeded
 	parked("look 5", 2, false, true)
@@ -91,12 +92,12 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	parked("look 6", 2, false, true)
 	wake()
 	parked("look 7", 2, false)
-	testkit.SetClockOffset(b.db, 33*time.Hour)
+	testkit.SetClockOffset(b.DB, 33*time.Hour)
 	flag()
 	wake()
 	parked("look 8", 2, true)
 	wake()
-	if r := b.await(id, 30*time.Second, "succeeded"); r.StuckReason != "" {
+	if r := b.Await(id, 30*time.Second, "succeeded"); r.StuckReason != "" {
 		t.Errorf("what has succeeded is still flagged: %q", r.StuckReason)
 	}
 }
@@ -106,7 +107,7 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 func TestOnlyNewReportsAreProgress(t *testing.T) {
 	testkit.IO(t)
 	var looks atomic.Int32
-	steps := pureSteps("wait")
+	steps := sagatest.PureSteps("wait")
 	steps[0].StallAfter, steps[0].Budget = 10*time.Hour, 1000*time.Hour
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		n := looks.Add(1)
@@ -122,27 +123,27 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: fmt.Sprintf("look %d", n), WakeOnSignal: true}), nil
 	}
 	b := newBed(t, saga.Definition{
-		Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 1000 * time.Hour,
+		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), StallAfter: 1000 * time.Hour,
 		Deadline: 1000 * time.Hour,
 	})
-	cfg := b.config("a")
+	cfg := b.Config("a")
 	cfg.Lease, cfg.Heartbeat = time.Hour, 20*time.Minute // a heartbeat changes the row as well
-	stop := b.drive(cfg)
-	_, id := b.create("toy")
+	stop := b.Drive(cfg)
+	_, id := b.Create("toy")
 	look := func(n int) (runs.Run, runs.Attempt) {
 		t.Helper()
 		testkit.Eventually(t, testkit.Patience, func() error {
-			if r := b.run(id); r.State != "waiting" || r.WhyWaiting != fmt.Sprintf("look %d", n) {
+			if r := b.Run(id); r.State != "waiting" || r.WhyWaiting != fmt.Sprintf("look %d", n) {
 				return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 			}
 			return nil
 		})
-		list := b.timeline(id)
-		return b.run(id), list[len(list)-1]
+		list := b.Timeline(id)
+		return b.Run(id), list[len(list)-1]
 	}
 	wake := func() {
 		t.Helper()
-		if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+		if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, id) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -154,9 +155,9 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 		t.Errorf("the same words moved the clock from %v to %v, the row from %d to %d", first.ProgressAt, again.ProgressAt,
 			first.Version, again.Version)
 	}
-	testkit.SetClockOffset(b.db, 11*time.Hour)
+	testkit.SetClockOffset(b.DB, 11*time.Hour)
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if r := b.run(id); !strings.HasPrefix(r.StuckReason, "step_stalled") {
+		if r := b.Run(id); !strings.HasPrefix(r.StuckReason, "step_stalled") {
 			return fmt.Errorf("stuck reason %q", r.StuckReason)
 		}
 		return nil
@@ -168,7 +169,7 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 	stop()
 	// Its driver was lost, and the next begins an attempt of its own.
 	b.exec(`UPDATE lifecycle.saga_step SET state = 'lost', finished_at = mesh.clock() WHERE run_id = $1`, id)
-	b.drive(b.config("b"))
+	b.Drive(b.Config("b"))
 	wake()
 	r, a := look(4)
 	if a.Attempt != 2 || a.Progress != "pods 1/3" || a.ProgressAt != nil ||

@@ -15,7 +15,9 @@ import (
 
 // conclude writes what a step's function returned. It may run again after a lost connection, and then decides the same.
 // It reports whether the next attempt is open under the same lease.
-func (d *Driver) conclude(ctx context.Context, a *lease.Activity, out saga.Outcome, err error, how ending) (bool, error) {
+func (d *Driver) conclude(ctx context.Context, a *lease.Activity, out saga.Outcome, err error,
+	how ending,
+) (bool, error) {
 	h := a.Leased
 	if errors.Is(err, saga.ErrFenced) || errors.Is(how.cause, saga.ErrFenced) {
 		d.core.Stats().FencedOut.Add(1)

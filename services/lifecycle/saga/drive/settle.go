@@ -49,7 +49,9 @@ func (d *Driver) commitWithRetry(work context.Context, a *lease.Activity,
 			return true, nil // the run is cancelled: the next call of attempt handles it, with the attempt still open
 		}
 		if failure, ok := errors.AsType[*stepFailureError](err); ok {
-			write = func(ctx context.Context) (bool, error) { return d.failed(ctx, a.Leased, runs.AttemptFailed, failure.step) }
+			write = func(ctx context.Context) (bool, error) {
+				return d.failed(ctx, a.Leased, runs.AttemptFailed, failure.step)
+			}
 			continue
 		}
 		if err == nil || errors.Is(err, saga.ErrFenced) || !waitable(err) {

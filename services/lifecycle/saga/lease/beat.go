@@ -148,7 +148,8 @@ func (k *Keeper) beatOnce(ctx context.Context) ([]*Activity, error) {
 	var leased []runs.Run
 	err := pg.InTx(ctx, k.core.DB(), func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		if leased, err = pg.All[runs.Run](ctx, tx, beatRuns, runIDs, fences, k.terms.Owner, k.terms.Length.Seconds()); err != nil {
+		leased, err = pg.All[runs.Run](ctx, tx, beatRuns, runIDs, fences, k.terms.Owner, k.terms.Length.Seconds())
+		if err != nil {
 			return fmt.Errorf("extend leases: %w", err)
 		}
 		if len(leased) == 0 {

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-// ReleaseAll makes the runs that the owner has leased due at once. A driver calls it when it drives nothing: at its start
-// and at its end. The driver that leases the runs next closes their attempts as lost.
+// ReleaseAll makes the runs that the owner has leased due at once. A driver calls it when it drives nothing: at its
+// start and at its end. The driver that leases the runs next closes their attempts as lost.
 func (k *Keeper) ReleaseAll(ctx context.Context) (int64, error) {
 	tag, err := pg.Exec(ctx, k.core.DB(), releaseOwned, k.terms.Owner)
 	if err != nil {

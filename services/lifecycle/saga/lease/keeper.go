@@ -37,8 +37,8 @@ func NewKeeper(core *saga.Core, terms Terms, log *slog.Logger) *Keeper {
 	}
 }
 
-// Take leases up to limit runs that are due. If a batch fails for a reason that is not the connection, the runs are taken one by
-// one, and the one that fails is put into quarantine.
+// Take leases up to limit runs that are due. If a batch fails for a reason that is not the connection, the runs are
+// taken one by one, and the one that fails is put into quarantine.
 func (k *Keeper) Take(ctx context.Context, limit int) ([]*Activity, error) {
 	skip := k.poisoned()
 	got, err := k.take(ctx, limit, skip)

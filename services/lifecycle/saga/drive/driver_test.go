@@ -1,4 +1,4 @@
-package saga_test
+package drive_test
 
 import (
 	"context"
@@ -7,11 +7,12 @@ import (
 
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 func TestRunSucceeds(t *testing.T) {
 	testkit.IO(t)
-	steps := pureSteps("one", "two", "three")
+	steps := sagatest.PureSteps("one", "two", "three")
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) { return saga.Done(map[string]int{"n": 7}), nil }
 	got := make(chan int, 1)
 	steps[2].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
@@ -22,17 +23,17 @@ func TestRunSucceeds(t *testing.T) {
 		got <- out.N
 		return saga.Done(nil), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
-	ws, id := b.create("toy")
-	r := b.await(id, 10*time.Second, "succeeded")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	b.Drive(b.Config("a"))
+	ws, id := b.Create("toy")
+	r := b.Await(id, 10*time.Second, "succeeded")
 	if n := <-got; n != 7 {
 		t.Errorf("output of step one = %d", n)
 	}
-	if w := b.workspace(ws); w.State != "active" || w.Epoch != 1 || r.OpSeq != 3 || w.OpSeq < r.OpSeq {
+	if w := b.Workspace(ws); w.State != "active" || w.Epoch != 1 || r.OpSeq != 3 || w.OpSeq < r.OpSeq {
 		t.Errorf("workspace = %+v, run = %+v", w, r)
 	}
-	list := b.timeline(id)
+	list := b.Timeline(id)
 	if len(list) != 3 {
 		t.Fatalf("timeline has %d attempts", len(list))
 	}

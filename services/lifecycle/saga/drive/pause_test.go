@@ -1,4 +1,4 @@
-package saga_test
+package drive_test
 
 import (
 	"context"
@@ -14,14 +14,15 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // still waits until the run is paused because of rollback mode, in the given state.
 func (b *bed) still(id, state string) runs.Run {
-	b.t.Helper()
+	b.T.Helper()
 	var r runs.Run
-	testkit.Eventually(b.t, testkit.Patience, func() error {
-		if r = b.run(id); r.State != state || !strings.HasPrefix(r.WhyWaiting, "control_plane_rollback") {
+	testkit.Eventually(b.T, testkit.Patience, func() error {
+		if r = b.Run(id); r.State != state || !strings.HasPrefix(r.WhyWaiting, "control_plane_rollback") {
 			return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 		}
 		return nil
@@ -34,7 +35,7 @@ func (b *bed) still(id, state string) runs.Run {
 func TestRunsStandStillInRollbackMode(t *testing.T) {
 	testkit.IO(t)
 	var calls atomic.Int32
-	steps := pureSteps("first", "second")
+	steps := sagatest.PureSteps("first", "second")
 	steps[0].Budget, steps[0].StallAfter = time.Hour, time.Hour
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		if calls.Add(1) == 1 {
@@ -43,39 +44,39 @@ func TestRunsStandStillInRollbackMode(t *testing.T) {
 		return saga.Done(nil), nil
 	}
 	b := newBed(t, saga.Definition{
-		Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 2 * time.Hour,
+		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), StallAfter: 2 * time.Hour,
 		Deadline: 90 * time.Minute,
 	})
-	b.drive(b.config("a"))
-	_, id := b.create("toy")
+	b.Drive(b.Config("a"))
+	_, id := b.Create("toy")
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if r := b.run(id); r.WhyWaiting != "parked before the mode" {
+		if r := b.Run(id); r.WhyWaiting != "parked before the mode" {
 			return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 		}
 		return nil
 	})
-	testkit.SetRollback(b.db, true)
-	testkit.SetClockOffset(b.db, 2*time.Minute) // it is due
+	testkit.SetRollback(b.DB, true)
+	testkit.SetClockOffset(b.DB, 2*time.Minute) // it is due
 	b.still(id, "waiting")
-	if list := b.timeline(id); len(list) != 1 || !strings.HasPrefix(list[0].WhyWaiting, "control_plane_rollback") {
+	if list := b.Timeline(id); len(list) != 1 || !strings.HasPrefix(list[0].WhyWaiting, "control_plane_rollback") {
 		t.Errorf("the timeline shows %+v", list)
 	}
-	testkit.SetClockOffset(b.db, 50*time.Hour) // past every deadline
-	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+	testkit.SetClockOffset(b.DB, 50*time.Hour) // past every deadline
+	if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, id) }); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := b.core.MarkStalls(t.Context(), time.Second); err != nil || n != 0 {
+	if n, err := b.Core.MarkStalls(t.Context(), time.Second); err != nil || n != 0 {
 		t.Errorf("%d stalls were flagged, %v", n, err)
 	}
 	if n := calls.Load(); n != 1 {
 		t.Errorf("the step was called %d times in the mode", n)
 	}
-	testkit.SetRollback(b.db, false)
-	r := b.await(id, 20*time.Second, "succeeded", "failed")
+	testkit.SetRollback(b.DB, false)
+	r := b.Await(id, 20*time.Second, "succeeded", "failed")
 	if r.State != "succeeded" || r.StuckReason != "" {
 		t.Errorf("run is %s (%s): %s", r.State, r.StuckReason, r.Error)
 	}
-	list := b.timeline(id)
+	list := b.Timeline(id)
 	if len(list) != 2 || list[0].Attempt != 1 || list[0].Stalled {
 		t.Errorf("the timeline shows %+v", list)
 	}
@@ -86,11 +87,11 @@ func TestUndosStandStillInRollbackMode(t *testing.T) {
 	testkit.IO(t)
 	var b *bed
 	var undone, inMode atomic.Int32
-	steps := pureSteps("make", "fail")
+	steps := sagatest.PureSteps("make", "fail")
 	steps[0].Undo = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		undone.Add(1)
 		var on bool
-		if err := b.db.OwnerPool().QueryRow(ctx, `SELECT mesh.rolled_back()`).Scan(&on); err != nil || on {
+		if err := b.DB.OwnerPool().QueryRow(ctx, `SELECT mesh.rolled_back()`).Scan(&on); err != nil || on {
 			inMode.Add(1)
 		}
 		return saga.Done(nil), nil
@@ -105,23 +106,23 @@ func TestUndosStandStillInRollbackMode(t *testing.T) {
 			return saga.Outcome{}, ctx.Err()
 		}
 	}
-	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
-	_, id := b.create("toy")
+	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	b.Drive(b.Config("a"))
+	_, id := b.Create("toy")
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if r := b.run(id); r.Step != 1 {
+		if r := b.Run(id); r.Step != 1 {
 			return fmt.Errorf("run is at step %d", r.Step)
 		}
 		return nil
 	})
-	testkit.SetRollback(b.db, true)
+	testkit.SetRollback(b.DB, true)
 	close(gate)
 	b.still(id, "compensating")
 	if undone.Load() != 0 {
 		t.Fatal("the undo ran in the mode")
 	}
-	testkit.SetRollback(b.db, false)
-	b.await(id, 20*time.Second, "failed")
+	testkit.SetRollback(b.DB, false)
+	b.Await(id, 20*time.Second, "failed")
 	if undone.Load() != 1 || inMode.Load() != 0 {
 		t.Errorf("undone %d times, %d in the mode", undone.Load(), inMode.Load())
 	}
@@ -133,7 +134,7 @@ func TestAStepUnderWayStopsAtItsNextEffect(t *testing.T) {
 	var effects atomic.Int32
 	var verdict atomic.Value
 	entered, gate := make(chan struct{}, 1), make(chan struct{})
-	steps := pureSteps("act")
+	steps := sagatest.PureSteps("act")
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		select {
 		case entered <- struct{}{}:
@@ -151,19 +152,19 @@ func TestAStepUnderWayStopsAtItsNextEffect(t *testing.T) {
 		effects.Add(1)
 		return saga.Done(nil), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	b.drive(b.config("a"))
-	_, id := b.create("toy")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	b.Drive(b.Config("a"))
+	_, id := b.Create("toy")
 	<-entered
-	testkit.SetRollback(b.db, true)
+	testkit.SetRollback(b.DB, true)
 	close(gate)
 	b.still(id, "waiting")
 	if err, _ := verdict.Load().(error); effects.Load() != 0 || !errors.Is(err, saga.ErrPaused) {
 		t.Errorf("%d effects; the step was told %v", effects.Load(), err)
 	}
-	testkit.SetRollback(b.db, false)
-	b.await(id, 20*time.Second, "succeeded")
-	if list := b.timeline(id); len(list) != 1 || effects.Load() != 1 {
+	testkit.SetRollback(b.DB, false)
+	b.Await(id, 20*time.Second, "succeeded")
+	if list := b.Timeline(id); len(list) != 1 || effects.Load() != 1 {
 		t.Errorf("%d effects over %d attempts", effects.Load(), len(list))
 	}
 }

@@ -1,4 +1,4 @@
-package saga_test
+package drive_test
 
 import (
 	"context"
@@ -15,12 +15,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // locked returns which rows of a run another transaction has locked.
 func (b *bed) locked(ctx context.Context, env *saga.Env) (string, error) {
 	free := func(sql, id string) (bool, error) {
-		tx, err := b.db.Pool(pg.RoleLifecycle).Begin(ctx)
+		tx, err := b.DB.Pool(pg.RoleLifecycle).Begin(ctx)
 		if err != nil {
 			return false, err
 		}
@@ -42,21 +43,21 @@ func (b *bed) locked(ctx context.Context, env *saga.Env) (string, error) {
 // TestOrderOfLocksOfAStuckRun: what a stuck run's definition locks before the run is locked before it.
 func TestOrderOfLocksOfAStuckRun(t *testing.T) {
 	testkit.IO(t)
-	var rec record
+	var rec sagatest.Record
 	var b *bed
 	var of saga.Env
 	look := func(ctx context.Context, what, workspaceID string) error {
 		held, err := b.locked(ctx, &saga.Env{RunID: of.RunID, WorkspaceID: workspaceID})
-		rec.add("%s: %s", what, held)
+		rec.Add("%s: %s", what, held)
 		return err
 	}
-	steps := pureSteps("one")
+	steps := sagatest.PureSteps("one")
 	steps[0].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 		of = *env
 		return saga.Outcome{}, saga.Fail(0, commonv1.Reason_REASON_LAUNCH_FAILED, "", nil)
 	}
 	b = newBed(t, saga.Definition{
-		Name: "toy", Version: 1, Steps: steps, States: states(), Sticks: true,
+		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), Sticks: true,
 		BeforeStuck: func(ctx context.Context, _ pgx.Tx, workspaceID string) error {
 			return look(ctx, "before", workspaceID)
 		},
@@ -64,13 +65,13 @@ func TestOrderOfLocksOfAStuckRun(t *testing.T) {
 			return look(ctx, "stuck", workspaceID)
 		},
 	})
-	cfg := b.config("a")
+	cfg := b.Config("a")
 	cfg.Heartbeat, cfg.Lease = 5*time.Minute, 15*time.Minute // nothing but the end of the run locks it
-	b.drive(cfg)
-	_, id := b.create("toy")
-	b.await(id, time.Minute, "stuck")
+	b.Drive(cfg)
+	_, id := b.Create("toy")
+	b.Await(id, time.Minute, "stuck")
 	want := []string{"before: run false, workspace false", "stuck: run true, workspace true"}
-	if got := rec.all(); !slices.Equal(got, want) {
+	if got := rec.All(); !slices.Equal(got, want) {
 		t.Errorf("locks = %q, want %q", got, want)
 	}
 }
@@ -79,33 +80,33 @@ func TestOrderOfLocksOfAStuckRun(t *testing.T) {
 // workspace.
 func TestOrderOfLocks(t *testing.T) {
 	testkit.IO(t)
-	var rec record
+	var rec sagatest.Record
 	var b *bed
 	look := func(what string, env *saga.Env) saga.TxFunc {
 		return func(ctx context.Context, _ pgx.Tx) error {
 			held, err := b.locked(ctx, env)
-			rec.add("%s: %s", what, held)
+			rec.Add("%s: %s", what, held)
 			return err
 		}
 	}
-	steps := pureSteps("one", "two")
+	steps := sagatest.PureSteps("one", "two")
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		if err := env.TxAfter(ctx, look("before", env), look("within", env)); err != nil {
 			return saga.Outcome{}, err
 		}
 		return saga.Done(nil, look("rows", env)).After(look("before rows", env)), nil
 	}
-	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	cfg := b.config("a")
+	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	cfg := b.Config("a")
 	cfg.Heartbeat, cfg.Lease = 5*time.Minute, 15*time.Minute // nothing but the step locks the run
-	b.drive(cfg)
-	_, id := b.create("toy")
-	b.await(id, time.Minute, "succeeded")
+	b.Drive(cfg)
+	_, id := b.Create("toy")
+	b.Await(id, time.Minute, "succeeded")
 	want := []string{
 		"before: run false, workspace false", "within: run true, workspace false",
 		"before rows: run false, workspace false", "rows: run true, workspace true",
 	}
-	if got := rec.all(); !slices.Equal(got, want) {
+	if got := rec.All(); !slices.Equal(got, want) {
 		t.Errorf("locks = %q, want %q", got, want)
 	}
 }

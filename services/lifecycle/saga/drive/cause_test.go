@@ -1,4 +1,4 @@
-package saga_test
+package drive_test
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // page is what was logged.
@@ -57,7 +58,7 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 	cause := fmt.Errorf("migration 2 of postgres://admin:%s@db/x: %w;\n\tpassword=%s %s", secret,
 		&pgconn.PgError{Severity: "ERROR", Code: "42P07", Message: `relation "kv" already exists`}, secret,
 		strings.Repeat("and so on ", 1000))
-	steps := pureSteps("schema", "never")
+	steps := sagatest.PureSteps("schema", "never")
 	steps[0].Undo = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		return saga.Outcome{}, fmt.Errorf("drop schema: %w", errBoom)
 	}
@@ -71,22 +72,22 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := newBed(t)
-	registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.core, err = saga.New(saga.Deps{DB: b.db.Pool(pg.RoleLifecycle), Registry: registry, Logger: logger}); err != nil {
+	if b.Core, err = saga.New(saga.Deps{DB: b.DB.Pool(pg.RoleLifecycle), Registry: registry, Logger: logger}); err != nil {
 		t.Fatal(err)
 	}
-	stop := b.drive(b.config("a"))
-	ws, id := b.create("toy")
-	r := b.await(id, 10*time.Second, "stuck")
+	stop := b.Drive(b.Config("a"))
+	ws, id := b.Create("toy")
+	r := b.Await(id, 10*time.Second, "stuck")
 	stop()
-	if r.Error != public || b.workspace(ws).LastError == "" ||
-		strings.Contains(r.StuckReason+r.WhyWaiting+b.workspace(ws).LastError, "42P07") {
+	if r.Error != public || b.Workspace(ws).LastError == "" ||
+		strings.Contains(r.StuckReason+r.WhyWaiting+b.Workspace(ws).LastError, "42P07") {
 		t.Errorf("people read %q, %q", r.Error, r.StuckReason)
 	}
-	list := b.timeline(id)
+	list := b.Timeline(id)
 	if len(list) != 6 {
 		t.Fatalf("%d attempts, not three each way", len(list))
 	}
@@ -114,7 +115,7 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 		text, _ := line["error"].(string)
 		if !strings.Contains(text, want) || strings.Contains(text, secret) || line["for_good"] != forGood ||
 			line["direction"] != direction ||
-			line["workspace_id"] != ws || line["tenant_id"] != b.tenant || line["correlation_id"] != r.CorrelationID ||
+			line["workspace_id"] != ws || line["tenant_id"] != b.Tenant || line["correlation_id"] != r.CorrelationID ||
 			line["step"] != "schema" {
 			t.Errorf("line %d = %v", i, line)
 		}
@@ -140,10 +141,10 @@ func TestASupersededStepIsNoWarning(t *testing.T) {
 		t.Run(tt.want+" for "+tt.reason.String()+" after "+tt.later, func(t *testing.T) {
 			testkit.IO(t)
 			b := newBed(t)
-			steps := pureSteps("schema", "never")
+			steps := sagatest.PureSteps("schema", "never")
 			steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 				if tt.later != "" {
-					_, err := b.db.Pool(pg.RoleLifecycle).Exec(ctx, `UPDATE lifecycle.workspace SET `+tt.later+` WHERE id = $1`,
+					_, err := b.DB.Pool(pg.RoleLifecycle).Exec(ctx, `UPDATE lifecycle.workspace SET `+tt.later+` WHERE id = $1`,
 						env.WorkspaceID)
 					if err != nil {
 						return saga.Outcome{}, err
@@ -156,19 +157,19 @@ func TestASupersededStepIsNoWarning(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+			registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if b.core, err = saga.New(saga.Deps{
-				DB: b.db.Pool(pg.RoleLifecycle), Registry: registry,
+			if b.Core, err = saga.New(saga.Deps{
+				DB: b.DB.Pool(pg.RoleLifecycle), Registry: registry,
 				Logger: logger,
 			}); err != nil {
 				t.Fatal(err)
 			}
-			stop := b.drive(b.config("a"))
-			_, id := b.create("toy")
-			b.await(id, 10*time.Second, "failed")
+			stop := b.Drive(b.Config("a"))
+			_, id := b.Create("toy")
+			b.Await(id, 10*time.Second, "failed")
 			stop()
 			told := log.lines(t, "step failed", id)
 			if len(told) != 1 || told[0]["level"] != tt.want {

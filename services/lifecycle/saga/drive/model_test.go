@@ -1,4 +1,4 @@
-package saga_test
+package drive_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // TestRandomVerbs throws verbs in any order at one workspace whose steps fail at random, and checks the invariants
@@ -52,7 +53,7 @@ func TestRandomVerbs(t *testing.T) {
 			}), err
 		}
 		return saga.Step{
-			Name: name, Class: saga.Create, Kinds: []string{name}, Retry: fast,
+			Name: name, Class: saga.Create, Kinds: []string{name}, Retry: sagatest.Fast(),
 			UndoRetry: saga.RetryPolicy{Attempts: 2, First: time.Millisecond, Max: time.Millisecond},
 			Do:        func(ctx context.Context, env *saga.Env) (saga.Outcome, error) { return act(ctx, env, false) },
 			Undo:      func(ctx context.Context, env *saga.Env) (saga.Outcome, error) { return act(ctx, env, true) },
@@ -63,39 +64,39 @@ func TestRandomVerbs(t *testing.T) {
 	}
 	b := newBed(t, saga.Definition{
 		Name: "toy", Version: 1, Steps: []saga.Step{moody("one"), moody("two"), moody("three")},
-		States: states(),
+		States: sagatest.States(),
 	})
-	b.drive(b.config("a"))
-	b.drive(b.config("b"))
+	b.Drive(b.Config("a"))
+	b.Drive(b.Config("b"))
 	rapid.Check(t, func(rt *rapid.T) {
-		ws, run := b.create("toy")
+		ws, run := b.Create("toy")
 		for range rapid.IntRange(1, 8).Draw(rt, "verbs") {
 			verb := rapid.SampledFrom([]string{
 				"cancel", "reset", "retry", "retry-undo", "skip-undo", "wake",
 				"recreate",
 			}).Draw(rt, "verb")
-			err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
+			err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
 				var err error
 				switch verb {
 				case "cancel":
-					_, err = b.core.Cancel(ctx, tx, run, "model", "")
+					_, err = b.Core.Cancel(ctx, tx, run, "model", "")
 				case "reset":
-					_, _, err = b.core.Reset(ctx, tx, ws)
+					_, _, err = b.Core.Reset(ctx, tx, ws)
 				case "retry":
 					var out saga.Retried
-					if out, err = b.core.Retry(ctx, tx,
+					if out, err = b.Core.Retry(ctx, tx,
 						saga.RetryRequest{WorkspaceID: ws, Definition: "toy", Override: true, Reason: "model"}); err == nil {
 						run = out.RunID
 					}
 				case "retry-undo":
-					_, err = b.core.RetryUndo(ctx, tx, run, "model")
+					_, err = b.Core.RetryUndo(ctx, tx, run, "model")
 				case "skip-undo":
-					_, _, err = b.core.SkipUndo(ctx, tx, run, "model", "model")
+					_, _, err = b.Core.SkipUndo(ctx, tx, run, "model", "model")
 				case "wake":
-					err = b.core.Wake(ctx, tx, run)
+					err = b.Core.Wake(ctx, tx, run)
 				case "recreate":
 					var out saga.Started
-					out, err = b.core.Start(ctx, tx, saga.StartRequest{
+					out, err = b.Core.Start(ctx, tx, saga.StartRequest{
 						WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: "toy", NextEpoch: true,
 						From: []commonv1.WorkspaceState{
 							commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
@@ -115,21 +116,21 @@ func TestRandomVerbs(t *testing.T) {
 				rt.Fatalf("after %s: %v", verb, err)
 			}
 			if rapid.Bool().Draw(rt, "settle") {
-				b.await(run, 20*time.Second, "succeeded", "failed", "stuck")
+				b.Await(run, 20*time.Second, "succeeded", "failed", "stuck")
 			}
 		}
-		r := b.await(run, 20*time.Second, "succeeded", "failed", "stuck")
+		r := b.Await(run, 20*time.Second, "succeeded", "failed", "stuck")
 		if err := b.invariants(ws); err != nil {
 			rt.Fatal(err)
 		}
-		if err := b.announced(run); err != nil {
+		if err := b.Announced(run); err != nil {
 			rt.Fatal(err)
 		}
-		claims, err := claims.Live(t.Context(), b.db.Pool(pg.RoleLifecycle), ws)
+		claims, err := claims.Live(t.Context(), b.DB.Pool(pg.RoleLifecycle), ws)
 		if err != nil {
 			rt.Fatal(err)
 		}
-		w := b.workspace(ws)
+		w := b.Workspace(ws)
 		switch want := map[string]string{"succeeded": "active", "failed": "failed", "stuck": "stuck"}[r.State]; {
 		case w.State != want:
 			rt.Fatalf("a run that is %s left its workspace %s", r.State, w.State)
@@ -143,7 +144,7 @@ func TestRandomVerbs(t *testing.T) {
 
 // unreported returns the attempts of a workspace whose last change is in no event.
 func (b *bed) unreported(ws string) ([]string, error) {
-	ctx, pool := testkit.Context(b.t), b.db.Pool(pg.RoleLifecycle)
+	ctx, pool := testkit.Context(b.T), b.DB.Pool(pg.RoleLifecycle)
 	rows, err := pool.Query(ctx, `SELECT run_id::text || ' ' || name || ' ' || version FROM lifecycle.saga_step
 		WHERE workspace_id = $1`, ws)
 	if err != nil {
@@ -203,7 +204,7 @@ func (b *bed) invariants(ws string) error {
 			WHERE e.kind = 'run.changed' AND e.aggregate_id = r.id::text AND e.aggregate_version = r.version)`,
 	} {
 		var broken bool
-		if err := b.db.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(b.t), sql, ws).Scan(&broken); err != nil {
+		if err := b.DB.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(b.T), sql, ws).Scan(&broken); err != nil {
 			return err
 		}
 		if broken {

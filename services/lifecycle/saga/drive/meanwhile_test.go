@@ -1,4 +1,4 @@
-package saga_test
+package drive_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // TestABudgetEndsWhatStandsInTheWay: an attempt goes on waiting while it shows an error (WaitFor.Meanwhile). When its
@@ -23,7 +24,7 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	testkit.IO(t)
 	const said, words, budget = "workload main exited with status 7", "no such file: model.bin", 2 * time.Hour
 	var looks atomic.Int32
-	steps := pureSteps("wait")
+	steps := sagatest.PureSteps("wait")
 	steps[0].Budget, steps[0].Retry = budget, saga.RetryPolicy{Attempts: 1}
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		looks.Add(1)
@@ -32,13 +33,15 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 			LastOutput: words,
 		}}), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), Deadline: 100 * time.Hour})
-	b.drive(b.config("a"))
-	_, id := b.create("toy")
-	r := b.await(id, 10*time.Second, "waiting")
+	b := newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), Deadline: 100 * time.Hour,
+	})
+	b.Drive(b.Config("a"))
+	_, id := b.Create("toy")
+	r := b.Await(id, 10*time.Second, "waiting")
 	attempt := func() runs.Attempt {
 		t.Helper()
-		all, err := runs.Timeline(testkit.Context(t), b.db.Pool(pg.RoleLifecycle), id)
+		all, err := runs.Timeline(testkit.Context(t), b.DB.Pool(pg.RoleLifecycle), id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,11 +61,11 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	}
 	// Woken within the budget, the step is called again and goes on waiting, in the same attempt.
 	before := looks.Load()
-	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+	if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, id) }); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if looks.Load() == before || b.run(id).State != "waiting" {
+		if looks.Load() == before || b.Run(id).State != "waiting" {
 			return errBoom
 		}
 		return nil
@@ -70,8 +73,8 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	if a := attempt(); a.Attempt != 1 || a.State != "waiting" {
 		t.Errorf("after another look: %+v", a)
 	}
-	testkit.SetClockOffset(b.db, budget+time.Minute)
-	b.await(id, 10*time.Second, "failed")
+	testkit.SetClockOffset(b.DB, budget+time.Minute)
+	b.Await(id, 10*time.Second, "failed")
 	a := attempt()
 	if a.State != "failed" || a.ErrorCode != "deadline_of_step_exceeded" || !strings.Contains(a.Error, said) ||
 		!strings.Contains(a.Error, "2h0m0s") ||

@@ -1,4 +1,4 @@
-package saga_test
+package drive_test
 
 import (
 	"context"
@@ -16,20 +16,21 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
 // starting makes a workspace, starts a run on it, and calls then in the same transaction.
 func (b *bed) starting(then func() error) (string, error) {
-	b.t.Helper()
+	b.T.Helper()
 	var started saga.Started
-	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
+	err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
 		id, err := workspace.Insert(ctx, tx,
-			workspace.Draft{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
+			workspace.Draft{TenantID: b.Tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
 		if err != nil {
 			return err
 		}
-		started, err = b.core.Start(ctx, tx, saga.StartRequest{
+		started, err = b.Core.Start(ctx, tx, saga.StartRequest{
 			WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: "toy", Requester: "test",
 			NextEpoch: true,
 		})
@@ -42,10 +43,10 @@ func (b *bed) starting(then func() error) (string, error) {
 }
 
 func (b *bed) firstEvent(id string) *lifecyclev1.Run {
-	b.t.Helper()
+	b.T.Helper()
 	var r events.Record
 	run := &lifecyclev1.Run{}
-	err := b.db.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(b.t),
+	err := b.DB.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(b.T),
 		`SELECT body, body_type, correlation_id, tenant_id, workspace_id, workflow_id FROM `+testkit.EventRows+`
 		WHERE aggregate_id = $1 AND kind = 'run.changed' AND aggregate_version = 1`, id).Scan(
 		&r.Body, &r.BodyType, &r.CorrelationID, &r.TenantID, &r.WorkspaceID, &r.WorkflowID)
@@ -53,33 +54,35 @@ func (b *bed) firstEvent(id string) *lifecyclev1.Run {
 		err = r.Decode(run)
 	}
 	if err != nil {
-		b.t.Fatal(err)
+		b.T.Fatal(err)
 	}
 	return run
 }
 
 // driven waits until the driver runs: it leases a run that is in the queue.
 func (b *bed) driven() {
-	b.t.Helper()
-	_, id := b.create("toy")
-	b.await(id, 10*time.Second, "succeeded")
+	b.T.Helper()
+	_, id := b.Create("toy")
+	b.Await(id, 10*time.Second, "succeeded")
 }
 
 // TestAStartLeasesItsRun holds that a run that is started beside a free worker is leased by the transaction that
 // inserts it, and that its first event has the lease.
 func TestAStartLeasesItsRun(t *testing.T) {
 	testkit.IO(t)
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one", "two"), States: states()})
-	cfg := b.config("a")
+	b := newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one", "two"), States: sagatest.States(),
+	})
+	cfg := b.Config("a")
 	cfg.LeaseBatch = 1                                    // its query of the queue takes one worker of eight
 	cfg.Heartbeat, cfg.Lease = time.Minute, 3*time.Minute // a heartbeat raises the version that is compared
-	b.drive(cfg)
+	b.Drive(cfg)
 	b.driven()
 	id, err := b.starting(func() error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := b.await(id, 5*time.Second, "succeeded")
+	r := b.Await(id, 5*time.Second, "succeeded")
 	first := b.firstEvent(id)
 	if first.GetState() != commonv1.RunState_RUN_STATE_RUNNING || first.GetOwner() != "a" || first.GetFence() != 1 ||
 		len(first.GetChangedSteps()) != 1 {
@@ -88,7 +91,7 @@ func TestAStartLeasesItsRun(t *testing.T) {
 	if r.Fence != 1 || r.Version != 3 {
 		t.Errorf("a run of two steps was leased %d times and changed to version %d", r.Fence, r.Version)
 	}
-	if err := b.announced(id); err != nil {
+	if err := b.Announced(id); err != nil {
 		t.Error(err)
 	}
 }
@@ -97,17 +100,17 @@ func TestAStartLeasesItsRun(t *testing.T) {
 // back drives others.
 func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
 	testkit.IO(t)
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
-	cfg := b.config("a")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
+	cfg := b.Config("a")
 	cfg.Workers, cfg.LeaseBatch = 1, 1
-	b.drive(cfg)
+	b.Drive(cfg)
 	b.driven()
 	for range 3 {
 		id, err := b.starting(func() error { return errBoom })
 		if !errors.Is(err, errBoom) {
 			t.Fatalf("err = %v", err)
 		}
-		if _, err := runs.Get(testkit.Context(t), b.db.Pool(pg.RoleLifecycle), id); !pg.IsNoRows(err) {
+		if _, err := runs.Get(testkit.Context(t), b.DB.Pool(pg.RoleLifecycle), id); !pg.IsNoRows(err) {
 			t.Errorf("a run that was rolled back = %v", err)
 		}
 	}
@@ -119,17 +122,17 @@ func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
 func TestAStartBesideBusyWorkersWaits(t *testing.T) {
 	testkit.IO(t)
 	began, goOn := make(chan struct{}, 1), make(chan struct{})
-	steps := pureSteps("one")
+	steps := sagatest.PureSteps("one")
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		began <- struct{}{}
 		<-goOn
 		return saga.Done(nil), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	cfg := b.config("a")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	cfg := b.Config("a")
 	cfg.Workers, cfg.LeaseBatch = 1, 1
-	b.drive(cfg)
-	_, busy := b.create("toy")
+	b.Drive(cfg)
+	_, busy := b.Create("toy")
 	<-began
 	id, err := b.starting(func() error { return nil })
 	if err != nil {
@@ -140,19 +143,19 @@ func TestAStartBesideBusyWorkersWaits(t *testing.T) {
 		t.Errorf("first event = %v", first)
 	}
 	close(goOn)
-	b.await(busy, 5*time.Second, "succeeded")
-	b.await(id, 5*time.Second, "succeeded")
+	b.Await(busy, 5*time.Second, "succeeded")
+	b.Await(id, 5*time.Second, "succeeded")
 }
 
 // TestAStartDuringAStopIsDueAtOnce holds that a run that was leased for a driver which stops before the commit is free
 // for another at once, long before its lease ends, and that a driver that has stopped leases none.
 func TestAStartDuringAStopIsDueAtOnce(t *testing.T) {
 	testkit.IO(t)
-	def := saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()}
+	def := saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()}
 	b := newBed(t, def)
-	cfg := b.config("a")
+	cfg := b.Config("a")
 	cfg.Lease, cfg.LeaseBatch = 10*time.Hour, 1
-	stop := b.drive(cfg)
+	stop := b.Drive(cfg)
 	b.driven()
 	id, err := b.starting(func() error { stop(); return nil })
 	if err != nil {
@@ -165,11 +168,11 @@ func TestAStartDuringAStopIsDueAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := b.run(later); r.State != "pending" || r.Owner != "" {
+	if r := b.Run(later); r.State != "pending" || r.Owner != "" {
 		t.Errorf("a driver that has stopped leased %+v", r)
 	}
 	o := b.second(def)
-	o.drive(o.config("b"))
-	o.await(id, 10*time.Second, "succeeded")
-	o.await(later, 10*time.Second, "succeeded")
+	o.Drive(o.Config("b"))
+	o.Await(id, 10*time.Second, "succeeded")
+	o.Await(later, 10*time.Second, "succeeded")
 }

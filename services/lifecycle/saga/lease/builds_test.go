@@ -1,4 +1,4 @@
-package saga_test
+package lease_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // told has the fields of Env that a step got for an attempt.
@@ -17,9 +18,9 @@ type told struct {
 	opSeq     int64
 }
 
-// tellingSteps returns steps that record their Env. The step called last waits when it is called first.
+// tellingSteps returns steps that sagatest.Record their Env. The step called last waits when it is called first.
 func tellingSteps(list *[]told, mu *sync.Mutex, names ...string) []saga.Step {
-	steps := pureSteps(names...)
+	steps := sagatest.PureSteps(names...)
 	for i := range steps {
 		name := steps[i].Name
 		steps[i].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
@@ -35,7 +36,7 @@ func tellingSteps(list *[]told, mu *sync.Mutex, names ...string) []saga.Step {
 // earlierLease leases a run as builds without ranges did, for a lease of zero length: the fence is raised, the
 // workspace's next number is drawn, and the attempt has a row from its beginning.
 func (b *bed) earlierLease(id, ws string, step int, name string, attempt int) {
-	b.t.Helper()
+	b.T.Helper()
 	b.exec(`UPDATE lifecycle.saga_run
 		SET owner = 'earlier', fence = fence + 1, lease_until = mesh.clock(), next_at = mesh.clock(), state = 'running',
 		step = $2,
@@ -51,7 +52,7 @@ func (b *bed) earlierLease(id, ws string, step int, name string, attempt int) {
 
 // earlierClose ends the open attempt as those builds did.
 func (b *bed) earlierClose(id, state string) {
-	b.t.Helper()
+	b.T.Helper()
 	b.exec(`UPDATE lifecycle.saga_step SET state = $2, outcome = $2, finished_at = CASE WHEN $2 <> 'waiting'
 		THEN mesh.clock() END, version = version + 1
 		WHERE run_id = $1 AND state = 'running'`, id, state)
@@ -97,9 +98,9 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 			var list []told
 			b := newBed(t, saga.Definition{
 				Name: "toy", Version: 1, Steps: tellingSteps(&list, &mu, "one", "two", "three"),
-				States: states(),
+				States: sagatest.States(),
 			})
-			ws, id := b.create("toy")
+			ws, id := b.Create("toy")
 			if tc.ranges {
 				// Attempts 1 and 2 at "two" have failed, and the third is open in the run's row.
 				b.exec(`UPDATE lifecycle.saga_run
@@ -110,18 +111,18 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 					SELECT $1, x.step, x.name, 'do', x.attempt, $2, $3, 1, x.op_seq, x.state, '', '5 min'
 					FROM (VALUES (0, 'one', 1, 1, 'succeeded'), (1, 'two', 1, 2, 'failed'), (1, 'two', 2, 3, 'failed')) AS x (step,
 						name, attempt, op_seq, state)`,
-					id, ws, b.tenant)
+					id, ws, b.Tenant)
 			} else {
 				// as the migration fills the columns
 				b.exec(`UPDATE lifecycle.saga_run SET op_seq = 0, op_last = 0 WHERE id = $1`, id)
 				b.exec(`UPDATE lifecycle.workspace SET op_seq = 0 WHERE id = $1`, ws)
 			}
 			tc.leave(b, id, ws)
-			if drawn := b.workspace(ws).OpSeq; drawn != tc.drawn {
+			if drawn := b.Workspace(ws).OpSeq; drawn != tc.drawn {
 				t.Fatalf("%d numbers are drawn, not %d", drawn, tc.drawn)
 			}
-			b.drive(b.config("now"))
-			b.await(id, 10*time.Second, "succeeded")
+			b.Drive(b.Config("now"))
+			b.Await(id, 10*time.Second, "succeeded")
 			mu.Lock()
 			defer mu.Unlock()
 			last := tc.drawn
@@ -146,8 +147,8 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 				t.Errorf("steps were told %+v", list)
 			}
 			seen := map[int64]bool{}
-			for _, a := range b.timeline(id) {
-				if seen[a.OpSeq] || a.OpSeq < 1 || a.OpSeq > b.workspace(ws).OpSeq || a.IdemKey != id+"/"+a.Name+"/do" {
+			for _, a := range b.Timeline(id) {
+				if seen[a.OpSeq] || a.OpSeq < 1 || a.OpSeq > b.Workspace(ws).OpSeq || a.IdemKey != id+"/"+a.Name+"/do" {
 					t.Errorf("attempt %d of %q has number %d and key %s", a.Attempt, a.Name, a.OpSeq, a.IdemKey)
 				}
 				seen[a.OpSeq] = true

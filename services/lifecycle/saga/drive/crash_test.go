@@ -1,4 +1,4 @@
-package saga_test
+package drive_test
 
 import (
 	"context"
@@ -20,14 +20,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
-
-// second is another replica's core and driver on the same database.
-func (b *bed) second(defs ...saga.Definition) *bed {
-	b.t.Helper()
-	return bedOn(b.t, b.db, nil, defs...)
-}
 
 // TestCrashIsReclaimedAndTheZombieRefused: the first driver holds a step that neither beats nor ends; a second takes
 // over after the lease, and the first one's writes are refused then.
@@ -36,7 +31,7 @@ func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
 	var calls atomic.Int32
 	zombie, began := make(chan error, 1), make(chan struct{})
 	release := make(chan struct{})
-	steps := pureSteps("one", "two")
+	steps := sagatest.PureSteps("one", "two")
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		if calls.Add(1) == 1 {
 			close(began)
@@ -46,17 +41,17 @@ func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
 		}
 		return saga.Done(map[string]int{"by": env.Attempt}), nil
 	}
-	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
+	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()}
 	b := newBed(t, def)
-	cfg := b.config("dead")
+	cfg := b.Config("dead")
 	cfg.Heartbeat, cfg.Lease = time.Minute, 3*time.Minute // it never beats in the time of this test
-	b.drive(cfg)
-	_, id := b.create("toy")
+	b.Drive(cfg)
+	_, id := b.Create("toy")
 	<-began
-	testkit.SetClockOffset(b.db, 4*time.Minute)
+	testkit.SetClockOffset(b.DB, 4*time.Minute)
 	o := b.second(def)
-	o.drive(o.config("alive"))
-	r := o.await(id, 10*time.Second, "succeeded")
+	o.Drive(o.Config("alive"))
+	r := o.Await(id, 10*time.Second, "succeeded")
 	if r.Fence != 2 {
 		t.Errorf("fence = %d", r.Fence)
 	}
@@ -65,12 +60,12 @@ func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
 		t.Errorf("the zombie's writes = %v", err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if n := b.core.Stats().FencedOut.Load(); n == 0 {
+		if n := b.Core.Stats().FencedOut.Load(); n == 0 {
 			return errors.New("no refused write was counted")
 		}
 		return nil
 	})
-	list := b.timeline(id)
+	list := b.Timeline(id)
 	if len(list) != 3 || list[0].State != "lost" || list[1].Attempt != 2 || list[1].OpSeq <= list[0].OpSeq ||
 		string(list[1].Output) != `{"by": 2}` {
 		t.Errorf("timeline = %+v", list)
@@ -83,7 +78,7 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 	testkit.IO(t)
 	cause := make(chan error, 1)
 	var calls atomic.Int32
-	steps := pureSteps("one")
+	steps := sagatest.PureSteps("one")
 	steps[0].Do = func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) {
 		if calls.Add(1) > 1 {
 			return saga.Done(nil), nil
@@ -92,11 +87,11 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 		cause <- context.Cause(ctx)
 		return saga.Outcome{}, context.Cause(ctx)
 	}
-	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
+	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()}
 	b := newBed(t, def)
-	b.drive(b.config("a"))
-	_, id := b.create("toy")
-	b.await(id, 5*time.Second, "running")
+	b.Drive(b.Config("a"))
+	_, id := b.Create("toy")
+	b.Await(id, 5*time.Second, "running")
 	// Someone else leases it: what a reclaim does, without the wait.
 	b.exec(`UPDATE lifecycle.saga_run SET fence = fence + 1, owner = 'thief' WHERE id = $1`, id)
 	select {
@@ -108,19 +103,19 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 		t.Fatal("the step's context did not end")
 	}
 	b.exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock(), lease_until = mesh.clock() WHERE id = $1`, id)
-	b.await(id, 5*time.Second, "succeeded")
+	b.Await(id, 5*time.Second, "succeeded")
 }
 
 func TestOwnLeasesAreReclaimedAtBoot(t *testing.T) {
 	testkit.IO(t)
-	steps := pureSteps("one")
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
-	_, id := b.create("toy")
+	steps := sagatest.PureSteps("one")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	_, id := b.Create("toy")
 	b.exec(`UPDATE lifecycle.saga_run
 		SET state = 'running', owner = 'a', fence = 5, lease_until = mesh.clock() + '1 hour',
 		next_at = mesh.clock() + '1 hour' WHERE id = $1`, id)
-	b.drive(b.config("a"))
-	if r := b.await(id, 5*time.Second, "succeeded"); r.Fence != 6 {
+	b.Drive(b.Config("a"))
+	if r := b.Await(id, 5*time.Second, "succeeded"); r.Fence != 6 {
 		t.Errorf("fence = %d", r.Fence)
 	}
 }
@@ -131,7 +126,7 @@ func TestShutdownHandsOver(t *testing.T) {
 	testkit.IO(t)
 	began := make(chan struct{}, 2)
 	var calls atomic.Int32
-	steps := pureSteps("one")
+	steps := sagatest.PureSteps("one")
 	steps[0].Do = func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) {
 		began <- struct{}{}
 		if calls.Add(1) == 1 {
@@ -143,19 +138,19 @@ func TestShutdownHandsOver(t *testing.T) {
 		}
 		return saga.Done(nil), nil
 	}
-	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
+	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()}
 	b := newBed(t, def)
-	stop := b.drive(b.config("a"))
-	_, id := b.create("toy")
+	stop := b.Drive(b.Config("a"))
+	_, id := b.Create("toy")
 	<-began
 	stop()
-	if r := b.run(id); r.State != "waiting" || r.Owner != "" || r.WhyWaiting == "" {
+	if r := b.Run(id); r.State != "waiting" || r.Owner != "" || r.WhyWaiting == "" {
 		t.Errorf("after the stop: %s, owner %q, why %q", r.State, r.Owner, r.WhyWaiting)
 	}
 	o := b.second(def)
-	o.drive(o.config("b"))
-	o.await(id, 5*time.Second, "succeeded")
-	if list := b.timeline(id); len(list) != 1 || list[0].Attempt != 1 {
+	o.Drive(o.Config("b"))
+	o.Await(id, 5*time.Second, "succeeded")
+	if list := b.Timeline(id); len(list) != 1 || list[0].Attempt != 1 {
 		t.Errorf("timeline = %+v", list)
 	}
 }
@@ -164,28 +159,30 @@ func TestShutdownHandsOver(t *testing.T) {
 // go on.
 func TestUnreadableRunStopsNobody(t *testing.T) {
 	testkit.IO(t)
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one", "two"), States: states()})
-	bad, badRun := b.create("toy")
+	b := newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one", "two"), States: sagatest.States(),
+	})
+	bad, badRun := b.Create("toy")
 	b.exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, badRun)
-	unknown, unknownRun := b.create("toy")
+	unknown, unknownRun := b.Create("toy")
 	b.exec(`UPDATE lifecycle.saga_run SET def_version = 99 WHERE id = $1`, unknownRun)
 	var good []string
 	for range 5 {
-		_, id := b.create("toy")
+		_, id := b.Create("toy")
 		good = append(good, id)
 	}
-	b.drive(b.config("a"))
+	b.Drive(b.Config("a"))
 	for _, id := range good {
-		b.await(id, 10*time.Second, "succeeded")
+		b.Await(id, 10*time.Second, "succeeded")
 	}
-	if r := b.await(badRun, 5*time.Second, "stuck"); !strings.Contains(r.StuckReason, "unreadable") {
+	if r := b.Await(badRun, 5*time.Second, "stuck"); !strings.Contains(r.StuckReason, "unreadable") {
 		t.Errorf("stuck reason = %q", r.StuckReason)
 	}
-	if w := b.workspace(bad); w.State != "stuck" {
+	if w := b.Workspace(bad); w.State != "stuck" {
 		t.Errorf("workspace = %s", w.State)
 	}
 	// A version that this build does not know is left for one that does.
-	if r := b.run(unknownRun); r.State != "pending" || r.Fence != 0 {
+	if r := b.Run(unknownRun); r.State != "pending" || r.Fence != 0 {
 		t.Errorf("run of an unknown version: %s, fence %d (workspace %s)", r.State, r.Fence, unknown)
 	}
 }
@@ -193,31 +190,31 @@ func TestUnreadableRunStopsNobody(t *testing.T) {
 // TestPoisonedBatchIsTakenApart: a run that breaks the statement itself does not take the batch with it.
 func TestPoisonedBatchIsTakenApart(t *testing.T) {
 	testkit.IO(t)
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
-	_, bad := b.create("toy")
-	ws, _ := b.create("toy")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
+	_, bad := b.Create("toy")
+	ws, _ := b.Create("toy")
 	// An open attempt of another step: no build wrote that.
 	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
 		state, idem_key, stall_after)
-		VALUES ($1, 0, 'one', 'undo', 1, $2, $3, 1, 1, 'waiting', 'k', '5 min')`, bad, ws, b.tenant)
+		VALUES ($1, 0, 'one', 'undo', 1, $2, $3, 1, 1, 'waiting', 'k', '5 min')`, bad, ws, b.Tenant)
 	b.exec(`UPDATE lifecycle.saga_run SET fence = 3 WHERE id = $1`, bad)
 	var good []string
 	for range 5 {
-		_, id := b.create("toy")
+		_, id := b.Create("toy")
 		good = append(good, id)
 	}
-	b.drive(b.config("a"))
+	b.Drive(b.Config("a"))
 	for _, id := range good {
-		b.await(id, 10*time.Second, "succeeded")
+		b.Await(id, 10*time.Second, "succeeded")
 	}
-	b.await(bad, 5*time.Second, "stuck")
+	b.Await(bad, 5*time.Second, "stuck")
 }
 
 func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 	testkit.IO(t)
 	release := make(chan struct{})
 	moved := make(chan struct{})
-	steps := pureSteps("slow")
+	steps := sagatest.PureSteps("slow")
 	steps[0].StallAfter = time.Minute
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		<-release
@@ -228,16 +225,18 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 		<-ctx.Done()
 		return saga.Outcome{}, context.Cause(ctx)
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 10 * time.Minute})
-	cfg := b.config("a")
+	b := newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), StallAfter: 10 * time.Minute,
+	})
+	cfg := b.Config("a")
 	cfg.Lease, cfg.Heartbeat = time.Hour, time.Minute
-	b.drive(cfg)
-	_, id := b.create("toy")
-	b.await(id, 5*time.Second, "running")
-	testkit.SetClockOffset(b.db, 61*time.Second)
+	b.Drive(cfg)
+	_, id := b.Create("toy")
+	b.Await(id, 5*time.Second, "running")
+	testkit.SetClockOffset(b.DB, 61*time.Second)
 	stalled := func(want bool, prefix string) func() error {
 		return func() error {
-			list, r := b.timeline(id), b.run(id)
+			list, r := b.Timeline(id), b.Run(id)
 			if len(list) != 1 || list[0].Stalled != want || !strings.HasPrefix(r.StuckReason, prefix) ||
 				(prefix == "" && r.StuckReason != "") {
 				return fmt.Errorf("stalled %v, stuck reason %q", list[0].Stalled, r.StuckReason)
@@ -246,18 +245,18 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 		}
 	}
 	testkit.Eventually(t, testkit.Patience, stalled(true, "step_stalled"))
-	if r := b.run(id); r.State != "running" {
+	if r := b.Run(id); r.State != "running" {
 		t.Errorf("a stalled run is %s", r.State)
 	}
 	close(release)
 	<-moved
 	testkit.Eventually(t, testkit.Patience, stalled(false, ""))
-	if list := b.timeline(id); list[0].Progress != "pods 2/3" {
+	if list := b.Timeline(id); list[0].Progress != "pods 2/3" {
 		t.Errorf("progress = %q", list[0].Progress)
 	}
-	testkit.SetClockOffset(b.db, 11*time.Minute)
+	testkit.SetClockOffset(b.DB, 11*time.Minute)
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if r := b.run(id); !strings.HasPrefix(r.StuckReason, "run_stalled") &&
+		if r := b.Run(id); !strings.HasPrefix(r.StuckReason, "run_stalled") &&
 			!strings.HasPrefix(r.StuckReason, "step_stalled") {
 			return fmt.Errorf("stuck reason %q", r.StuckReason)
 		}
@@ -274,15 +273,17 @@ func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 		want   int
 	}{{"lost", 1}, {"failed", 0}} {
 		t.Run(tc.before, func(t *testing.T) {
-			steps := pureSteps("wedged")
+			steps := sagatest.PureSteps("wedged")
 			steps[0].StallAfter = time.Minute
 			steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 				return saga.Wait(saga.WaitFor{For: time.Hour, Why: "waiting for nobody"}), nil
 			}
-			b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: time.Hour})
-			stop := b.drive(b.config("a"))
-			_, id := b.create("toy")
-			b.await(id, 5*time.Second, "waiting")
+			b := newBed(t, saga.Definition{
+				Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), StallAfter: time.Hour,
+			})
+			stop := b.Drive(b.Config("a"))
+			_, id := b.Create("toy")
+			b.Await(id, 5*time.Second, "waiting")
 			stop()
 			b.exec(`UPDATE lifecycle.saga_step SET attempt = 2 WHERE run_id = $1`, id)
 			b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, idem_key, state,
@@ -290,8 +291,8 @@ func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 				SELECT run_id, step, name, dir, 1, workspace_id, tenant_id, idem_key, $2, fence, op_seq, stall_after,
 					started_at - interval '50 seconds', started_at, 1
 				FROM lifecycle.saga_step WHERE run_id = $1`, id, tc.before)
-			testkit.SetClockOffset(b.db, 20*time.Second)
-			if n, err := b.core.MarkStalls(testkit.Context(t), time.Hour); err != nil || n != tc.want {
+			testkit.SetClockOffset(b.DB, 20*time.Second)
+			if n, err := b.Core.MarkStalls(testkit.Context(t), time.Hour); err != nil || n != tc.want {
 				t.Errorf("%d steps stall after an attempt that was %s, not %d: %v", n, tc.before, tc.want, err)
 			}
 		})
@@ -300,36 +301,38 @@ func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 
 func TestBudgetAndDeadlineEndTheForwardPhase(t *testing.T) {
 	testkit.IO(t)
-	var rec record
-	steps := recorded(&rec, "one", "two")
+	var rec sagatest.Record
+	steps := sagatest.Recorded(&rec, "one", "two")
 	steps[1].Budget = 100 * time.Millisecond
 	steps[1].Retry = saga.RetryPolicy{Attempts: 2, First: 5 * time.Millisecond, Max: 5 * time.Millisecond}
 	steps[1].Do = func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) {
 		<-ctx.Done()
-		rec.add("cause %v", context.Cause(ctx))
+		rec.Add("cause %v", context.Cause(ctx))
 		return saga.Outcome{}, context.Cause(ctx)
 	}
-	waiting := pureSteps("forever")
-	waiting[0].Undo = noop
+	waiting := sagatest.PureSteps("forever")
+	waiting[0].Undo = sagatest.Noop
 	waiting[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		return saga.Wait(saga.WaitFor{For: time.Hour, Why: "it never comes"}), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()},
-		saga.Definition{Name: "forever", Version: 1, Steps: waiting, States: states(), Deadline: 300 * time.Millisecond})
-	b.drive(b.config("a"))
-	_, id := b.create("toy")
-	if r := b.await(id, 10*time.Second, "failed"); r.ErrorCode != "deadline_of_step_exceeded" {
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()},
+		saga.Definition{
+			Name: "forever", Version: 1, Steps: waiting, States: sagatest.States(), Deadline: 300 * time.Millisecond,
+		})
+	b.Drive(b.Config("a"))
+	_, id := b.Create("toy")
+	if r := b.Await(id, 10*time.Second, "failed"); r.ErrorCode != "deadline_of_step_exceeded" {
 		t.Errorf("error = %s: %s", r.ErrorCode, r.Error)
 	}
 	want := []string{
 		"do one", "cause " + saga.ErrBudget.Error(), "cause " + saga.ErrBudget.Error(), "undo two",
 		"undo one",
 	}
-	if got := rec.all(); !slices.Equal(got, want) {
+	if got := rec.All(); !slices.Equal(got, want) {
 		t.Errorf("calls = %v, want %v", got, want)
 	}
-	_, id = b.create("forever")
-	if r := b.await(id, 10*time.Second, "failed"); r.ErrorCode != "deadline_exceeded" {
+	_, id = b.Create("forever")
+	if r := b.Await(id, 10*time.Second, "failed"); r.ErrorCode != "deadline_exceeded" {
 		t.Errorf("error = %s: %s", r.ErrorCode, r.Error)
 	}
 }
@@ -364,7 +367,7 @@ func TestPostgresRestartMidRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	steps := pureSteps("one", "two", "three")
+	steps := sagatest.PureSteps("one", "two", "three")
 	killed := make(chan struct{})
 	var once atomic.Bool
 	steps[1].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
@@ -376,7 +379,7 @@ func TestPostgresRestartMidRun(t *testing.T) {
 		}
 		return saga.Done(nil), nil
 	}
-	registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,10 +407,10 @@ func TestPostgresRestartMidRun(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b := &bed{t: t, core: core}
-	cfg := b.config("a")
+	b := &bed{&sagatest.Bed{T: t, Core: core}}
+	cfg := b.Config("a")
 	cfg.Lease, cfg.Heartbeat = 3*time.Second, 200*time.Millisecond // it is waited for
-	b.drive(cfg)
+	b.Drive(cfg)
 	<-killed
 	if err := server.Restart(ctx); err != nil {
 		t.Fatal(err)

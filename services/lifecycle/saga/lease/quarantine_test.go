@@ -1,4 +1,4 @@
-package saga_test
+package lease_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // A run that this build cannot drive is stuck as any other: OnStuck of its definition is called, the audit has it, and
@@ -22,13 +23,13 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 	testkit.IO(t)
 	told := make(chan *saga.StepError, 1)
 	b := newBed(t, saga.Definition{
-		Name: "toy", Version: 1, Steps: pureSteps("one"), States: states(),
+		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States(),
 		OnStuck: func(_ context.Context, _ pgx.Tx, _ string, why *saga.StepError) error { told <- why; return nil },
 	})
-	ws, id := b.create("toy")
+	ws, id := b.Create("toy")
 	b.exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, id)
-	stop := b.drive(b.config("a"))
-	r := b.await(id, 10*time.Second, "stuck")
+	stop := b.Drive(b.Config("a"))
+	r := b.Await(id, 10*time.Second, "stuck")
 	stop()
 	select {
 	case why := <-told:
@@ -39,11 +40,11 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 		t.Error("whoever holds something for it was not told")
 	}
 	var reason string
-	err := b.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(),
+	err := b.DB.Pool(pg.RoleLifecycle).QueryRow(t.Context(),
 		`SELECT payload->>'reason' FROM events.event WHERE kind = $1 AND payload->>'action' = 'tenant.provisioning.stuck'`,
 		audit.Kind).Scan(&reason)
 	if err != nil || !strings.Contains(reason, "unreadable") {
-		t.Errorf("on record is %q, %v", reason, err)
+		t.Errorf("on sagatest.Record is %q, %v", reason, err)
 	}
 	refused := func(what string, err error) {
 		t.Helper()
@@ -52,28 +53,28 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 			t.Errorf("%s = %+v", what, err)
 		}
 	}
-	if b.core.Drives(&r) {
+	if b.Core.Drives(&r) {
 		t.Error("it would be driven")
 	}
 	refused(
-		"retry-undo", b.tx(
-			func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.RetryUndo(ctx, tx, id, "op"); return err },
+		"retry-undo", b.Tx(
+			func(ctx context.Context, tx pgx.Tx) error { _, err := b.Core.RetryUndo(ctx, tx, id, "op"); return err },
 		),
 	)
-	refused("skip-undo", b.tx(func(ctx context.Context, tx pgx.Tx) error {
-		_, _, err := b.core.SkipUndo(ctx, tx, id, "op", "why not")
+	refused("skip-undo", b.Tx(func(ctx context.Context, tx pgx.Tx) error {
+		_, _, err := b.Core.SkipUndo(ctx, tx, id, "op", "why not")
 		return err
 	}))
 	refused(
-		"cancel", b.tx(
-			func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.Cancel(ctx, tx, id, "op", ""); return err },
+		"cancel", b.Tx(
+			func(ctx context.Context, tx pgx.Tx) error { _, err := b.Core.Cancel(ctx, tx, id, "op", ""); return err },
 		),
 	)
 	refused(
-		"reset", b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }),
+		"reset", b.Tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.Core.Reset(ctx, tx, ws); return err }),
 	)
-	if err := b.tx(
-		func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.CloseStuck(ctx, tx, id); return err },
+	if err := b.Tx(
+		func(ctx context.Context, tx pgx.Tx) error { _, err := b.Core.CloseStuck(ctx, tx, id); return err },
 	); err != nil {
 		t.Errorf("what a decommission begins with: %v", err)
 	}
@@ -83,30 +84,32 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 // named.
 func TestARefusedResetSaysWhatHelps(t *testing.T) {
 	testkit.IO(t)
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()},
-		saga.Definition{Name: "teardown", Version: 1, Steps: pureSteps("one"), States: states(), Uncancellable: true})
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()},
+		saga.Definition{
+			Name: "teardown", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States(), Uncancellable: true,
+		})
 	reset := func(ws string) *fault.Error {
 		t.Helper()
 		f, ok := fault.As(
-			b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }),
+			b.Tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.Core.Reset(ctx, tx, ws); return err }),
 		)
 		if !ok || len(f.Unmet) == 0 || f.RetryAfter != saga.ResetAdvice {
 			t.Fatalf("reset = %+v", f)
 		}
 		return f
 	}
-	ws, id := b.create("toy")
+	ws, id := b.Create("toy")
 	if f := reset(ws); !strings.HasPrefix(f.Remedy, "cancel it") {
 		t.Errorf("of what can be cancelled it says %q", f.Remedy)
 	}
-	teardown, _ := b.create("teardown")
+	teardown, _ := b.Create("teardown")
 	if f := reset(teardown); !strings.Contains(f.Remedy, "cannot be cancelled: wait") {
 		t.Errorf("of what cannot be cancelled it says %q", f.Remedy)
 	}
 	b.exec(`UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock() WHERE id = $1`, id)
 	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
 		state, idem_key, stall_after)
-		VALUES ($1, 0, 'one', 'do', 3, $2, $3, 1, 1, 'running', 'k', '5 min')`, id, ws, b.tenant)
+		VALUES ($1, 0, 'one', 'do', 3, $2, $3, 1, 1, 'running', 'k', '5 min')`, id, ws, b.Tenant)
 	if f := reset(ws); len(f.Unmet) != 1 ||
 		!strings.Contains(f.Unmet[0], `attempt 3 at doing the step "one" of operation `+id) {
 		t.Errorf("of an attempt that is open it says %q", f.Unmet)

@@ -1,4 +1,4 @@
-package saga_test
+package lease_test
 
 import (
 	"context"
@@ -11,50 +11,51 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
 // lockedRun locks a run's row as a step's long transaction does, until the test ends or the returned function is
 // called.
 func (b *bed) lockedRun(id string) func() {
-	b.t.Helper()
-	ctx := testkit.Context(b.t)
-	tx, err := b.db.Pool(pg.RoleLifecycle).Begin(ctx)
+	b.T.Helper()
+	ctx := testkit.Context(b.T)
+	tx, err := b.DB.Pool(pg.RoleLifecycle).Begin(ctx)
 	if err != nil {
-		b.t.Fatal(err)
+		b.T.Fatal(err)
 	}
 	if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.saga_run WHERE id = $1 FOR SHARE`, id); err != nil {
-		b.t.Fatal(err)
+		b.T.Fatal(err)
 	}
 	free := func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }
-	b.t.Cleanup(free)
+	b.T.Cleanup(free)
 	return free
 }
 
 // blockedBeats lists the heartbeats that wait for a row: the process and the moment at which each began.
 func (b *bed) blockedBeats() []string {
-	b.t.Helper()
-	rows, err := b.db.Pool(pg.RoleLifecycle).Query(testkit.Context(b.t), `
+	b.T.Helper()
+	rows, err := b.DB.Pool(pg.RoleLifecycle).Query(testkit.Context(b.T), `
 		SELECT format('%s since %s', pid, query_start) FROM pg_stat_activity
 		WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%saga.beat_run %' ORDER BY pid`)
 	if err != nil {
-		b.t.Fatal(err)
+		b.T.Fatal(err)
 	}
 	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		b.t.Fatal(err)
+		b.T.Fatal(err)
 	}
 	return list
 }
 
 // waiting makes a definition whose one step ends with its context, and reports the causes.
 func waiting(causes chan<- error) saga.Definition {
-	steps := pureSteps("wait")
+	steps := sagatest.PureSteps("wait")
 	steps[0].Do = func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) {
 		<-ctx.Done()
 		causes <- context.Cause(ctx)
 		return saga.Outcome{}, context.Cause(ctx)
 	}
-	return saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
+	return saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()}
 }
 
 // TestBlockedBeatsGoOnApart: a run whose row is locked does not delay the extension of another run's lease or the
@@ -63,17 +64,17 @@ func TestBlockedBeatsGoOnApart(t *testing.T) {
 	testkit.IO(t)
 	causes := make(chan error, 8)
 	b := newBed(t, waiting(causes))
-	cfg := b.config("a")
+	cfg := b.Config("a")
 	cfg.Lease, cfg.Heartbeat = 2*time.Minute, 5*time.Second
-	b.drive(cfg)
+	b.Drive(cfg)
 	var runs []string
 	for range 3 {
-		_, id := b.create("toy")
+		_, id := b.Create("toy")
 		runs = append(runs, id)
 	}
 	for _, id := range runs {
 		testkit.Eventually(t, testkit.Patience, func() error {
-			if r := b.run(id); r.State != "running" {
+			if r := b.Run(id); r.State != "running" {
 				return fmt.Errorf("run is %s", r.State)
 			}
 			return nil
@@ -97,15 +98,15 @@ func TestCancelPassesABlockedBeat(t *testing.T) {
 	testkit.IO(t)
 	causes := make(chan error, 8)
 	b := newBed(t, waiting(causes))
-	cfg := b.config("a")
+	cfg := b.Config("a")
 	// the row stays locked for less time than an idle transaction may last
 	cfg.Lease, cfg.Heartbeat = 2*time.Minute, 15*time.Second
-	b.drive(cfg)
-	_, locked := b.create("toy")
-	_, cancelled := b.create("toy")
+	b.Drive(cfg)
+	_, locked := b.Create("toy")
+	_, cancelled := b.Create("toy")
 	for _, id := range []string{locked, cancelled} {
 		testkit.Eventually(t, testkit.Patience, func() error {
-			if r := b.run(id); r.State != "running" {
+			if r := b.Run(id); r.State != "running" {
 				return fmt.Errorf("run is %s", r.State)
 			}
 			return nil
@@ -119,8 +120,8 @@ func TestCancelPassesABlockedBeat(t *testing.T) {
 		}
 		return nil
 	})
-	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
-		_, err := b.core.Cancel(ctx, tx, cancelled, "alice", "")
+	if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := b.Core.Cancel(ctx, tx, cancelled, "alice", "")
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -131,5 +132,5 @@ func TestCancelPassesABlockedBeat(t *testing.T) {
 		t.Errorf("heartbeats that wait: %v, then %v", before, after)
 	}
 	free()
-	b.await(cancelled, time.Minute, "failed")
+	b.Await(cancelled, time.Minute, "failed")
 }
