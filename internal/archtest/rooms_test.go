@@ -230,5 +230,13 @@ func sagaRooms() []wall {
 			name: "the rows of workspaces know no run", from: []string{l + "workspace"},
 			to: []string{l + "saga", l + "claims", l + "allocation", l + "spec", l + "task"}, product: true,
 		},
+		{
+			name: "steps and requests know no lease and no driver",
+			from: []string{
+				l + "allocation", l + "claims", l + "findings", l + "gate", l + "operation", l + "provision", l + "readiness",
+				l + "reap", l + "schema", l + "task",
+			},
+			to: []string{l + "saga/drive", l + "saga/lease"}, product: true,
+		},
 	}
 }

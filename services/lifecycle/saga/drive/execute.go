@@ -115,7 +115,7 @@ func (d *Driver) call(work context.Context, a *lease.Activity) (answer, ending) 
 		cancel(saga.ErrShutdown)
 	}
 	defer a.Leave()
-	env := d.env(h)
+	env := d.core.Env(&h.Run, &h.Attempt, maps.Clone(h.Outputs))
 	done := make(chan answer, 1)
 	go func() {
 		var ans answer
@@ -183,10 +183,6 @@ func (d *Driver) perform(ctx context.Context, step *saga.Step, env *saga.Env) (s
 		}
 	}
 	return step.Do(ctx, env)
-}
-
-func (d *Driver) env(h *lease.Run) *saga.Env {
-	return d.core.Env(&h.Run, &h.Attempt, maps.Clone(h.Outputs))
 }
 
 func (d *Driver) stopping(work context.Context) bool { return work.Err() != nil || d.halt.Load() }

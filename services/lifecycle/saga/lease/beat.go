@@ -25,9 +25,9 @@ const leaseMargin = 500 * time.Millisecond
 // Run extends the leases until ctx ends, and ends the steps of runs that were cancelled or whose leases are lost.
 func (k *Keeper) Run(ctx context.Context) {
 	var loops sync.WaitGroup
-	for _, loop := range []func(context.Context){k.heartbeats, k.cancels, k.watch} {
-		loops.Go(func() { loop(ctx) })
-	}
+	loops.Go(func() { k.heartbeats(ctx) })
+	loops.Go(func() { k.cancels(ctx) })
+	loops.Go(func() { k.watch(ctx) })
 	loops.Wait()
 }
 

@@ -2,7 +2,8 @@
 //
 // It owns the faults: it fails each step and each undo, does both twice, crashes the driver at every kill point the
 // definition passes, and cancels at every step. It trusts only the resource's own list, never the claims. It never
-// passes a run whose intended fault was not reached.
+// passes a run whose intended fault was not reached. A Bed is what the tests of the saga core run definitions of their
+// own on.
 package sagatest
 
 import (
