@@ -1,0 +1,82 @@
+package drift
+
+import (
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// Row is the catalogue's entry of a reason.
+type Row struct {
+	Reason        commonv1.DriftReason
+	UserState     commonv1.UserState // the family in which people see it
+	Severity      commonv1.Severity
+	Owner         string // who acts next
+	NextAction    string
+	DetectWithin  time.Duration // after the first evidence
+	RecoverWithin time.Duration // after the verdict
+
+	rank     int     // the higher one wins
+	by       sources // who proves or claims it; none: it is no evidence of a reason, or concluded by Classify alone
+	holds    condition
+	explains bool // of a P2: it explains why an agent is not heard
+}
+
+// sources is a set of sources of evidence.
+type sources uint
+
+func of(all ...commonv1.EvidenceSource) sources {
+	var s sources
+	for _, source := range all {
+		s |= 1 << source
+	}
+	return s
+}
+
+func (s sources) has(source commonv1.EvidenceSource) bool {
+	return source > 0 && source < 32 && s&(1<<source) != 0
+}
+
+const (
+	identity = commonv1.EvidenceSource_EVIDENCE_SOURCE_IDENTITY
+	session  = commonv1.EvidenceSource_EVIDENCE_SOURCE_SESSION
+	gate     = commonv1.EvidenceSource_EVIDENCE_SOURCE_GATE
+	replicas = commonv1.EvidenceSource_EVIDENCE_SOURCE_REPLICAS
+	rollback = commonv1.EvidenceSource_EVIDENCE_SOURCE_ROLLBACK
+	host     = commonv1.EvidenceSource_EVIDENCE_SOURCE_HOST
+	ingress  = commonv1.EvidenceSource_EVIDENCE_SOURCE_INGRESS
+)
+
+// condition is what has to be so, beside fresh evidence, for a reason to hold.
+type condition int
+
+const (
+	always    condition = iota
+	unheard             // the agent is not connected
+	connected           // the agent is connected
+)
+
+// Catalogue returns the rows of all reasons, in the order of the enum.
+func Catalogue() []Row {
+	out := make([]Row, 0, len(rows)-1)
+	for reason := 1; reason < len(rows); reason++ {
+		out = append(out, rows[reason])
+	}
+	return out
+}
+
+// RowOf returns the row of a reason, and whether there is one.
+func RowOf(reason commonv1.DriftReason) (Row, bool) {
+	if reason <= 0 || int(reason) >= len(rows) {
+		return Row{}, false
+	}
+	return rows[reason], true
+}
+
+const (
+	normal    = commonv1.UserState_USER_STATE_NORMAL
+	temporary = commonv1.UserState_USER_STATE_TEMPORARY
+	repairing = commonv1.UserState_USER_STATE_RECOVERING
+	operator  = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
+	security  = commonv1.UserState_USER_STATE_SECURITY_ACTION_REQUIRED
+)

@@ -1,0 +1,23 @@
+// Package drift concludes from evidence what is wrong with a node.
+//
+// Evidence is what one source saw of one part of a node: recovery's record of its identity, nodeapi's record of its
+// sessions, lifecycle's gate, and so on. Classify makes a verdict of it: the reason, the family in which people see it,
+// the severity, who acts next and how, and the budgets of the failure matrix. The catalogue holds one row for each
+// reason.
+//
+// Classify is pure and total. Its guarantees:
+//   - the order of the evidence does not matter, and neither does evidence that is given twice;
+//   - what is proven stays proven: evidence of one more thing that is wrong never lowers the severity, and evidence that
+//     a part is well clears only what the part itself was said to have;
+//   - what a host reports of itself, and what a refused connection claims to be, are claims. A claim counts only while
+//     the agent is not connected, explains why it is not, and never makes a node healthy, secure or of severity P0;
+//   - stale evidence does not count, and is named as missing if no reason is known;
+//   - it allocates nothing, except for a next action that has a path in it.
+//
+// Which of the reasons wins where several hold, worst first:
+//
+//	P0   copied identity · reused token · revoked or fenced · rollback · issuer not trusted
+//	P1   held · join state lost · outage (not connected) · disk · host runtime · clock · trust, endpoints and tokens
+//	P1   unreachable, if nothing tells whether the agent is heard and no claim explains it
+//	P2   rate limited · agent_down · not admitted (connected) · backlog · version · network facts
+package drift
