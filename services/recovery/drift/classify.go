@@ -73,22 +73,20 @@ func hearingOf(evidence []Evidence, now time.Time) hearing {
 // hearing returns what one piece of evidence tells about whether the agent is heard. Only the records of the control
 // plane do, never the host.
 func (e *Evidence) hearing() hearing {
-	switch e.Source {
-	case identity:
-		if e.Reason == 0 && e.Detail == DetailPending {
-			return pending
-		}
-	case session, replicas:
-		if e.Reason == commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN ||
-			e.Reason == commonv1.DriftReason_DRIFT_REASON_DISCONNECTED {
-			return silent
-		}
-		if e.Source == session && e.Reason == 0 && e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS {
-			return heard
-		}
-	default:
+	if e.Source == identity && e.Reason == 0 && e.Detail == DetailPending {
+		return pending
 	}
-	return unknown
+	if e.Source != session || e.Part != commonv1.DriftPart_DRIFT_PART_PROCESS {
+		return unknown
+	}
+	switch e.Reason { //nolint:exhaustive // other reasons tell what is wrong, and not whether it is heard
+	case commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED:
+		return heard
+	case commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, commonv1.DriftReason_DRIFT_REASON_DISCONNECTED:
+		return silent
+	default:
+		return unknown
+	}
 }
 
 // counts reports whether fresh evidence counts for its reason.

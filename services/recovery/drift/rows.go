@@ -100,8 +100,8 @@ var ordered = []Row{
 		explains: true, Owner: "edge", NextAction: "wait: the agent asks less often; if it stays, repair the rule of the edge",
 	},
 	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, UserState: temporary, by: of(session, replicas),
-		holds: unheard, Owner: "agent / host",
+		Reason: commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, UserState: temporary, by: of(session), holds: unheard,
+		Owner:      "agent / host",
 		NextAction: "wait for the agent; if it stays away, restart it on its host",
 	},
 	{
