@@ -73,13 +73,16 @@ func hearingOf(evidence []Evidence, now time.Time) hearing {
 // hearing returns what one piece of evidence tells about whether the agent is heard. Only the records of the control
 // plane do, never the host.
 func (e *Evidence) hearing() hearing {
+	if e.NodeID == "" {
+		return unknown
+	}
 	if e.Source == identity && e.Reason == 0 && e.Detail == DetailPending {
 		return pending
 	}
 	if e.Source != session || e.Part != commonv1.DriftPart_DRIFT_PART_PROCESS {
 		return unknown
 	}
-	switch e.Reason { //nolint:exhaustive // other reasons tell what is wrong, and not whether it is heard
+	switch e.Reason {
 	case commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED:
 		return heard
 	case commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, commonv1.DriftReason_DRIFT_REASON_DISCONNECTED:

@@ -138,7 +138,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 			detect: time.Minute, recover: time.Hour,
 		},
 		"database went back": {
-			evidence: []drift.Evidence{active, isHeard, ofAll(saw(rollback, controlPlane, rolledBack))},
+			evidence: []drift.Evidence{active, isHeard, ofAll(saw(rollback, ofControl, rolledBack))},
 			reason:   rolledBack, state: operator, severity: p0, owner: "control plane",
 			next:   "none at the node: follow docs/restore.md (`gpuaas rollback status`)",
 			detect: time.Minute, recover: 15 * time.Minute,
@@ -229,7 +229,7 @@ func TestOfSeveralReasonsOneWins(t *testing.T) {
 		"host's word on a heard node":   {[]drift.Evidence{isHeard, saw(host, hostPart, clockSkew)}, unspecified},
 		"host's word on a copy":         {[]drift.Evidence{isDown, saw(host, certificate, cloned)}, agentDown},
 		"host's word on its identity":   {[]drift.Evidence{isDown, saw(host, certificate, revoked)}, agentDown},
-		"host's word on an outage":      {[]drift.Evidence{isDown, saw(host, controlPlane, outage)}, agentDown},
+		"host's word on an outage":      {[]drift.Evidence{isDown, saw(host, ofControl, outage)}, agentDown},
 		"refused claims, node is heard": {[]drift.Evidence{isHeard, saw(ingress, authority, certUntrusted)}, unspecified},
 		"another service's word on it":  {[]drift.Evidence{isHeard, saw(gate, certificate, cloned)}, unspecified},
 		"reason of a newer build":       {[]drift.Evidence{isHeard, saw(session, hostPart, 4711)}, unspecified},
@@ -319,9 +319,9 @@ func TestTheFleetsVerdict(t *testing.T) {
 		want     commonv1.DriftReason
 	}{
 		"nothing is known":  {nil, unspecified},
-		"a replica listens": {[]drift.Evidence{ofAll(saw(replicas, controlPlane, unspecified))}, unspecified},
+		"a replica listens": {[]drift.Evidence{ofAll(saw(replicas, ofControl, unspecified))}, unspecified},
 		"no replica":        {[]drift.Evidence{noServer}, outage},
-		"outage, rollback":  {[]drift.Evidence{noServer, ofAll(saw(rollback, controlPlane, rolledBack))}, rolledBack},
+		"outage, rollback":  {[]drift.Evidence{noServer, ofAll(saw(rollback, ofControl, rolledBack))}, rolledBack},
 		"a node's fault":    {[]drift.Evidence{isDown, saw(identity, certificate, cloned)}, unspecified},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,8 +7,9 @@
 //
 // Classify is pure and total. Its guarantees:
 //   - the order of the evidence does not matter, and neither does evidence that is given twice;
-//   - what is proven stays proven: evidence of one more thing that is wrong never lowers the severity, and evidence that
-//     a part is well clears only what the part itself was said to have;
+//   - what is proven stays proven: evidence of one more thing that is wrong never lowers the severity, and evidence
+//     that a part is well clears nothing that another source saw; but that the agent is heard ends what rests on its
+//     silence;
 //   - what a host reports of itself, and what a refused connection claims to be, are claims. A claim counts only while
 //     the agent is not connected, explains why it is not, and never makes a node healthy, secure or of severity P0;
 //   - stale evidence does not count, and is named as missing if no reason is known;

@@ -24,7 +24,7 @@ type Evidence struct {
 }
 
 // Stale reports whether the evidence does not count any more.
-func (e Evidence) Stale(now time.Time) bool {
+func (e *Evidence) Stale(now time.Time) bool {
 	return !e.FreshUntil.IsZero() && !now.Before(e.FreshUntil)
 }
 
@@ -79,8 +79,8 @@ var (
 	joinStateLost = names.Of(commonv1.DriftReason_DRIFT_REASON_JOIN_STATE_LOST)
 )
 
-// OfGate returns the evidence that a gate is, observed at the given time: whether lifecycle admits work on the node, and
-// whether the agent's disk has room.
+// OfGate returns the evidence that a gate is, observed at the given time: whether lifecycle admits work on the node,
+// and whether the agent's disk has room.
 func OfGate(g *lifecyclev1.NodeGate, at time.Time) [2]Evidence {
 	tasks := Evidence{
 		NodeID: g.GetNodeId(), Part: commonv1.DriftPart_DRIFT_PART_TASKS,

@@ -30,10 +30,12 @@ func TestEveryStateOfAnIdentityIsEvidence(t *testing.T) {
 		want  commonv1.DriftReason
 		next  string
 	}{
-		"none":        {want: unspecified, next: "enrol the machine with its bundle"},
-		"pending":     {state: pending, want: unspecified, next: "enrol the machine with its bundle"},
-		"active":      {state: activeState, want: unspecified},
-		"held":        {state: heldState, want: held, next: "look at the reason of the hold, then reactivate, quarantine or fence"},
+		"none":    {want: unspecified, next: "enrol the machine with its bundle"},
+		"pending": {state: pending, want: unspecified, next: "enrol the machine with its bundle"},
+		"active":  {state: activeState, want: unspecified},
+		"held": {
+			state: heldState, want: held, next: "look at the reason of the hold, then reactivate, quarantine or fence",
+		},
 		"quarantined": {state: quarantined, want: revoked, next: "reactivate the node, or enrol it again"},
 		"fenced":      {state: fenced, want: revoked, next: "reactivate with the security role, or enrol it again"},
 		"retired": {
@@ -86,10 +88,17 @@ func TestAGateIsEvidence(t *testing.T) {
 		want commonv1.DriftReason
 		next string
 	}{
-		"admitted":        {gate: &lifecyclev1.NodeGate{Admitted: true}, want: unspecified},
-		"closed":          {gate: &lifecyclev1.NodeGate{}, want: notAdmitted, next: "wait: lifecycle has yet to open its gate"},
-		"no room":         {&lifecyclev1.NodeGate{Admitted: true, Host: full}, diskFull, "free room on its disk, in /data: 2 MiB free"},
-		"closed, no room": {&lifecyclev1.NodeGate{Host: full}, diskFull, "free room on its disk, in /data: 2 MiB free"},
+		"admitted": {gate: &lifecyclev1.NodeGate{Admitted: true}, want: unspecified},
+		"closed": {
+			gate: &lifecyclev1.NodeGate{}, want: notAdmitted, next: "wait: lifecycle has yet to open its gate",
+		},
+		"no room": {
+			gate: &lifecyclev1.NodeGate{Admitted: true, Host: full}, want: diskFull,
+			next: "free room on its disk, in /data: 2 MiB free",
+		},
+		"closed, no room": {
+			gate: &lifecyclev1.NodeGate{Host: full}, want: diskFull, next: "free room on its disk, in /data: 2 MiB free",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.gate.NodeId = node

@@ -10,13 +10,13 @@ import (
 const (
 	node = "0193d1c8-0000-7000-8000-000000000001"
 
-	process      = commonv1.DriftPart_DRIFT_PART_PROCESS
-	endpoint     = commonv1.DriftPart_DRIFT_PART_ENDPOINT
-	certificate  = commonv1.DriftPart_DRIFT_PART_CERTIFICATE
-	authority    = commonv1.DriftPart_DRIFT_PART_AUTHORITY
-	tasks        = commonv1.DriftPart_DRIFT_PART_TASKS
-	hostPart     = commonv1.DriftPart_DRIFT_PART_HOST
-	controlPlane = commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE
+	process     = commonv1.DriftPart_DRIFT_PART_PROCESS
+	endpoint    = commonv1.DriftPart_DRIFT_PART_ENDPOINT
+	certificate = commonv1.DriftPart_DRIFT_PART_CERTIFICATE
+	authority   = commonv1.DriftPart_DRIFT_PART_AUTHORITY
+	tasks       = commonv1.DriftPart_DRIFT_PART_TASKS
+	hostPart    = commonv1.DriftPart_DRIFT_PART_HOST
+	ofControl   = commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE
 
 	identity = commonv1.EvidenceSource_EVIDENCE_SOURCE_IDENTITY
 	session  = commonv1.EvidenceSource_EVIDENCE_SOURCE_SESSION
@@ -103,5 +103,5 @@ var (
 	isDown   = saw(session, process, agentDown)
 	admitted = saw(gate, tasks, unspecified)
 	roomy    = saw(gate, hostPart, unspecified)
-	noServer = ofAll(saw(replicas, controlPlane, outage))
+	noServer = ofAll(saw(replicas, ofControl, outage))
 )

@@ -75,7 +75,10 @@ func known(reason commonv1.DriftReason) bool {
 
 // hears reports whether e tells that the agent is connected, or that it has not enrolled yet.
 func hears(e drift.Evidence) bool {
-	return e.Reason == unspecified && (e.Source == session && e.Part == process || e.Source == identity && e.Detail == "pending")
+	if e.NodeID == "" || e.Reason != unspecified {
+		return false
+	}
+	return e.Source == session && e.Part == process || e.Source == identity && e.Detail == "pending"
 }
 
 // TestAVerdictIsWhole: any evidence gives a verdict with all that people need to act.
@@ -139,8 +142,8 @@ func TestTheOrderOfEvidenceDoesNotMatter(t *testing.T) {
 }
 
 // TestMoreEvidenceNeverMakesAVerdictSmaller: evidence of one more thing that is wrong, of a part or a source that none
-// was known of, never lowers the severity of a verdict that names a cause. Evidence that a part is well changes nothing,
-// but that the agent is heard, which clears only what rests on its not being heard.
+// was known of, never lowers the severity of a verdict that names a cause. Evidence that a part is well changes
+// nothing, but that the agent is heard, which clears only what rests on its silence.
 func TestMoreEvidenceNeverMakesAVerdictSmaller(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		evidence := kept(t, 8)
@@ -191,7 +194,8 @@ func TestClaimsOnlyExplainSilence(t *testing.T) {
 		}
 		fresh := func(e drift.Evidence) bool { return hears(e) && !e.Stale(now) }
 		silent := slices.ContainsFunc(evidence, func(e drift.Evidence) bool {
-			return e.Source == session && e.Part == process && !e.Stale(now) && (e.Reason == agentDown || e.Reason == disconnected)
+			return e.NodeID != "" && e.Source == session && e.Part == process && !e.Stale(now) &&
+				(e.Reason == agentDown || e.Reason == disconnected)
 		})
 		if slices.ContainsFunc(evidence, fresh) && !silent && got != without(host, ingress) {
 			t.Fatalf("claims made %+v of %+v, though the node is heard", got, without(host, ingress))
@@ -202,7 +206,7 @@ func TestClaimsOnlyExplainSilence(t *testing.T) {
 // TestAHostAloneDeclaresNothing: from a host's own evidence no verdict is healthy, of severity P0, or for security.
 func TestAHostAloneDeclaresNothing(t *testing.T) {
 	for reason := commonv1.DriftReason(-1); reason < 30; reason++ {
-		for part := commonv1.DriftPart(0); part < 9; part++ {
+		for part := range commonv1.DriftPart(9) {
 			for _, source := range []commonv1.EvidenceSource{0, host, 99} {
 				v := drift.Classify([]drift.Evidence{saw(source, part, reason)}, now)
 				if v.Reason == unspecified || v.Severity == p0 || v.UserState == securityDue || v.UserState == normal {

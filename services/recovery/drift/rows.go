@@ -97,7 +97,8 @@ var ordered = []Row{
 	},
 	{
 		Reason: commonv1.DriftReason_DRIFT_REASON_EDGE_RATE_LIMITED, UserState: temporary, by: records | claims,
-		explains: true, Owner: "edge", NextAction: "wait: the agent asks less often; if it stays, repair the rule of the edge",
+		explains: true, Owner: "edge",
+		NextAction: "wait: the agent asks less often; if it stays, repair the rule of the edge",
 	},
 	{
 		Reason: commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, UserState: temporary, by: of(session), holds: unheard,
