@@ -12,7 +12,7 @@ import (
 // is called. It may run more than once (a serialization failure), so it has no effect outside tx.
 type TxFunc func(ctx context.Context, tx pgx.Tx) error
 
-// outcomeKind classifies outcomes. The zero value is that of a step that returned neither Done nor Wait.
+// outcomeKind classifies outcomes. The zero value is that of a step that returned neither a Done nor a Wait.
 type outcomeKind int
 
 const (
@@ -71,8 +71,7 @@ func Wait(w WaitFor, rows ...TxFunc) Outcome {
 // Waits reports whether the outcome parks the attempt.
 func (o Outcome) Waits() bool { return o.kind == outcomeWait }
 
-// Ends reports whether the outcome ends the attempt as succeeded. An outcome that neither ends nor parks it is a step's
-// that returned nothing.
+// Ends reports whether the outcome ends the attempt as succeeded. The zero Outcome neither ends nor parks it.
 func (o Outcome) Ends() bool { return o.kind == outcomeDone }
 
 // Output returns what later steps read.

@@ -69,7 +69,7 @@ func (e *StepError) Cause() string {
 // Unwrap returns the cause.
 func (e *StepError) Unwrap() error { return e.cause }
 
-// WithCause returns e with a cause, which only logs and operators see.
+// WithCause sets the cause, which only logs and operators see, and returns e.
 func (e *StepError) WithCause(cause error) *StepError {
 	e.cause = cause
 	return e

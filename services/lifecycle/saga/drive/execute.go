@@ -27,7 +27,7 @@ func (d *Driver) drive(work context.Context, a *lease.Activity) {
 		slog.String("correlation_id", a.Leased.Run.CorrelationID))
 	for {
 		more, err := d.attempt(work, a)
-		a.SetFence(a.Leased.Run.Fence) // by an abandoned step
+		a.SetFence(a.Leased.Run.Fence) // an abandoned step has raised it
 		switch {
 		case err == nil && more:
 			continue
