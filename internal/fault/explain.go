@@ -38,9 +38,18 @@ func Catalogue() []Explanation {
 }
 
 // Explanations returns the explanations of everything that is printed as a reason and has this code, in upper or lower
-// case; for an empty code it returns all of them, the reasons of refusals first.
+// case; for an empty code it returns all of them, the reasons of refusals first. A code that a refusal and a verdict
+// share has one explanation, the verdict's.
 func Explanations(code string) []Explanation {
-	all := append(Catalogue(), states...)
+	all := Catalogue()
+	for _, e := range DriftCatalogue() {
+		if i := slices.IndexFunc(all, func(o Explanation) bool { return o.Code == e.Code }); i >= 0 {
+			all[i] = e
+		} else {
+			all = append(all, e)
+		}
+	}
+	all = append(all, states...)
 	if code == "" {
 		return all
 	}

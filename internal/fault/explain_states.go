@@ -2,33 +2,10 @@ package fault
 
 import commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 
-// states are the explanations of the texts that a node, a workspace, its run or its hold has as a reason beside the
-// reasons of refusals. Like the catalogue they are part of every build, so that they can be explained while the mesh
+// states are the explanations of the texts that a workspace, its run or its hold has as a reason beside the reasons of
+// refusals. Like the catalogue they are part of every build, so that they can be explained while the mesh
 // cannot be reached.
 var states = []Explanation{
-	{
-		Code: "disconnected", Meaning: "the node has no session now; it was heard a short time ago",
-		Impact: "no work is offered to it; its workloads go on", Owner: "agent",
-		NextAction: "wait: it connects again by itself",
-		Action:     commonv1.Action_ACTION_WAIT,
-	},
-	{
-		Code: "agent_down", Meaning: "nothing was heard of the agent for longer than node.heartbeat_stale_after_seconds, " +
-			"while we listened",
-		Impact: "no work is offered to it; its workloads go on unless the host is down", Owner: "agent / host",
-		NextAction: "wait; restart the agent on its host", Action: commonv1.Action_ACTION_WAIT,
-	},
-	{
-		Code: "control_plane_outage", Meaning: "no replica of nodeapi listens, so no silence means anything",
-		Impact: "running workloads go on; operations wait", Owner: "control plane",
-		NextAction: "restore nodeapi or its database",
-		Action:     commonv1.Action_ACTION_WAIT,
-	},
-	{
-		Code: "token_reuse", Meaning: "an enrolment token was used with two keys; its family is revoked",
-		Impact: "the node is on hold", Owner: "security", NextAction: "fence it and give the machine a new identity",
-		Action: commonv1.Action_ACTION_STOP,
-	},
 	{
 		Code: "step_stalled", Meaning: "the step under way has shown no progress for longer than its budget, and has not " +
 			"succeeded since; the flag stops nothing",

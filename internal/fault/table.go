@@ -77,4 +77,6 @@ const (
 	ownerRecovery  = "recovery"
 	ownerReadmodel = "readmodel"
 	ownerControl   = "control plane"
+	ownerProfile   = "profile"
+	ownerHost      = "host"
 )

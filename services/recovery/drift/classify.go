@@ -229,8 +229,8 @@ func (v Verdict) Used(evidence []Evidence) []Evidence {
 	return slices.CompactFunc(out, func(a, b Evidence) bool { return compare(&a, &b) == 0 })
 }
 
-// Missing returns, for a verdict without a known cause, which evidence would name one: what no source has told, and what
-// is stale. It returns nil for any other verdict.
+// Missing returns, for a verdict without a known cause, which evidence would name one: what no source has told, and
+// what is stale. It returns nil for any other verdict.
 func (v Verdict) Missing(evidence []Evidence) []string {
 	if v.Reason != commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE {
 		return nil

@@ -266,17 +266,18 @@ func TestAVerdictCountsFromItsFirstEvidence(t *testing.T) {
 // stands beside a reason that depends on it.
 func TestUsedIsWhatTheVerdictFollowsFrom(t *testing.T) {
 	fenced := detail(saw(identity, certificate, revoked), drift.DetailFenced)
+	hostIsWell, hostIsFull := saw(host, process, unspecified), saw(host, hostPart, diskFull)
 	for name, c := range map[string]struct {
 		evidence, want []drift.Evidence
 	}{
-		"healthy":             {[]drift.Evidence{isHeard, roomy, saw(host, process, unspecified)}, []drift.Evidence{isHeard, roomy}},
+		"healthy":             {[]drift.Evidence{isHeard, roomy, hostIsWell}, []drift.Evidence{isHeard, roomy}},
 		"disconnected":        {[]drift.Evidence{isLost}, []drift.Evidence{isLost}},
 		"twice":               {[]drift.Evidence{isDown, isDown}, []drift.Evidence{isDown}},
 		"fenced":              {[]drift.Evidence{isDown, fenced, admitted}, []drift.Evidence{fenced}},
 		"outage":              {[]drift.Evidence{isLost, noServer, active}, []drift.Evidence{noServer, isLost}},
 		"unreachable":         {[]drift.Evidence{active, stale(isHeard)}, []drift.Evidence{active}},
-		"of a claim":          {[]drift.Evidence{isDown, saw(host, hostPart, diskFull)}, []drift.Evidence{isDown, saw(host, hostPart, diskFull)}},
-		"claim is overridden": {[]drift.Evidence{fenced, saw(host, hostPart, diskFull)}, []drift.Evidence{fenced}},
+		"of a claim":          {[]drift.Evidence{isDown, hostIsFull, roomy}, []drift.Evidence{isDown, hostIsFull}},
+		"claim is overridden": {[]drift.Evidence{fenced, hostIsFull}, []drift.Evidence{fenced}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, drift.Classify(c.evidence, now).Used(c.evidence)); diff != "" {

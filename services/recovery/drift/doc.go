@@ -11,7 +11,8 @@
 //     that a part is well clears nothing that another source saw; but that the agent is heard ends what rests on its
 //     silence;
 //   - what a host reports of itself, and what a refused connection claims to be, are claims. A claim counts only while
-//     the agent is not connected, explains why it is not, and never makes a node healthy, secure or of severity P0;
+//     the agent is not connected, and explains why it is not. It never makes a node healthy or secure, and only a
+//     certificate that the ingress refuses makes it P0;
 //   - stale evidence does not count, and is named as missing if no reason is known;
 //   - it allocates nothing, except for a next action that has a path in it.
 //

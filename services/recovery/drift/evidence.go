@@ -10,8 +10,8 @@ import (
 )
 
 // Evidence is one observation of a part of a node by one source. A later observation of the same part by the same
-// source replaces it, which is the business of whoever keeps evidence: Classify takes all that it is given, and the
-// worse of two that contradict each other.
+// source replaces it where evidence is stored. Classify takes all that it is given, and the worse of two pieces that
+// contradict each other.
 type Evidence struct {
 	NodeID        string // empty: it is about the control plane, and so about every node
 	Part          commonv1.DriftPart
