@@ -60,6 +60,9 @@ func allowed(role, schema, table, statement string) bool {
 	case "mesh.storage_sample": // recovery measures the free space of the database, and readmodel displays it
 		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "INSERT" || statement == "DELETE") ||
 			role == pg.RoleReadmodel && statement == "SELECT"
+	case "mesh.judged": // recovery notes up to when it has judged, and readmodel shows which verdicts are older
+		return role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE" ||
+			role == pg.RoleReadmodel && statement == "SELECT"
 	case "mesh.retention": // each service records its cuts, and deletes records of its own
 		return service && statement != "TRUNCATE" && (statement != "DELETE" || role != pg.RoleNodeAPI)
 	case "mesh.signing_key": // the service that signs with a kind adds its keys

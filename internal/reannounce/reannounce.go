@@ -32,6 +32,8 @@ type Source struct {
 	// Page returns the events of the next rows, no more rows than most, in the order of their ids, which are those of the
 	// events' aggregates.
 	Page func(ctx context.Context, tx pgx.Tx, after string, most int) ([]events.Event, error)
+	// Once: the first page is the only one.
+	Once bool
 }
 
 // Rows makes a Source of a statement that takes the id to go on after and how many rows to return.
@@ -78,7 +80,7 @@ func (s *Server) AnnounceRows(ctx context.Context, req *commonv1.AnnounceRowsReq
 			if err != nil || len(page) == 0 {
 				return err
 			}
-			out.Rows, out.Next = int64(len(page)), source.Name+"/"+page[len(page)-1].AggregateID
+			out.Rows, out.Next = int64(len(page)), s.next(at, page[len(page)-1].AggregateID)
 			out.Pos, err = events.Append(ctx, tx, page...)
 			return err
 		})
@@ -91,6 +93,17 @@ func (s *Server) AnnounceRows(ctx context.Context, req *commonv1.AnnounceRowsReq
 		}
 	}
 	return &commonv1.AnnounceRowsResponse{}, nil
+}
+
+// next returns where to go on after the event of an aggregate of a source; empty at the end.
+func (s *Server) next(at int, aggregateID string) string {
+	switch {
+	case !s.sources[at].Once:
+		return s.sources[at].Name + "/" + aggregateID
+	case at+1 < len(s.sources):
+		return s.sources[at+1].Name + "/" + first
+	}
+	return ""
 }
 
 // place returns the source and the id of a request.

@@ -16,6 +16,7 @@ var terms = []retention.Table{
 	{Name: "identities", Key: policy.RetentionIdentitiesSeconds, Table: "identity", ID: "node_id"},
 	{Name: "epochs", Key: policy.RetentionIdentitiesSeconds, Table: "workspace_epoch", ID: "workspace_id"},
 	{Name: "records", Key: policy.RetentionRecoveriesSeconds, Table: "recovery_record", ID: "record_id"},
+	{Name: "verdict_periods", Key: policy.RetentionRecoveriesSeconds, Table: "verdict_period", ID: "period_id"},
 	{Name: "incidents", Key: policy.RetentionRecoveriesSeconds, Table: "incident", ID: "incident_id"},
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/authority"
 	"github.com/gpuaas/mesh/services/recovery/castore"
+	"github.com/gpuaas/mesh/services/recovery/drift"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/fences"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
@@ -155,7 +156,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.serveInternal(ctx, identities, enroller, poller, admin); err != nil {
 		return err
 	}
-	if err := errors.Join(s.addWatchdog(lc), s.addRollback(), s.addKeys(), s.serveEnrolment(ctx, enroller)); err != nil {
+	if err := errors.Join(s.addWatchdog(lc), s.addDrift(), s.addRollback(), s.addKeys(), s.serveEnrolment(ctx, enroller)); err != nil {
 		return err
 	}
 	b.Health.Ready("authority", poller.Health)
@@ -196,7 +197,7 @@ func (s *Service) serveInternal(
 		return err
 	}
 	rows := reannounce.NewServer(s.base.DB, s.base.Wake.Notify,
-		append(slices.Concat(watchdog.Announced(), fleet.Announced()), identity.Announced())...)
+		append(slices.Concat(watchdog.Announced(), fleet.Announced(), drift.Announced()), identity.Announced())...)
 	opts, mount := s.internal.HandlerOptions(), s.internal.Mount
 	return errors.Join(
 		mount(recoveryv1connect.NewSessionServiceHandler(

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/replicas"
+	"github.com/gpuaas/mesh/services/recovery/silence"
 )
 
 // run is the stored facts of a run that may matter to a rule.
@@ -112,7 +113,7 @@ SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.sta
 	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text,
 	w.register_failures, w.register_failing_since, w.last_error_code, w.last_error, v.node_id IS NOT NULL,
 	EXISTS (SELECT FROM fresh) AND `+events.UnreadSQL("recovery", ConsumerName)+` <= `+upToDate+`,
-	GREATEST(COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l)), COALESCE(lost.reason, ''),
+	COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l), COALESCE(lost.reason, ''),
 		COALESCE(d.state, ''), COALESCE(i.state, ''),
 	`+fmt.Sprintf(runFieldsSQL, "r")+`, `+fmt.Sprintf(runFieldsSQL, "o")+`
 FROM wanted x
@@ -176,11 +177,12 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 		var state string
 		var node *string
 		var served, listening bool
-		var lost *time.Time
+		var heard, since *time.Time
 		var present, op nullRun
 		targets := append([]any{
 			&s.WorkspaceID, &s.TenantID, &s.Tenant, &s.Name, &state, &s.StateAt, &s.Epoch, &s.RunID, &s.Placement, &node,
-			&s.RegisterFailures, &s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &lost, &s.CloseReason,
+			&s.RegisterFailures, &s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &heard, &since,
+			&s.CloseReason,
 			&s.Identity,
 			&s.Instance,
 		}, append(present.targets(), op.targets()...)...)
@@ -196,11 +198,18 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 			s.NodeID = *node
 		}
 		s.Run, s.Op = present.run(), op.run()
+		rule := silence.Rule{After: staleAfter}
+		if listening && since != nil {
+			rule.ListeningSince = *since
+		}
 		switch {
 		case served:
 			s.Reach = reachServing
-		case listening && lost != nil && now.Sub(*lost) > staleAfter:
-			s.Reach, s.LostSince = reachLost, *lost
+		case heard != nil && rule.Down(*heard, now):
+			s.Reach, s.LostSince = reachLost, *heard
+			if since.After(*heard) {
+				s.LostSince = *since
+			}
 		}
 		return s, nil
 	})

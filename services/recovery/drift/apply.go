@@ -1,0 +1,124 @@
+package drift
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// ConsumerName is the key of the cursor of the consumer that keeps evidence.
+const ConsumerName = "drift"
+
+const (
+	kindIdentity = "node_identity.changed"
+	kindSession  = "session.changed"
+	kindGate     = "gate.changed"
+	kindReplica  = "replica.beat"
+)
+
+// Kinds returns the kinds of events that are evidence. That a replica began to listen, or leaves, only has the judge
+// look at once: who listens is in mesh.replica.
+func Kinds() []string { return []string{kindIdentity, kindSession, kindGate, kindReplica} }
+
+// Apply keeps the evidence in one event. It implements events.Apply.
+func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
+	return Together(ctx, tx, []events.Record{r})
+}
+
+// Together keeps the evidence in events, to the same effect as Apply one by one: it reads what is stored about all their
+// nodes, and writes what has changed. The rows of nodes are locked before any evidence about them is written, as rounds
+// of the judge do.
+func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
+	changes := make([]change, 0, len(records))
+	nodes := map[string]*node{}
+	for _, r := range records {
+		c, err := read(r)
+		if err != nil {
+			return err
+		}
+		if c.nodeID != "" {
+			changes = append(changes, c)
+			nodes[c.nodeID] = &node{}
+		}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	if err := lock(ctx, tx, nodes); err != nil {
+		return err
+	}
+	for _, c := range changes {
+		n := nodes[c.nodeID]
+		if n == nil && c.identity { // it is new
+			n = &node{nodeRow: nodeRow{NodeID: c.nodeID}}
+			nodes[c.nodeID] = n
+		}
+		if n != nil { // of a node without an identity nothing is judged
+			c.apply(n)
+		}
+	}
+	for _, n := range nodes {
+		n.due = n.news()
+	}
+	return save(ctx, tx, nodes)
+}
+
+// change is what one event has to say about a node.
+type change struct {
+	nodeID   string
+	identity bool // it makes the node known
+	apply    func(*node)
+}
+
+func read(r events.Record) (change, error) {
+	switch r.Kind {
+	case kindIdentity:
+		i := &recoveryv1.NodeIdentity{}
+		if err := r.Decode(i); err != nil {
+			return change{}, err
+		}
+		return change{nodeID: i.GetNodeId(), identity: true, apply: func(n *node) {
+			n.identityChanged(i, r.AggregateVersion, r.CorrelationID)
+		}}, nil
+	case kindSession:
+		s := &nodev1.SessionChanged{}
+		if err := r.Decode(s); err != nil {
+			return change{}, err
+		}
+		return change{nodeID: s.GetNodeId(), apply: func(n *node) {
+			n.sessionChanged(s, r.AggregateVersion, r.CreatedAt, r.CorrelationID)
+		}}, nil
+	case kindGate:
+		g := &lifecyclev1.NodeGate{}
+		if err := r.Decode(g); err != nil {
+			return change{}, err
+		}
+		return change{nodeID: g.GetNodeId(), apply: func(n *node) {
+			n.gateChanged(g, r.AggregateVersion, r.CreatedAt, r.CorrelationID)
+		}}, nil
+	}
+	return change{}, nil
+}
+
+// lock locks the stored rows of nodes and reads what is stored about them. Nodes without a row are taken out.
+func lock(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error {
+	rows, err := pg.All[nodeRow](ctx, tx, lockNodes, idsOf(nodes))
+	if err != nil {
+		return fmt.Errorf("lock nodes: %w", err)
+	}
+	clear(nodes)
+	for _, r := range rows {
+		nodes[r.NodeID] = &node{nodeRow: r, stored: r}
+	}
+	if len(nodes) == 0 {
+		return nil
+	}
+	return loadEvidence(ctx, tx, nodes)
+}

@@ -1,0 +1,56 @@
+package drift
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// evidence returns what a round has seen of the control plane: whether replicas of nodeapi beat, and whether the mesh is
+// in rollback mode. Of a mesh in which none has ever beaten it is no outage that none does. A replica that leaves counts
+// until its last beat is old, so that the restart of the only one is no outage.
+func (s *seen) evidence() []*kept {
+	beats := Evidence{Part: commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE, Source: replicas, ObservedAt: s.Now}
+	if !s.Lives && s.BeatAt != nil {
+		beats.Reason, beats.ObservedAt = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE, *s.BeatAt
+		beats.Detail = "no replica of nodeapi beats"
+	}
+	history := Evidence{Part: commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE, Source: rollback, ObservedAt: s.Now}
+	if s.Rollback {
+		history.Reason = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK
+		history.Detail = "the database is older than what nodes or the launch log remember"
+	}
+	return []*kept{{Evidence: beats}, {Evidence: history}}
+}
+
+// judgeControlPlane concludes the verdict on the control plane, and reports whether it has changed. Nothing is written
+// about any node: the verdict holds for each that is not connected. Of replicas that find a change at once the first one
+// writes it.
+func judgeControlPlane(ctx context.Context, tx pgx.Tx, s *seen) (bool, error) {
+	observed := s.evidence()
+	list := []Evidence{observed[0].Evidence, observed[1].Evidence}
+	v := ClassifyFleet(list, s.Now)
+	if names.Of(v.Reason) == s.Fleet {
+		return false, nil
+	}
+	row, err := pg.One[verdictRow](ctx, tx, lockVerdict, controlPlane)
+	if err != nil {
+		return false, fmt.Errorf("lock verdict on the control plane: %w", err)
+	}
+	present, err := row.read()
+	if err != nil {
+		return false, err
+	}
+	if !present.become(v, list, s.Now) {
+		return false, nil
+	}
+	if err := saveEvidence(ctx, tx, observed); err != nil {
+		return false, err
+	}
+	return true, saveVerdicts(ctx, tx, []*standing{present})
+}

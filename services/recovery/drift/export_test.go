@@ -1,0 +1,6 @@
+package drift
+
+import "context"
+
+// Drain keeps the evidence in all events of the log.
+func (j *Judge) Drain(ctx context.Context) error { return j.consumer.Drain(ctx, Apply) }

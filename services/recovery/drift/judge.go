@@ -1,0 +1,320 @@
+package drift
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/aside"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/recovery/silence"
+)
+
+const (
+	// every is the longest time between two rounds, and how often it is noted up to when all is judged.
+	every = 5 * time.Second
+	// batch is how many nodes of a kind one transaction judges.
+	batch = 500
+	// settle is how long a gate may be closed before that counts: it opens a moment after a session is admitted.
+	settle = 5 * time.Second
+	// unreadAgain is when a node with evidence of a newer build is due again, for a replica of that build.
+	unreadAgain = 30 * time.Second
+)
+
+// Deps are the dependencies of a Judge; the signals may be nil.
+type Deps struct {
+	Logger *slog.Logger
+	Pool   *pgxpool.Pool
+	Policy policy.Reader
+	// Wake is notified after commits that appended events; Numbered wakes the consumer.
+	Wake, Numbered *events.Signal
+}
+
+// Judge keeps evidence and concludes verdicts, at one replica. All replicas run one: they take turns at reading events,
+// and judge different nodes.
+type Judge struct {
+	deps     Deps
+	consumer *events.Consumer
+	news     events.Signal // evidence was committed
+	next     time.Duration // until the next round; of Run alone
+}
+
+// New checks the dependencies; it does not touch the database.
+func New(deps Deps) (*Judge, error) {
+	if deps.Logger == nil || deps.Pool == nil || deps.Policy == nil {
+		return nil, errors.New("drift needs a logger, a pool and the policy")
+	}
+	j := &Judge{deps: deps}
+	var err error
+	j.consumer, err = events.NewConsumer(events.ConsumerDeps{
+		Pool: deps.Pool, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger,
+		Committed: func([]events.Record) { j.news.Notify() }, Together: Together,
+	}, events.ConsumerConfig{Name: ConsumerName, Schema: "recovery", Kinds: Kinds()})
+	if err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+// Consume keeps the evidence in events until ctx ends.
+func (j *Judge) Consume(ctx context.Context) error { return j.consumer.Run(ctx, Apply) }
+
+// Run judges until ctx ends: at once what evidence came about, and what time brings when it is due.
+func (j *Judge) Run(ctx context.Context) error {
+	return app.EveryPaced(ctx, j.deps.Logger, "drift", j.pause, func(ctx context.Context) error {
+		j.next = time.Second // if the round fails
+		for {
+			out, err := j.RunOnce(ctx)
+			if err != nil {
+				return err
+			}
+			if !out.More {
+				j.next = out.Next
+				return nil
+			}
+		}
+	})
+}
+
+func (j *Judge) pause() func(context.Context) bool {
+	news := j.news.C()
+	return func(ctx context.Context) bool {
+		timer := time.NewTimer(j.next)
+		defer timer.Stop()
+		select {
+		case <-ctx.Done():
+			return false
+		case <-news:
+		case <-timer.C:
+		}
+		return true
+	}
+}
+
+// Round counts what one round did.
+type Round struct {
+	Judged  int           // nodes
+	Changed int           // verdicts, that on the control plane among them
+	More    bool          // there was more to judge than one round takes
+	Next    time.Duration // until there is something to do again, as far as that is known
+}
+
+// RunOnce makes one round, which is one transaction: it takes nodes that are due, or silent for too long, and writes
+// the verdicts that have changed. If there is nothing to judge it writes nothing but, every few seconds, up to when all
+// is judged.
+func (j *Judge) RunOnce(ctx context.Context) (Round, error) {
+	noting, appended := events.Noting(ctx)
+	var out Round
+	err := pg.InTx(noting, j.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		out = Round{}
+		return j.round(ctx, tx, &out)
+	})
+	if err != nil {
+		return Round{}, fmt.Errorf("judge nodes: %w", err)
+	}
+	if appended() {
+		j.deps.Wake.Notify()
+	}
+	return out, nil
+}
+
+func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
+	s, err := readSeen(ctx, tx)
+	if err != nil {
+		return err
+	}
+	rule := s.rule(j.deps.Policy.Current().HeartbeatStaleAfter())
+	changed, err := judgeControlPlane(ctx, tx, &s)
+	if err != nil {
+		return err
+	}
+	if changed {
+		out.Changed++
+	}
+	taken := &turn{seen: &s, rule: rule, nodes: map[string]*node{}}
+	if err := taken.take(ctx, tx); err != nil {
+		return err
+	}
+	if len(taken.nodes) > 0 {
+		if err := taken.judge(ctx, tx, out); err != nil {
+			return err
+		}
+	}
+	out.Judged, out.More = len(taken.nodes), taken.more
+	out.Next = max(s.next(rule).Sub(s.Now), 20*time.Millisecond)
+	if !out.More {
+		return noteJudged(ctx, tx, &s)
+	}
+	return nil
+}
+
+var (
+	takeDue = pg.Define(pg.RoleRecovery, "drift.take_due", `
+		SELECT `+pg.Columns[nodeRow]("j")+` FROM recovery.judgement j WHERE j.due_at <= $2
+		ORDER BY j.due_at, j.node_id LIMIT $1 FOR UPDATE SKIP LOCKED`)
+	takeSilent = pg.Define(pg.RoleRecovery, "drift.take_silent", `
+		SELECT `+pg.Columns[nodeRow]("j")+` FROM recovery.judgement j WHERE j.silent_since <= $2
+		ORDER BY j.silent_since, j.node_id LIMIT $1 FOR UPDATE SKIP LOCKED`)
+	takeLost = pg.Define(pg.RoleRecovery, "drift.take_lost", `
+		SELECT `+pg.Columns[nodeRow]("j")+` FROM recovery.judgement j WHERE j.replica_id = $2
+		ORDER BY j.replica_id, j.node_id LIMIT $1 FOR UPDATE SKIP LOCKED`)
+
+	noteThrough = pg.Define(pg.RoleRecovery, "drift.note_through", `
+		INSERT INTO mesh.judged AS d (service, through) VALUES ('recovery', $1)
+		ON CONFLICT (service) DO UPDATE SET through = EXCLUDED.through WHERE d.through < EXCLUDED.through`)
+)
+
+// noteJudged notes, every few seconds, up to when all is judged.
+func noteJudged(ctx context.Context, tx pgx.Tx, s *seen) error {
+	through := s.Now.Add(-s.unread())
+	if s.Through != nil && through.Sub(*s.Through) < every*4/5 {
+		return nil
+	}
+	if _, err := pg.Exec(ctx, tx, noteThrough, through); err != nil {
+		return fmt.Errorf("note what is judged: %w", err)
+	}
+	return nil
+}
+
+// turn is the nodes that one round has taken.
+type turn struct {
+	seen  *seen
+	rule  silence.Rule
+	nodes map[string]*node
+	more  bool
+}
+
+// take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent.
+func (t *turn) take(ctx context.Context, tx pgx.Tx) error {
+	if t.seen.Due != nil && !t.seen.Due.After(t.seen.Now) {
+		if _, err := t.lock(ctx, tx, takeDue, t.seen.Now); err != nil {
+			return err
+		}
+	}
+	if before, ok := heardBefore(t.rule, t.seen.Now); ok && t.seen.Silent != nil && !t.seen.Silent.After(before) {
+		list, err := t.lock(ctx, tx, takeSilent, before)
+		if err != nil {
+			return err
+		}
+		for _, n := range list {
+			n.down, n.downSince = true, *n.SilentSince
+		}
+	}
+	for id, beat := range t.seen.gone(t.rule) {
+		list, err := t.lock(ctx, tx, takeLost, id)
+		if err != nil {
+			return err
+		}
+		for _, n := range list {
+			n.down, n.downSince, n.lost = true, beat, true
+		}
+	}
+	if len(t.nodes) == 0 {
+		return nil
+	}
+	return loadEvidence(ctx, tx, t.nodes)
+}
+
+func (t *turn) lock(ctx context.Context, tx pgx.Tx, statement *pg.Statement, which any) ([]*node, error) {
+	rows, err := pg.All[nodeRow](ctx, tx, statement, batch, which)
+	if err != nil {
+		return nil, fmt.Errorf("take nodes to judge: %w", err)
+	}
+	t.more = t.more || len(rows) == batch
+	out := make([]*node, len(rows))
+	for i, r := range rows {
+		if t.nodes[r.NodeID] == nil {
+			t.nodes[r.NodeID] = &node{nodeRow: r, stored: r}
+		}
+		out[i] = t.nodes[r.NodeID]
+	}
+	return out, nil
+}
+
+// judge concludes the verdicts on the nodes and writes those that have changed.
+func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
+	present, err := readVerdicts(ctx, tx, idsOf(t.nodes))
+	if err != nil {
+		return err
+	}
+	var changed []*standing
+	for _, id := range idsOf(t.nodes) {
+		n := t.nodes[id]
+		n.DueAt = nil
+		if n.unread != nil {
+			aside.Note(ctx, "drift.evidence", id, n.unread)
+			again := t.seen.Now.Add(unreadAgain)
+			n.DueAt = &again
+			continue
+		}
+		if n.down {
+			detail := ""
+			if n.lost {
+				detail = "the replica that served it beats no more"
+			}
+			n.judgedSilent(n.downSince, detail)
+		}
+		list, again := t.evidenceOf(n)
+		n.DueAt = again
+		v := present[id]
+		if v == nil {
+			v = &standing{nodeID: id}
+		}
+		if v.become(Classify(list, t.seen.Now), list, t.seen.Now) {
+			changed = append(changed, v)
+		}
+	}
+	out.Changed += len(changed)
+	if err := save(ctx, tx, t.nodes); err != nil {
+		return err
+	}
+	return saveVerdicts(ctx, tx, changed)
+}
+
+// evidenceOf returns the evidence about a node that counts now, and when it must be judged again without news. That its
+// gate is closed does not count for a moment, and not while it may be open for long and that is unread.
+func (t *turn) evidenceOf(n *node) ([]Evidence, *time.Time) {
+	var again *time.Time
+	earlier := func(at time.Time) {
+		if again == nil || at.Before(*again) {
+			again = &at
+		}
+	}
+	served := time.Time{}
+	for _, e := range n.evidence {
+		if e.Source == session && e.Reason == 0 {
+			served = e.ObservedAt
+		}
+	}
+	out := make([]Evidence, 0, len(n.evidence))
+	for _, e := range n.evidence {
+		if e.Reason == commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED && n.ReplicaID != "" {
+			since := e.ObservedAt
+			if served.After(since) {
+				since = served
+			}
+			counts := since.Add(settle)
+			if t.seen.unread() > upToDate {
+				counts = t.seen.Now.Add(settle)
+			}
+			if t.seen.Now.Before(counts) {
+				earlier(counts)
+				continue
+			}
+		}
+		if e.FreshUntil.After(t.seen.Now) {
+			earlier(e.FreshUntil)
+		}
+		out = append(out, e.Evidence)
+	}
+	return out, again
+}

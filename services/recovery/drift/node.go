@@ -1,0 +1,166 @@
+package drift
+
+import (
+	"slices"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// node is what is stored of one node, and what events and rounds change of it.
+type node struct {
+	nodeRow
+	stored   nodeRow
+	evidence []*kept
+	due      bool  // it must be judged at once
+	unread   error // some of its evidence is of a newer build
+
+	down, lost bool      // it is silent for too long; the replica that served it is lost
+	downSince  time.Time // when it was heard last
+}
+
+// activeState is the state of an identity in which its node is expected to be connected.
+var activeState = names.Of(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE)
+
+// note keeps evidence, in place of what its source saw of the part before. The version is that of the source's row:
+// what is older than the evidence that is kept is ignored. What a source goes on to see is kept as it was seen first.
+func (n *node) note(e Evidence, version int64) {
+	for _, old := range n.evidence {
+		if old.Part != e.Part || old.Source != e.Source {
+			continue
+		}
+		if version >= old.version && !old.same(e) {
+			old.Evidence, old.version = e, version
+		}
+		return
+	}
+	n.evidence = append(n.evidence, &kept{Evidence: e, version: version})
+}
+
+// news reports whether there is evidence that is not stored yet.
+func (n *node) news() bool {
+	return slices.ContainsFunc(n.evidence, func(e *kept) bool { return e.news() })
+}
+
+// has returns the reason that is kept for a part by a source, and whether there is any evidence of theirs.
+func (n *node) has(part commonv1.DriftPart, source commonv1.EvidenceSource) (commonv1.DriftReason, bool) {
+	for _, e := range n.evidence {
+		if e.Part == part && e.Source == source {
+			return e.Reason, true
+		}
+	}
+	return 0, false
+}
+
+// identityChanged keeps what the record of its identity is evidence of. A node that has just become active has had no
+// chance to connect before: its silence counts from then on, and of one in any other state it does not count.
+func (n *node) identityChanged(i *recoveryv1.NodeIdentity, version int64, correlation string) {
+	e := OfIdentity(i)
+	e.CorrelationID = correlation
+	for _, old := range n.evidence {
+		if old.Part == e.Part && old.Source == e.Source && version < old.version {
+			return
+		}
+	}
+	n.note(e, version)
+	before := n.State
+	n.State = names.Of(i.GetState())
+	switch {
+	case n.State != activeState:
+		n.SilentSince = nil
+	case before != activeState && n.ReplicaID == "":
+		at := e.ObservedAt
+		if n.SilentSince != nil && n.SilentSince.After(at) {
+			at = *n.SilentSince
+		}
+		n.SilentSince = &at
+		n.notServed(commonv1.DriftReason_DRIFT_REASON_DISCONNECTED, at, "it has not connected since it became active",
+			correlation)
+	}
+}
+
+// sessionChanged keeps whether a session serves the node. Only the newest session that was admitted counts: another
+// that is opened and refused, as of a copy, ends nothing.
+func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.Time, correlation string) {
+	serving := !s.GetLate() && s.GetReplicaId() != "" &&
+		(s.GetState() == commonv1.SessionState_SESSION_STATE_ADMITTED ||
+			s.GetState() == commonv1.SessionState_SESSION_STATE_DRAINING)
+	same := s.GetSessionId() == n.SessionID
+	switch {
+	case same && version <= n.SessionVersion, !same && (!serving || s.GetGeneration() < n.Generation):
+		return
+	}
+	if serving {
+		n.SessionID, n.Generation, n.SessionVersion = s.GetSessionId(), s.GetGeneration(), version
+		n.ReplicaID, n.SilentSince = s.GetReplicaId(), nil
+		n.note(Evidence{
+			NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_PROCESS, Source: session, ObservedAt: at,
+			CorrelationID: correlation,
+		}, 0)
+		return
+	}
+	n.SessionVersion = version
+	if n.ReplicaID == "" { // it was late, or lost with its replica, and is closed now
+		return
+	}
+	n.ReplicaID = ""
+	heardAt := lastHeard(s, at)
+	if n.State == activeState {
+		n.SilentSince = &heardAt
+	}
+	detail := names.OfSet(s.GetCloseReason())
+	if s.GetLate() {
+		detail = "no heartbeat"
+	}
+	n.notServed(commonv1.DriftReason_DRIFT_REASON_DISCONNECTED, heardAt, detail, correlation)
+}
+
+// lastHeard returns when the agent was heard last in a session that serves no more.
+func lastHeard(s *nodev1.SessionChanged, otherwise time.Time) time.Time {
+	switch {
+	case s.GetLastSeenAt() != nil:
+		return s.GetLastSeenAt().AsTime()
+	case s.GetClosedAt() != nil:
+		return s.GetClosedAt().AsTime()
+	}
+	return otherwise
+}
+
+// notServed keeps that no session serves the node.
+func (n *node) notServed(reason commonv1.DriftReason, since time.Time, detail, correlation string) {
+	n.note(Evidence{
+		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_PROCESS, Reason: reason, Source: session, ObservedAt: since,
+		Detail: detail, CorrelationID: correlation,
+	}, 0)
+}
+
+// gateChanged keeps what lifecycle's gate is evidence of. That a part is well is worth a row only in place of another.
+func (n *node) gateChanged(g *lifecyclev1.NodeGate, version int64, at time.Time, correlation string) {
+	for _, e := range OfGate(g, at) {
+		if _, known := n.has(e.Part, e.Source); e.Reason == 0 && !known {
+			continue
+		}
+		e.CorrelationID = correlation
+		n.note(e, version)
+	}
+}
+
+// judgedSilent keeps that the node was not heard for too long.
+func (n *node) judgedSilent(since time.Time, detail string) {
+	reason := commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
+	if n.State != activeState {
+		reason = commonv1.DriftReason_DRIFT_REASON_DISCONNECTED
+	}
+	correlation := ""
+	for _, e := range n.evidence {
+		if e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS && e.Source == session {
+			correlation = e.CorrelationID
+		}
+	}
+	n.ReplicaID, n.SilentSince = "", nil
+	n.notServed(reason, since, detail, correlation)
+}

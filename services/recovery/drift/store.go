@@ -1,0 +1,206 @@
+package drift
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// controlPlane is the id under which evidence about the control plane, and the verdict on it, are stored.
+const controlPlane = "00000000-0000-0000-0000-000000000000"
+
+// nodeRow is a row of recovery.judgement.
+type nodeRow struct {
+	NodeID         string     `db:"node_id" expr:"@.node_id::text"`
+	State          string     `db:"identity_state"`
+	SessionID      string     `db:"session_id" expr:"COALESCE(@.session_id::text, '')"`
+	Generation     int64      `db:"generation"`
+	SessionVersion int64      `db:"session_version"`
+	ReplicaID      string     `db:"replica_id" expr:"COALESCE(@.replica_id::text, '')"` // empty: none serves it
+	SilentSince    *time.Time `db:"silent_since"`
+	DueAt          *time.Time `db:"due_at"`
+}
+
+// evidenceRow is a row of recovery.evidence.
+type evidenceRow struct {
+	NodeID        string     `db:"node_id" expr:"@.node_id::text"`
+	Part          string     `db:"part"`
+	Source        string     `db:"source"`
+	Reason        string     `db:"reason"`
+	ObservedAt    time.Time  `db:"observed_at"`
+	FreshUntil    *time.Time `db:"fresh_until"`
+	Detail        string     `db:"detail"`
+	CorrelationID string     `db:"correlation_id"`
+	Version       int64      `db:"version"`
+}
+
+// kept is evidence as it is stored, with the version of the source's row.
+type kept struct {
+	Evidence
+	version int64
+	was     *Evidence // as it is stored; nil: it is not
+}
+
+// news reports whether the evidence differs from what is stored.
+func (k *kept) news() bool { return k.was == nil || !k.same(*k.was) }
+
+// same reports whether a source saw the same once more.
+func (k *kept) same(e Evidence) bool {
+	return k.Reason == e.Reason && k.Detail == e.Detail && k.FreshUntil.Equal(e.FreshUntil)
+}
+
+func (r evidenceRow) read() (*kept, error) {
+	out := &kept{version: r.Version, Evidence: Evidence{
+		NodeID: r.NodeID, ObservedAt: r.ObservedAt, Detail: r.Detail, CorrelationID: r.CorrelationID,
+	}}
+	if r.NodeID == controlPlane {
+		out.NodeID = ""
+	}
+	if r.FreshUntil != nil {
+		out.FreshUntil = *r.FreshUntil
+	}
+	var err error
+	if out.Part, err = names.Parse[commonv1.DriftPart](r.Part); err != nil {
+		return nil, err
+	}
+	if out.Source, err = names.Parse[commonv1.EvidenceSource](r.Source); err != nil {
+		return nil, err
+	}
+	if out.Reason, err = names.Parse[commonv1.DriftReason](r.Reason); err != nil {
+		return nil, err
+	}
+	stored := out.Evidence
+	out.was = &stored
+	return out, nil
+}
+
+var (
+	lockNodes = pg.Define(pg.RoleRecovery, "drift.lock_nodes", `
+		SELECT `+pg.Columns[nodeRow]("j")+` FROM recovery.judgement j
+		WHERE j.node_id = ANY ($1::uuid[]) ORDER BY j.node_id FOR UPDATE`)
+
+	readEvidence = pg.Define(pg.RoleRecovery, "drift.read_evidence", `
+		SELECT `+pg.Columns[evidenceRow]("e")+` FROM recovery.evidence e
+		WHERE e.node_id = ANY ($1::uuid[]) ORDER BY e.node_id, e.part, e.source`)
+
+	// A node is due at once, or at the given time.
+	writeNodes = pg.Define(pg.RoleRecovery, "drift.write_nodes", `
+		INSERT INTO recovery.judgement AS j (node_id, identity_state, session_id, generation, session_version, replica_id,
+			silent_since, due_at)
+		SELECT n.node_id, n.state, NULLIF(n.session_id, '')::uuid, n.generation, n.session_version,
+			NULLIF(n.replica_id, '')::uuid, n.silent_since, CASE WHEN n.due THEN mesh.clock() ELSE n.due_at END
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::timestamptz[],
+			$8::boolean[], $9::timestamptz[])
+			AS n (node_id, state, session_id, generation, session_version, replica_id, silent_since, due, due_at)
+		ON CONFLICT (node_id) DO UPDATE SET identity_state = EXCLUDED.identity_state, session_id = EXCLUDED.session_id,
+			generation = EXCLUDED.generation, session_version = EXCLUDED.session_version, replica_id = EXCLUDED.replica_id,
+			silent_since = EXCLUDED.silent_since, due_at = EXCLUDED.due_at`)
+
+	writeEvidence = pg.Define(pg.RoleRecovery, "drift.write_evidence", `
+		INSERT INTO recovery.evidence (node_id, part, source, reason, observed_at, fresh_until, detail, correlation_id,
+			version)
+		SELECT n.node_id, n.part, n.source, n.reason, n.observed_at, n.fresh_until, n.detail, n.correlation_id, n.version
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::timestamptz[], $7::text[],
+			$8::text[], $9::bigint[])
+			AS n (node_id, part, source, reason, observed_at, fresh_until, detail, correlation_id, version)
+		ON CONFLICT (node_id, part, source) DO UPDATE SET reason = EXCLUDED.reason, observed_at = EXCLUDED.observed_at,
+			fresh_until = EXCLUDED.fresh_until, detail = EXCLUDED.detail, correlation_id = EXCLUDED.correlation_id,
+			version = EXCLUDED.version`)
+)
+
+// loadEvidence adds what is stored about nodes to them. A node with evidence that this build cannot read is marked, for
+// a verdict without it might be milder than what is proven.
+func loadEvidence(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error {
+	rows, err := pg.All[evidenceRow](ctx, tx, readEvidence, idsOf(nodes))
+	if err != nil {
+		return fmt.Errorf("read evidence: %w", err)
+	}
+	for _, r := range rows {
+		e, err := r.read()
+		if err != nil {
+			nodes[r.NodeID].unread = err
+			continue
+		}
+		nodes[r.NodeID].evidence = append(nodes[r.NodeID].evidence, e)
+	}
+	return nil
+}
+
+// save writes the rows of nodes, and the evidence about them, that have changed.
+func save(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error {
+	var states, sessions, replicaIDs, changed []string
+	var generations, versions []int64
+	var silent, at []*time.Time
+	var due []bool
+	var observed []*kept
+	for _, id := range idsOf(nodes) {
+		n := nodes[id]
+		for _, e := range n.evidence {
+			if e.news() {
+				observed = append(observed, e)
+			}
+		}
+		if n.nodeRow == n.stored && !n.due {
+			continue
+		}
+		changed = append(changed, n.NodeID)
+		states, sessions, replicaIDs = append(states, n.State), append(sessions, n.SessionID), append(replicaIDs, n.ReplicaID)
+		generations, versions = append(generations, n.Generation), append(versions, n.SessionVersion)
+		silent, due, at = append(silent, n.SilentSince), append(due, n.due), append(at, n.DueAt)
+	}
+	if len(changed) > 0 {
+		err := pg.Queue(ctx, tx, writeNodes, changed, states, sessions, generations, versions, replicaIDs, silent, due, at)
+		if err != nil {
+			return fmt.Errorf("write nodes: %w", err)
+		}
+	}
+	return saveEvidence(ctx, tx, observed)
+}
+
+func saveEvidence(ctx context.Context, tx pgx.Tx, list []*kept) error {
+	if len(list) == 0 {
+		return nil
+	}
+	var nodeIDs, parts, froms, reasons, details, correlations []string
+	var observed []time.Time
+	var until []*time.Time
+	var versions []int64
+	for _, e := range list {
+		id := e.NodeID
+		if id == "" {
+			id = controlPlane
+		}
+		nodeIDs, parts, froms = append(nodeIDs, id), append(parts, names.Of(e.Part)), append(froms, names.Of(e.Source))
+		reasons, details = append(reasons, names.Of(e.Reason)), append(details, e.Detail)
+		correlations = append(correlations, e.CorrelationID)
+		observed, versions = append(observed, e.ObservedAt), append(versions, e.version)
+		var fresh *time.Time
+		if !e.FreshUntil.IsZero() {
+			fresh = &e.FreshUntil
+		}
+		until = append(until, fresh)
+	}
+	err := pg.Queue(ctx, tx, writeEvidence, nodeIDs, parts, froms, reasons, observed, until, details, correlations,
+		versions)
+	if err != nil {
+		return fmt.Errorf("write evidence: %w", err)
+	}
+	return nil
+}
+
+// idsOf returns the ids of nodes in their order, in which rows are locked.
+func idsOf(nodes map[string]*node) []string {
+	out := make([]string, 0, len(nodes))
+	for id := range nodes {
+		out = append(out, id)
+	}
+	slices.Sort(out)
+	return out
+}
