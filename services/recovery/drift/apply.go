@@ -32,9 +32,9 @@ func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return Together(ctx, tx, []events.Record{r})
 }
 
-// Together keeps the evidence in events, to the same effect as Apply one by one: it reads what is stored about all their
-// nodes, and writes what has changed. The rows of nodes are locked before any evidence about them is written, as rounds
-// of the judge do.
+// Together keeps the evidence in events, to the same effect as Apply one by one: it reads what is stored about all
+// their nodes, and writes what has changed. The rows of nodes are locked before any evidence about them is written, as
+// rounds of the judge do.
 func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	changes := make([]change, 0, len(records))
 	nodes := map[string]*node{}
@@ -70,7 +70,7 @@ func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	return save(ctx, tx, nodes)
 }
 
-// change is what one event has to say about a node.
+// change is what one event is evidence of.
 type change struct {
 	nodeID   string
 	identity bool // it makes the node known

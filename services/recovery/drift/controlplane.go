@@ -11,9 +11,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// evidence returns what a round has seen of the control plane: whether replicas of nodeapi beat, and whether the mesh is
-// in rollback mode. Of a mesh in which none has ever beaten it is no outage that none does. A replica that leaves counts
-// until its last beat is old, so that the restart of the only one is no outage.
+// evidence returns what a round has seen of the control plane: whether replicas of nodeapi beat, and whether the mesh
+// is in rollback mode. A mesh in which no replica has ever beaten has no outage. A replica that leaves counts until its
+// last beat is old, so that a restart of the only one is no outage.
 func (s *seen) evidence() []*kept {
 	beats := Evidence{Part: commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE, Source: replicas, ObservedAt: s.Now}
 	if !s.Lives && s.BeatAt != nil {
@@ -29,8 +29,8 @@ func (s *seen) evidence() []*kept {
 }
 
 // judgeControlPlane concludes the verdict on the control plane, and reports whether it has changed. Nothing is written
-// about any node: the verdict holds for each that is not connected. Of replicas that find a change at once the first one
-// writes it.
+// about any node: the verdict holds for each that is not connected. Of replicas that find a change at once the first
+// one writes it.
 func judgeControlPlane(ctx context.Context, tx pgx.Tx, s *seen) (bool, error) {
 	observed := s.evidence()
 	list := []Evidence{observed[0].Evidence, observed[1].Evidence}

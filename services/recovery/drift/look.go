@@ -31,8 +31,8 @@ type seen struct {
 	Through   *time.Time `db:"through"`
 	Fleet     string     `db:"fleet"` // the reason of the verdict on the control plane
 	// The replicas that serve nodes and beat no more, and their last beats.
-	Lost    []string    `db:"lost"`
-	LostAt  []time.Time `db:"lost_at"`
+	Lost   []string    `db:"lost"`
+	LostAt []time.Time `db:"lost_at"`
 }
 
 // look reads a few rows, however many nodes there are: replicas that serve nodes are found one by one in the index.

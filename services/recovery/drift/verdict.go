@@ -119,7 +119,7 @@ func (s *standing) become(v Verdict, evidence []Evidence, now time.Time) bool {
 		s.body.RecoverWithin = durationpb.New(v.RecoverWithin)
 	}
 	for _, e := range v.Used(evidence) {
-		s.body.Evidence = append(s.body.Evidence, e.message())
+		s.body.Evidence = append(s.body.Evidence, messageOf(e))
 	}
 	switch {
 	case was.GetReason() == v.Reason && was != nil:
@@ -138,8 +138,8 @@ func (s *standing) become(v Verdict, evidence []Evidence, now time.Time) bool {
 	return true
 }
 
-// message returns the evidence as a verdict names it.
-func (e Evidence) message() *recoveryv1.Evidence {
+// messageOf returns evidence as a verdict names it.
+func messageOf(e Evidence) *recoveryv1.Evidence {
 	out := &recoveryv1.Evidence{
 		NodeId: e.NodeID, Part: e.Part, Reason: e.Reason, Source: e.Source, ObservedAt: timestamppb.New(e.ObservedAt),
 		Detail: e.Detail, CorrelationId: e.CorrelationID,
@@ -215,7 +215,8 @@ func savePeriods(ctx context.Context, tx pgx.Tx, ended []*standing) error {
 	return nil
 }
 
-// Announced returns the sources that announce the present verdicts again: that on the control plane, and those on nodes.
+// Announced returns the sources that announce the present verdicts again: that on the control plane, and those on
+// nodes.
 func Announced() []reannounce.Source {
 	return []reannounce.Source{
 		{Name: "control_plane_verdict", Once: true, Page: func(ctx context.Context, tx pgx.Tx, _ string, _ int) (
