@@ -48,6 +48,7 @@ var kept = map[string]string{
 	"mesh.replica":              "is taken away once its replica is silent for long",
 	"mesh.periodic_job":         "one row a job",
 	"mesh.retention":            "one row a cut",
+	"mesh.judged":               "one row a service",
 	"mesh.storage_sample":       "is taken away after a week by the next sample",
 
 	"lifecycle.replica_seen":   "not written any more (00113)",

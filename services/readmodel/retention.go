@@ -17,6 +17,8 @@ var terms = []retention.Table{
 	{Name: "findings", Key: policy.RetentionFindingsSeconds, Table: "finding", ID: "finding_id"},
 	{Name: "workspaces", Key: policy.RetentionTimelineSeconds, Table: "workspace", ID: "workspace_id"},
 	{Name: "nodes", Key: policy.RetentionTimelineSeconds, Table: "node", ID: "node_id"},
+	{Name: "verdicts", Key: policy.RetentionTimelineSeconds},
+	{Name: "verdict_periods", Key: policy.RetentionRecoveriesSeconds, Table: "verdict_period", ID: "period_id"},
 	{Name: "recoveries", Key: policy.RetentionRecoveriesSeconds, Table: "recovery_record", ID: "record_id"},
 	{Name: "incidents", Key: policy.RetentionRecoveriesSeconds, Table: "incident", ID: "incident_id"},
 	{Name: "audit", Key: policy.RetentionAuditSeconds},

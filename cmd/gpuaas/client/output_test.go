@@ -117,6 +117,7 @@ func stock(f *fake) {
 		},
 	}})
 	always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: node()})
+	always(f, "ListNodeVerdicts", &readmodelv1.ListNodeVerdictsResponse{Items: verdicts()})
 	away := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
 	away.UserState, away.AgentConnected, away.Reason = commonv1.UserState_USER_STATE_TEMPORARY, false, "agent_down"
 	away.AgentDetail = "the agent cannot be reached since 2026-01-02T03:04:13Z; the workload may well run"
@@ -274,6 +275,7 @@ func TestGolden(t *testing.T) {
 	commands := map[string][]string{
 		"nodes":       {"nodes", "list"},
 		"node":        {"nodes", "get", "node-1"},
+		"verdicts":    {"nodes", "verdicts", "node-1"},
 		"workspaces":  {"workspaces", "list"},
 		"workspace":   {"workspaces", "get", "acme/demo2"},
 		"timeline":    {"workspaces", "timeline", "demo2"},

@@ -88,6 +88,17 @@ func (q *Query) GetNode(ctx context.Context, req *readmodelv1.GetNodeRequest) (*
 	return &readmodelv1.GetNodeResponse{Node: n}, err
 }
 
+// ListNodeVerdicts lists the times for which a node was not healthy.
+func (q *Query) ListNodeVerdicts(ctx context.Context,
+	req *readmodelv1.ListNodeVerdictsRequest,
+) (*readmodelv1.ListNodeVerdictsResponse, error) {
+	items, next, err := caller.List(ctx, q.deps.Reads, req,
+		func(ctx context.Context, s *view.Snapshot, page list.Page) ([]*recoveryv1.VerdictPeriod, string, error) {
+			return s.NodeVerdicts(ctx, req.GetNode(), page)
+		})
+	return &readmodelv1.ListNodeVerdictsResponse{Items: items, NextPageToken: next}, err
+}
+
 // Resolve returns the object that a name, an id or a part of an id stands for.
 func (q *Query) Resolve(ctx context.Context, req *readmodelv1.ResolveRequest) (*readmodelv1.ResolveResponse, error) {
 	var out *readmodelv1.ResolveResponse

@@ -39,6 +39,7 @@ const (
 	KindRecovery    = "recovery_record.changed" // this and the next two are of recovery's watchdog
 	KindIncident    = "incident.changed"
 	KindBrake       = "brake.changed"
+	KindVerdict     = "verdict.changed"
 )
 
 // Kinds returns all kinds of events that are projected.
@@ -46,6 +47,7 @@ func Kinds() []string {
 	return []string{
 		KindNode, KindSession, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance,
 		KindClaim, KindTask, KindObservation, KindFinding, KindRecovery, KindIncident, KindBrake,
+		KindVerdict,
 	}
 }
 
@@ -136,6 +138,7 @@ var rowsOf = map[string]func(r events.Record) ([]row, error){
 	KindBrake: into("brake", func(r events.Record, m *recoveryv1.Brake, body *content) []any {
 		return []any{r.AggregateID, r.AggregateVersion, m.GetEngaged(), body}
 	}),
+	KindVerdict: verdictRows,
 }
 
 // into returns what makes the row of a table of an event whose message is that row: values returns its columns.

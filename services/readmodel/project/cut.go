@@ -28,6 +28,8 @@ var over = map[string]string{
 	"finding":         "NOT t.open",
 	"recovery_record": "t.body->>'ended_at' IS NOT NULL",
 	"incident":        "NOT t.open",
+	"verdict": "t.node_id <> '00000000-0000-0000-0000-000000000000' AND NOT EXISTS (SELECT FROM readmodel.node n " +
+		"WHERE n.node_id = t.node_id AND n.state <> 'retired')",
 }
 
 // unannounced has the tables whose rows no owner announces, each with the condition under which a row, as t, that the
@@ -39,6 +41,8 @@ var unannounced = map[string]string{
 		"AND w.state <> 'decommissioned')",
 	"step":            "NOT EXISTS (SELECT FROM readmodel.run r WHERE r.run_id = t.run_id)",
 	"task_transition": "NOT EXISTS (SELECT FROM readmodel.task k WHERE k.task_id = t.task_id)",
+	"verdict_period": "t.body->>'ended_at' IS NOT NULL OR NOT EXISTS (SELECT FROM readmodel.node n " +
+		"WHERE n.node_id = t.node_id)",
 }
 
 func overOf(name string) string {
@@ -122,7 +126,7 @@ func merge(ctx context.Context, tx pgx.Tx) error {
 	if _, err := pg.Exec(ctx, tx, keepServingSince); err != nil {
 		return fmt.Errorf("keep since when sessions serve: %w", err)
 	}
-	// Whether a gate is over depends on the row of its node, so the rows of nodes are deleted last.
+	// Whether a gate or a verdict is over depends on the row of its node, so the rows of nodes are deleted last.
 	names := tableNames()
 	for _, name := range names {
 		if name == "node" {

@@ -58,6 +58,10 @@ var tables = map[string]table{
 	},
 	"incident": {name: "incident", key: []string{"incident_id"}, columns: []string{"open"}},
 	"brake":    {name: "brake", key: []string{"name"}, columns: []string{"engaged"}},
+	"verdict":  {name: "verdict", key: []string{"node_id"}},
+	"verdict_period": {
+		name: "verdict_period", key: []string{"period_id"}, columns: []string{"node_id"},
+	},
 	"observed": {name: "observed", key: []string{"workspace_id", "node_id"}},
 	"task_transition": {
 		name: "task_transition", key: []string{"task_id", "version", "n"}, immutable: true,

@@ -48,18 +48,20 @@ func nodeSession(now string) string {
 	LEFT JOIN mesh.replica b ON b.replica_id = s.replica_id`
 }
 
-// nodeFrom is a node with the joins of nodeSession, and with the number of its allocated slots and GPUs. $1 is the
-// time.
+// nodeFrom is a node with the joins of nodeSession, with the number of its allocated slots and GPUs, and with its
+// verdict. $1 is the time.
 var nodeFrom = `readmodel.node n` + nodeSession("$1::timestamptz") + `
 	LEFT JOIN LATERAL (
 		SELECT count(*) AS slots, COALESCE(sum(jsonb_array_length(COALESCE(a.body->'gpu_device_ids', '[]'))), 0) AS gpus
 			FROM readmodel.allocation a
-		WHERE a.body->>'node_id' = n.node_id::text AND a.body->>'state' <> 'ALLOCATION_STATE_RELEASED') u ON true`
+		WHERE a.body->>'node_id' = n.node_id::text AND a.body->>'state' <> 'ALLOCATION_STATE_RELEASED') u ON true
+	LEFT JOIN readmodel.verdict v ON v.node_id = n.node_id`
 
 type nodeDetail struct {
 	nodeColumns
-	Slots int32 `db:"slots" expr:"u.slots"`
-	GPUs  int32 `db:"gpus" expr:"u.gpus"`
+	Slots   int32  `db:"slots" expr:"u.slots"`
+	GPUs    int32  `db:"gpus" expr:"u.gpus"`
+	Verdict []byte `db:"verdict" expr:"v.body"`
 }
 
 type nodeRow struct {
@@ -89,7 +91,8 @@ var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout
 
 // Nodes returns one page of nodes, ordered by name.
 func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*readmodelv1.Node, string, error) {
-	listening := s.listeningSince()
+	s.with = &pg.Batch{}
+	listening, stale := s.listeningSince(), s.verdictsStaleSince()
 	l := list.Request{Layout: &nodeLayout, Statement: listNodes, Args: []any{s.Now, BeatFresh, s.scope.Arg()}}
 	l.When(f.ConnectedOnly, nodesConnected)
 	l.When(f.Disconnected, nodesDisconnected)
@@ -99,7 +102,13 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*
 	l.When(f.WorkspaceID != "", nodesOfWorkspace, list.OptionalID(f.WorkspaceID))
 	l.When(f.IDs != nil, nodesByID, f.IDs)
 	items, next, err := run(ctx, s, l, page,
-		func(row nodeRow) (*readmodelv1.Node, error) { return s.readNode(row, *listening) })
+		func(row nodeRow) (*readmodelv1.Node, error) {
+			n, err := s.readNode(row, *listening)
+			if err != nil {
+				return nil, err
+			}
+			return n, s.addVerdict(n, row.Verdict, *stale)
+		})
 	return lookup.NamePage(ctx, s.find(), func(n *readmodelv1.Node) lookup.Nameless {
 		return lookup.Nameless{WorkspaceID: n.GetWorkspaceId(), Workspace: &n.Workspace}
 	}, items, next, err)
@@ -134,12 +143,11 @@ func listeningSince(now string) string {
 var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since",
 	`SELECT (`+listeningSince("$1::timestamptz")+`)`)
 
-// listeningSince adds to the next list a query for the time since which some replica has listened without a gap; zero
+// listeningSince adds to s.with a query for the time since which some replica has listened without a gap; zero
 // if none does, or if sessions are projected so late that they cannot be compared with beats. The result is set once
 // the list's rows have been read.
 func (s *Snapshot) listeningSince() *time.Time {
 	at := &time.Time{}
-	s.with = &pg.Batch{}
 	s.with.Queue(replicasListenSince, s.Now, BeatFresh).QueryRow(func(row pgx.Row) error {
 		var found *time.Time
 		if err := row.Scan(&found); err != nil {

@@ -55,6 +55,8 @@ func changedBy(r events.Record) []key {
 		return one(readmodelv1.Topic_TOPIC_NODES, read(r, &lifecyclev1.NodeGate{}).GetNodeId())
 	case project.KindSession:
 		return one(readmodelv1.Topic_TOPIC_NODES, read(r, &nodev1.SessionChanged{}).GetNodeId())
+	case project.KindVerdict:
+		return one(readmodelv1.Topic_TOPIC_NODES, read(r, &recoveryv1.NodeVerdict{}).GetNodeId())
 	case project.KindWorkspace:
 		return one(readmodelv1.Topic_TOPIC_WORKSPACES, read(r, &lifecyclev1.Workspace{}).GetWorkspaceId())
 	case project.KindObservation:

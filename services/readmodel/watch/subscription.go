@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/protobuf/proto"
+
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 )
@@ -28,6 +30,11 @@ func (f Filter) shown(i item) item {
 		if hidden := f.Scope.Step(a); hidden != a {
 			i.message = &readmodelv1.WatchItem{Change: i.message.GetChange(), Object: &readmodelv1.WatchItem_Step{Step: hidden}}
 		}
+	}
+	if n := i.message.GetNode(); !f.Scope.Everything() && (n.GetVerdict() != nil || n.GetVerdictStaleSince() != nil) {
+		n = proto.CloneOf(n)
+		n.Verdict, n.VerdictStaleSince = nil, nil
+		i.message = &readmodelv1.WatchItem{Change: i.message.GetChange(), Object: &readmodelv1.WatchItem_Node{Node: n}}
 	}
 	return f.named(i)
 }

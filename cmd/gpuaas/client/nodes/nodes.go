@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -37,9 +38,10 @@ var View = output.View[*readmodelv1.Node]{
 		{Title: "AGENT", Path: "session.agent_version", Wide: true},
 		{Title: "REPLICA", Path: "replica_id", Wide: true},
 	},
-	More: []output.Column[*readmodelv1.Node]{
+	More: slices.Concat([]output.Column[*readmodelv1.Node]{
 		{Title: "NEXT ACTION", Path: "next_action"},
 		{Title: "SINCE", Path: "since"},
+	}, verdictColumns(), []output.Column[*readmodelv1.Node]{
 		{Title: "identity: state", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
 			return identityText(pr, n.GetIdentity())
 		}},
@@ -83,7 +85,7 @@ var View = output.View[*readmodelv1.Node]{
 					d.GetDetail(), over)
 			}), "\n")
 		}},
-	},
+	}),
 }
 
 // nodeWork returns a text for whether the node may get work.
@@ -132,7 +134,7 @@ func hostText(_ *output.Printer, n *readmodelv1.Node) string {
 // Command returns the commands about nodes.
 func Command(p *kit.Program) *cobra.Command {
 	return kit.Group("nodes", "The fleet: machines, and instances of workspaces", []string{"node"},
-		listCommand(p), getCommand(p), watchCommand(p), enrollCommand(p),
+		listCommand(p), getCommand(p), verdictsCommand(p), watchCommand(p), enrollCommand(p),
 		identityCommand(p, recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD,
 			"Close the node's session and give it no work until it is reactivated"),
 		identityCommand(p, recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE, "Set a suspicious node aside"),

@@ -100,6 +100,7 @@ func TestColumnsAreFields(t *testing.T) {
 		"inventory.TenantView":      declared(inventory.TenantView),
 		"nodes.EnrollView":          declared(nodes.EnrollView),
 		"nodes.TaskView":            declared(nodes.TaskView),
+		"nodes.VerdictsView":        declared(nodes.VerdictsView),
 		"nodes.View":                declared(nodes.View),
 		"operations.DryRunView":     declared(operations.DryRunView),
 		"operations.View":           declared(operations.View),

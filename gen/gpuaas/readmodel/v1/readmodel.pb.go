@@ -1709,6 +1709,128 @@ func (x *ListNodesResponse) GetNextPageToken() string {
 	return ""
 }
 
+// ListNodeVerdictsRequest names a node and pages.
+type ListNodeVerdictsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MinPos        string                 `protobuf:"bytes,1,opt,name=min_pos,json=minPos,proto3" json:"min_pos,omitempty"`
+	PageSize      int32                  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"` // name or id
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNodeVerdictsRequest) Reset() {
+	*x = ListNodeVerdictsRequest{}
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNodeVerdictsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNodeVerdictsRequest) ProtoMessage() {}
+
+func (x *ListNodeVerdictsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNodeVerdictsRequest.ProtoReflect.Descriptor instead.
+func (*ListNodeVerdictsRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListNodeVerdictsRequest) GetMinPos() string {
+	if x != nil {
+		return x.MinPos
+	}
+	return ""
+}
+
+func (x *ListNodeVerdictsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListNodeVerdictsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListNodeVerdictsRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// ListNodeVerdictsResponse is one page.
+type ListNodeVerdictsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Items         []*v11.VerdictPeriod   `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNodeVerdictsResponse) Reset() {
+	*x = ListNodeVerdictsResponse{}
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNodeVerdictsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNodeVerdictsResponse) ProtoMessage() {}
+
+func (x *ListNodeVerdictsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNodeVerdictsResponse.ProtoReflect.Descriptor instead.
+func (*ListNodeVerdictsResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ListNodeVerdictsResponse) GetItems() []*v11.VerdictPeriod {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *ListNodeVerdictsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 // ListTenantsRequest filters and pages.
 type ListTenantsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1721,7 +1843,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1733,7 +1855,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1746,7 +1868,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListTenantsRequest) GetMinPos() string {
@@ -1781,7 +1903,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1915,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1928,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListTenantsResponse) GetItems() []*v13.Tenant {
@@ -1837,7 +1959,7 @@ type ListWorkspacesRequest struct {
 
 func (x *ListWorkspacesRequest) Reset() {
 	*x = ListWorkspacesRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1971,7 @@ func (x *ListWorkspacesRequest) String() string {
 func (*ListWorkspacesRequest) ProtoMessage() {}
 
 func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +1984,7 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListWorkspacesRequest) GetMinPos() string {
@@ -1911,7 +2033,7 @@ type ListWorkspacesResponse struct {
 
 func (x *ListWorkspacesResponse) Reset() {
 	*x = ListWorkspacesResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +2045,7 @@ func (x *ListWorkspacesResponse) String() string {
 func (*ListWorkspacesResponse) ProtoMessage() {}
 
 func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +2058,7 @@ func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListWorkspacesResponse) GetItems() []*Workspace {
@@ -1969,7 +2091,7 @@ type ListTasksRequest struct {
 
 func (x *ListTasksRequest) Reset() {
 	*x = ListTasksRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2103,7 @@ func (x *ListTasksRequest) String() string {
 func (*ListTasksRequest) ProtoMessage() {}
 
 func (x *ListTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2116,7 @@ func (x *ListTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTasksRequest.ProtoReflect.Descriptor instead.
 func (*ListTasksRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListTasksRequest) GetMinPos() string {
@@ -2057,7 +2179,7 @@ type ListTasksResponse struct {
 
 func (x *ListTasksResponse) Reset() {
 	*x = ListTasksResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2069,7 +2191,7 @@ func (x *ListTasksResponse) String() string {
 func (*ListTasksResponse) ProtoMessage() {}
 
 func (x *ListTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2082,7 +2204,7 @@ func (x *ListTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTasksResponse.ProtoReflect.Descriptor instead.
 func (*ListTasksResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListTasksResponse) GetItems() []*Task {
@@ -2113,7 +2235,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2247,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2260,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListInstancesRequest) GetMinPos() string {
@@ -2187,7 +2309,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +2321,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +2334,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListInstancesResponse) GetItems() []*v13.Instance {
@@ -2244,7 +2366,7 @@ type ListClaimsRequest struct {
 
 func (x *ListClaimsRequest) Reset() {
 	*x = ListClaimsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2378,7 @@ func (x *ListClaimsRequest) String() string {
 func (*ListClaimsRequest) ProtoMessage() {}
 
 func (x *ListClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2391,7 @@ func (x *ListClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClaimsRequest.ProtoReflect.Descriptor instead.
 func (*ListClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListClaimsRequest) GetMinPos() string {
@@ -2325,7 +2447,7 @@ type ListClaimsResponse struct {
 
 func (x *ListClaimsResponse) Reset() {
 	*x = ListClaimsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2459,7 @@ func (x *ListClaimsResponse) String() string {
 func (*ListClaimsResponse) ProtoMessage() {}
 
 func (x *ListClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2472,7 @@ func (x *ListClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClaimsResponse.ProtoReflect.Descriptor instead.
 func (*ListClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListClaimsResponse) GetItems() []*v13.Claim {
@@ -2380,7 +2502,7 @@ type ListAllocationsRequest struct {
 
 func (x *ListAllocationsRequest) Reset() {
 	*x = ListAllocationsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2392,7 +2514,7 @@ func (x *ListAllocationsRequest) String() string {
 func (*ListAllocationsRequest) ProtoMessage() {}
 
 func (x *ListAllocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2405,7 +2527,7 @@ func (x *ListAllocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocationsRequest.ProtoReflect.Descriptor instead.
 func (*ListAllocationsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListAllocationsRequest) GetMinPos() string {
@@ -2447,7 +2569,7 @@ type ListAllocationsResponse struct {
 
 func (x *ListAllocationsResponse) Reset() {
 	*x = ListAllocationsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2581,7 @@ func (x *ListAllocationsResponse) String() string {
 func (*ListAllocationsResponse) ProtoMessage() {}
 
 func (x *ListAllocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2594,7 @@ func (x *ListAllocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocationsResponse.ProtoReflect.Descriptor instead.
 func (*ListAllocationsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListAllocationsResponse) GetItems() []*v13.Allocation {
@@ -2500,7 +2622,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2512,7 +2634,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2525,7 +2647,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetNodeRequest) GetNode() string {
@@ -2552,7 +2674,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +2686,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +2699,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -2600,7 +2722,7 @@ type ResolveRequest struct {
 
 func (x *ResolveRequest) Reset() {
 	*x = ResolveRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2612,7 +2734,7 @@ func (x *ResolveRequest) String() string {
 func (*ResolveRequest) ProtoMessage() {}
 
 func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2625,7 +2747,7 @@ func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveRequest.ProtoReflect.Descriptor instead.
 func (*ResolveRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResolveRequest) GetRef() string {
@@ -2661,7 +2783,7 @@ type ResolveResponse struct {
 
 func (x *ResolveResponse) Reset() {
 	*x = ResolveResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2795,7 @@ func (x *ResolveResponse) String() string {
 func (*ResolveResponse) ProtoMessage() {}
 
 func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +2808,7 @@ func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveResponse.ProtoReflect.Descriptor instead.
 func (*ResolveResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResolveResponse) GetKind() ObjectKind {
@@ -2721,7 +2843,7 @@ type GetWorkspaceRequest struct {
 
 func (x *GetWorkspaceRequest) Reset() {
 	*x = GetWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2733,7 +2855,7 @@ func (x *GetWorkspaceRequest) String() string {
 func (*GetWorkspaceRequest) ProtoMessage() {}
 
 func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2746,7 +2868,7 @@ func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetWorkspaceRequest) GetWorkspace() string {
@@ -2773,7 +2895,7 @@ type GetWorkspaceResponse struct {
 
 func (x *GetWorkspaceResponse) Reset() {
 	*x = GetWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +2907,7 @@ func (x *GetWorkspaceResponse) String() string {
 func (*GetWorkspaceResponse) ProtoMessage() {}
 
 func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +2920,7 @@ func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
@@ -2820,7 +2942,7 @@ type GetTimelineRequest struct {
 
 func (x *GetTimelineRequest) Reset() {
 	*x = GetTimelineRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +2954,7 @@ func (x *GetTimelineRequest) String() string {
 func (*GetTimelineRequest) ProtoMessage() {}
 
 func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +2967,7 @@ func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineRequest.ProtoReflect.Descriptor instead.
 func (*GetTimelineRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetTimelineRequest) GetWorkspace() string {
@@ -2883,7 +3005,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2895,7 +3017,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2908,7 +3030,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReadOutputRequest) GetWorkspace() string {
@@ -2957,7 +3079,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2969,7 +3091,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2982,7 +3104,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReadOutputResponse) GetWorkload() string {
@@ -3012,7 +3134,7 @@ type GetTimelineResponse struct {
 
 func (x *GetTimelineResponse) Reset() {
 	*x = GetTimelineResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3024,7 +3146,7 @@ func (x *GetTimelineResponse) String() string {
 func (*GetTimelineResponse) ProtoMessage() {}
 
 func (x *GetTimelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3037,7 +3159,7 @@ func (x *GetTimelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineResponse.ProtoReflect.Descriptor instead.
 func (*GetTimelineResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetTimelineResponse) GetWorkspace() *Workspace {
@@ -3087,7 +3209,7 @@ type RunBrief struct {
 
 func (x *RunBrief) Reset() {
 	*x = RunBrief{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3221,7 @@ func (x *RunBrief) String() string {
 func (*RunBrief) ProtoMessage() {}
 
 func (x *RunBrief) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3234,7 @@ func (x *RunBrief) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunBrief.ProtoReflect.Descriptor instead.
 func (*RunBrief) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RunBrief) GetRunId() string {
@@ -3196,7 +3318,7 @@ type GetActionsRequest struct {
 
 func (x *GetActionsRequest) Reset() {
 	*x = GetActionsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3330,7 @@ func (x *GetActionsRequest) String() string {
 func (*GetActionsRequest) ProtoMessage() {}
 
 func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3343,7 @@ func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsRequest.ProtoReflect.Descriptor instead.
 func (*GetActionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetActionsRequest) GetWorkspace() string {
@@ -3248,7 +3370,7 @@ type GetActionsResponse struct {
 
 func (x *GetActionsResponse) Reset() {
 	*x = GetActionsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3260,7 +3382,7 @@ func (x *GetActionsResponse) String() string {
 func (*GetActionsResponse) ProtoMessage() {}
 
 func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3273,7 +3395,7 @@ func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsResponse.ProtoReflect.Descriptor instead.
 func (*GetActionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetActionsResponse) GetActions() []*v13.ActionOption {
@@ -3294,7 +3416,7 @@ type GetTaskRequest struct {
 
 func (x *GetTaskRequest) Reset() {
 	*x = GetTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3428,7 @@ func (x *GetTaskRequest) String() string {
 func (*GetTaskRequest) ProtoMessage() {}
 
 func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3441,7 @@ func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskRequest.ProtoReflect.Descriptor instead.
 func (*GetTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetTaskRequest) GetTaskId() string {
@@ -3346,7 +3468,7 @@ type GetTaskResponse struct {
 
 func (x *GetTaskResponse) Reset() {
 	*x = GetTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3480,7 @@ func (x *GetTaskResponse) String() string {
 func (*GetTaskResponse) ProtoMessage() {}
 
 func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3493,7 @@ func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskResponse.ProtoReflect.Descriptor instead.
 func (*GetTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetTaskResponse) GetTask() *Task {
@@ -3391,7 +3513,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3525,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3416,7 +3538,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetPolicyRequest) GetKey() string {
@@ -3436,7 +3558,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3570,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3583,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetPolicyResponse) GetItems() []*v11.PolicyKey {
@@ -3481,7 +3603,7 @@ type ExplainReasonRequest struct {
 
 func (x *ExplainReasonRequest) Reset() {
 	*x = ExplainReasonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3493,7 +3615,7 @@ func (x *ExplainReasonRequest) String() string {
 func (*ExplainReasonRequest) ProtoMessage() {}
 
 func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3506,7 +3628,7 @@ func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonRequest.ProtoReflect.Descriptor instead.
 func (*ExplainReasonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExplainReasonRequest) GetCode() string {
@@ -3531,7 +3653,7 @@ type ReasonText struct {
 
 func (x *ReasonText) Reset() {
 	*x = ReasonText{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3543,7 +3665,7 @@ func (x *ReasonText) String() string {
 func (*ReasonText) ProtoMessage() {}
 
 func (x *ReasonText) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3556,7 +3678,7 @@ func (x *ReasonText) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonText.ProtoReflect.Descriptor instead.
 func (*ReasonText) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReasonText) GetCode() string {
@@ -3611,7 +3733,7 @@ type ExplainReasonResponse struct {
 
 func (x *ExplainReasonResponse) Reset() {
 	*x = ExplainReasonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3623,7 +3745,7 @@ func (x *ExplainReasonResponse) String() string {
 func (*ExplainReasonResponse) ProtoMessage() {}
 
 func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3636,7 +3758,7 @@ func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonResponse.ProtoReflect.Descriptor instead.
 func (*ExplainReasonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExplainReasonResponse) GetItems() []*ReasonText {
@@ -3660,7 +3782,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3672,7 +3794,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3685,7 +3807,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WatchRequest) GetTopics() []Topic {
@@ -3739,7 +3861,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3751,7 +3873,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3764,7 +3886,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WatchResponse) GetFrame() isWatchResponse_Frame {
@@ -3851,7 +3973,7 @@ type WatchItem struct {
 
 func (x *WatchItem) Reset() {
 	*x = WatchItem{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3863,7 +3985,7 @@ func (x *WatchItem) String() string {
 func (*WatchItem) ProtoMessage() {}
 
 func (x *WatchItem) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3876,7 +3998,7 @@ func (x *WatchItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchItem.ProtoReflect.Descriptor instead.
 func (*WatchItem) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WatchItem) GetTopic() Topic {
@@ -4011,7 +4133,7 @@ type Bootstrapped struct {
 
 func (x *Bootstrapped) Reset() {
 	*x = Bootstrapped{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4023,7 +4145,7 @@ func (x *Bootstrapped) String() string {
 func (*Bootstrapped) ProtoMessage() {}
 
 func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4036,7 +4158,7 @@ func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bootstrapped.ProtoReflect.Descriptor instead.
 func (*Bootstrapped) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Bootstrapped) GetTotal() int32 {
@@ -4056,7 +4178,7 @@ type WatchHeartbeat struct {
 
 func (x *WatchHeartbeat) Reset() {
 	*x = WatchHeartbeat{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4068,7 +4190,7 @@ func (x *WatchHeartbeat) String() string {
 func (*WatchHeartbeat) ProtoMessage() {}
 
 func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4081,7 +4203,7 @@ func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHeartbeat.ProtoReflect.Descriptor instead.
 func (*WatchHeartbeat) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WatchHeartbeat) GetServerTime() *timestamppb.Timestamp {
@@ -4102,7 +4224,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4114,7 +4236,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4127,7 +4249,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -4156,7 +4278,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4168,7 +4290,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4181,7 +4303,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreateTenantResponse) GetTenant() *v13.Tenant {
@@ -4219,7 +4341,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4231,7 +4353,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4244,7 +4366,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreateWorkspaceRequest) GetTenant() string {
@@ -4292,7 +4414,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4304,7 +4426,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4317,7 +4439,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -4343,7 +4465,7 @@ type OperateWorkspaceRequest struct {
 
 func (x *OperateWorkspaceRequest) Reset() {
 	*x = OperateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4355,7 +4477,7 @@ func (x *OperateWorkspaceRequest) String() string {
 func (*OperateWorkspaceRequest) ProtoMessage() {}
 
 func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4368,7 +4490,7 @@ func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *OperateWorkspaceRequest) GetWorkspace() string {
@@ -4430,7 +4552,7 @@ type OperateWorkspaceResponse struct {
 
 func (x *OperateWorkspaceResponse) Reset() {
 	*x = OperateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4442,7 +4564,7 @@ func (x *OperateWorkspaceResponse) String() string {
 func (*OperateWorkspaceResponse) ProtoMessage() {}
 
 func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4455,7 +4577,7 @@ func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *OperateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -4477,7 +4599,7 @@ type EnrollNodeRequest struct {
 
 func (x *EnrollNodeRequest) Reset() {
 	*x = EnrollNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4489,7 +4611,7 @@ func (x *EnrollNodeRequest) String() string {
 func (*EnrollNodeRequest) ProtoMessage() {}
 
 func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4502,7 +4624,7 @@ func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeRequest.ProtoReflect.Descriptor instead.
 func (*EnrollNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *EnrollNodeRequest) GetName() string {
@@ -4540,7 +4662,7 @@ type EnrollNodeResponse struct {
 
 func (x *EnrollNodeResponse) Reset() {
 	*x = EnrollNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4552,7 +4674,7 @@ func (x *EnrollNodeResponse) String() string {
 func (*EnrollNodeResponse) ProtoMessage() {}
 
 func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4565,7 +4687,7 @@ func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeResponse.ProtoReflect.Descriptor instead.
 func (*EnrollNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EnrollNodeResponse) GetNodeId() string {
@@ -4615,7 +4737,7 @@ type ChangeNodeIdentityRequest struct {
 
 func (x *ChangeNodeIdentityRequest) Reset() {
 	*x = ChangeNodeIdentityRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4627,7 +4749,7 @@ func (x *ChangeNodeIdentityRequest) String() string {
 func (*ChangeNodeIdentityRequest) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4640,7 +4762,7 @@ func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityRequest.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ChangeNodeIdentityRequest) GetNode() string {
@@ -4675,7 +4797,7 @@ type ChangeNodeIdentityResponse struct {
 
 func (x *ChangeNodeIdentityResponse) Reset() {
 	*x = ChangeNodeIdentityResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4687,7 +4809,7 @@ func (x *ChangeNodeIdentityResponse) String() string {
 func (*ChangeNodeIdentityResponse) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4700,7 +4822,7 @@ func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityResponse.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ChangeNodeIdentityResponse) GetNode() *v11.NodeIdentity {
@@ -4729,7 +4851,7 @@ type SetCordonRequest struct {
 
 func (x *SetCordonRequest) Reset() {
 	*x = SetCordonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4741,7 +4863,7 @@ func (x *SetCordonRequest) String() string {
 func (*SetCordonRequest) ProtoMessage() {}
 
 func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4754,7 +4876,7 @@ func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonRequest.ProtoReflect.Descriptor instead.
 func (*SetCordonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *SetCordonRequest) GetNode() string {
@@ -4789,7 +4911,7 @@ type SetCordonResponse struct {
 
 func (x *SetCordonResponse) Reset() {
 	*x = SetCordonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4801,7 +4923,7 @@ func (x *SetCordonResponse) String() string {
 func (*SetCordonResponse) ProtoMessage() {}
 
 func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4814,7 +4936,7 @@ func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonResponse.ProtoReflect.Descriptor instead.
 func (*SetCordonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SetCordonResponse) GetGate() *v13.NodeGate {
@@ -4842,7 +4964,7 @@ type ProbeNodeRequest struct {
 
 func (x *ProbeNodeRequest) Reset() {
 	*x = ProbeNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4854,7 +4976,7 @@ func (x *ProbeNodeRequest) String() string {
 func (*ProbeNodeRequest) ProtoMessage() {}
 
 func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4867,7 +4989,7 @@ func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{61}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ProbeNodeRequest) GetNode() string {
@@ -4895,7 +5017,7 @@ type ProbeNodeResponse struct {
 
 func (x *ProbeNodeResponse) Reset() {
 	*x = ProbeNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4907,7 +5029,7 @@ func (x *ProbeNodeResponse) String() string {
 func (*ProbeNodeResponse) ProtoMessage() {}
 
 func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4920,7 +5042,7 @@ func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{62}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ProbeNodeResponse) GetTask() *v13.Task {
@@ -4949,7 +5071,7 @@ type ChangeTaskRequest struct {
 
 func (x *ChangeTaskRequest) Reset() {
 	*x = ChangeTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4961,7 +5083,7 @@ func (x *ChangeTaskRequest) String() string {
 func (*ChangeTaskRequest) ProtoMessage() {}
 
 func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4974,7 +5096,7 @@ func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{63}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ChangeTaskRequest) GetTaskId() string {
@@ -5009,7 +5131,7 @@ type ChangeTaskResponse struct {
 
 func (x *ChangeTaskResponse) Reset() {
 	*x = ChangeTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5021,7 +5143,7 @@ func (x *ChangeTaskResponse) String() string {
 func (*ChangeTaskResponse) ProtoMessage() {}
 
 func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5034,7 +5156,7 @@ func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{64}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ChangeTaskResponse) GetTask() *v13.Task {
@@ -5064,7 +5186,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5198,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5211,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{65}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SetPolicyRequest) GetKey() string {
@@ -5131,7 +5253,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5143,7 +5265,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5156,7 +5278,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{66}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SetPolicyResponse) GetKey() *v11.PolicyKey {
@@ -5355,6 +5477,17 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\anode_id\x18\a \x01(\tB\a\xbaH\x04r\x02\x18@R\x06nodeId\"l\n" +
 	"\x11ListNodesResponse\x12/\n" +
 	"\x05items\x18\x01 \x03(\v2\x19.gpuaas.readmodel.v1.NodeR\x05items\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xad\x01\n" +
+	"\x17ListNodeVerdictsRequest\x12 \n" +
+	"\amin_pos\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12'\n" +
+	"\tpage_size\x18\x02 \x01(\x05B\n" +
+	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12'\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\x12\x1e\n" +
+	"\x04node\x18\x04 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x04node\"{\n" +
+	"\x18ListNodeVerdictsResponse\x127\n" +
+	"\x05items\x18\x01 \x03(\v2!.gpuaas.recovery.v1.VerdictPeriodR\x05items\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x88\x01\n" +
 	"\x12ListTenantsRequest\x12 \n" +
 	"\amin_pos\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12'\n" +
@@ -5646,7 +5779,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x0fCHANGE_SNAPSHOT\x10\x01\x12\x12\n" +
 	"\x0eCHANGE_CREATED\x10\x02\x12\x12\n" +
 	"\x0eCHANGE_UPDATED\x10\x03\x12\x14\n" +
-	"\x10CHANGE_DESTROYED\x10\x042\xcb\x15\n" +
+	"\x10CHANGE_DESTROYED\x10\x042\xe9\x16\n" +
 	"\fQueryService\x12\x85\x01\n" +
 	"\x06WhoAmI\x12\".gpuaas.readmodel.v1.WhoAmIRequest\x1a#.gpuaas.readmodel.v1.WhoAmIResponse\"2\xe2\xe0\x18.\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x12\x8e\x01\n" +
@@ -5655,6 +5788,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\tListNodes\x12%.gpuaas.readmodel.v1.ListNodesRequest\x1a&.gpuaas.readmodel.v1.ListNodesResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x80\x01\n" +
 	"\aGetNode\x12#.gpuaas.readmodel.v1.GetNodeRequest\x1a$.gpuaas.readmodel.v1.GetNodeResponse\"*\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x9b\x01\n" +
+	"\x10ListNodeVerdicts\x12,.gpuaas.readmodel.v1.ListNodeVerdictsRequest\x1a-.gpuaas.readmodel.v1.ListNodeVerdictsResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x88\x01\n" +
 	"\aResolve\x12#.gpuaas.readmodel.v1.ResolveRequest\x1a$.gpuaas.readmodel.v1.ResolveResponse\"2\xe2\xe0\x18.\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x12\x94\x01\n" +
@@ -5725,7 +5860,7 @@ func file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_readmodel_v1_readmodel_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
+var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(ObjectKind)(0),                    // 0: gpuaas.readmodel.v1.ObjectKind
 	(Topic)(0),                         // 1: gpuaas.readmodel.v1.Topic
@@ -5742,256 +5877,262 @@ var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(*Task)(nil),                       // 12: gpuaas.readmodel.v1.Task
 	(*ListNodesRequest)(nil),           // 13: gpuaas.readmodel.v1.ListNodesRequest
 	(*ListNodesResponse)(nil),          // 14: gpuaas.readmodel.v1.ListNodesResponse
-	(*ListTenantsRequest)(nil),         // 15: gpuaas.readmodel.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),        // 16: gpuaas.readmodel.v1.ListTenantsResponse
-	(*ListWorkspacesRequest)(nil),      // 17: gpuaas.readmodel.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),     // 18: gpuaas.readmodel.v1.ListWorkspacesResponse
-	(*ListTasksRequest)(nil),           // 19: gpuaas.readmodel.v1.ListTasksRequest
-	(*ListTasksResponse)(nil),          // 20: gpuaas.readmodel.v1.ListTasksResponse
-	(*ListInstancesRequest)(nil),       // 21: gpuaas.readmodel.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),      // 22: gpuaas.readmodel.v1.ListInstancesResponse
-	(*ListClaimsRequest)(nil),          // 23: gpuaas.readmodel.v1.ListClaimsRequest
-	(*ListClaimsResponse)(nil),         // 24: gpuaas.readmodel.v1.ListClaimsResponse
-	(*ListAllocationsRequest)(nil),     // 25: gpuaas.readmodel.v1.ListAllocationsRequest
-	(*ListAllocationsResponse)(nil),    // 26: gpuaas.readmodel.v1.ListAllocationsResponse
-	(*GetNodeRequest)(nil),             // 27: gpuaas.readmodel.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),            // 28: gpuaas.readmodel.v1.GetNodeResponse
-	(*ResolveRequest)(nil),             // 29: gpuaas.readmodel.v1.ResolveRequest
-	(*ResolveResponse)(nil),            // 30: gpuaas.readmodel.v1.ResolveResponse
-	(*GetWorkspaceRequest)(nil),        // 31: gpuaas.readmodel.v1.GetWorkspaceRequest
-	(*GetWorkspaceResponse)(nil),       // 32: gpuaas.readmodel.v1.GetWorkspaceResponse
-	(*GetTimelineRequest)(nil),         // 33: gpuaas.readmodel.v1.GetTimelineRequest
-	(*ReadOutputRequest)(nil),          // 34: gpuaas.readmodel.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),         // 35: gpuaas.readmodel.v1.ReadOutputResponse
-	(*GetTimelineResponse)(nil),        // 36: gpuaas.readmodel.v1.GetTimelineResponse
-	(*RunBrief)(nil),                   // 37: gpuaas.readmodel.v1.RunBrief
-	(*GetActionsRequest)(nil),          // 38: gpuaas.readmodel.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),         // 39: gpuaas.readmodel.v1.GetActionsResponse
-	(*GetTaskRequest)(nil),             // 40: gpuaas.readmodel.v1.GetTaskRequest
-	(*GetTaskResponse)(nil),            // 41: gpuaas.readmodel.v1.GetTaskResponse
-	(*GetPolicyRequest)(nil),           // 42: gpuaas.readmodel.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),          // 43: gpuaas.readmodel.v1.GetPolicyResponse
-	(*ExplainReasonRequest)(nil),       // 44: gpuaas.readmodel.v1.ExplainReasonRequest
-	(*ReasonText)(nil),                 // 45: gpuaas.readmodel.v1.ReasonText
-	(*ExplainReasonResponse)(nil),      // 46: gpuaas.readmodel.v1.ExplainReasonResponse
-	(*WatchRequest)(nil),               // 47: gpuaas.readmodel.v1.WatchRequest
-	(*WatchResponse)(nil),              // 48: gpuaas.readmodel.v1.WatchResponse
-	(*WatchItem)(nil),                  // 49: gpuaas.readmodel.v1.WatchItem
-	(*Bootstrapped)(nil),               // 50: gpuaas.readmodel.v1.Bootstrapped
-	(*WatchHeartbeat)(nil),             // 51: gpuaas.readmodel.v1.WatchHeartbeat
-	(*CreateTenantRequest)(nil),        // 52: gpuaas.readmodel.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),       // 53: gpuaas.readmodel.v1.CreateTenantResponse
-	(*CreateWorkspaceRequest)(nil),     // 54: gpuaas.readmodel.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil),    // 55: gpuaas.readmodel.v1.CreateWorkspaceResponse
-	(*OperateWorkspaceRequest)(nil),    // 56: gpuaas.readmodel.v1.OperateWorkspaceRequest
-	(*OperateWorkspaceResponse)(nil),   // 57: gpuaas.readmodel.v1.OperateWorkspaceResponse
-	(*EnrollNodeRequest)(nil),          // 58: gpuaas.readmodel.v1.EnrollNodeRequest
-	(*EnrollNodeResponse)(nil),         // 59: gpuaas.readmodel.v1.EnrollNodeResponse
-	(*ChangeNodeIdentityRequest)(nil),  // 60: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	(*ChangeNodeIdentityResponse)(nil), // 61: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	(*SetCordonRequest)(nil),           // 62: gpuaas.readmodel.v1.SetCordonRequest
-	(*SetCordonResponse)(nil),          // 63: gpuaas.readmodel.v1.SetCordonResponse
-	(*ProbeNodeRequest)(nil),           // 64: gpuaas.readmodel.v1.ProbeNodeRequest
-	(*ProbeNodeResponse)(nil),          // 65: gpuaas.readmodel.v1.ProbeNodeResponse
-	(*ChangeTaskRequest)(nil),          // 66: gpuaas.readmodel.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),         // 67: gpuaas.readmodel.v1.ChangeTaskResponse
-	(*SetPolicyRequest)(nil),           // 68: gpuaas.readmodel.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),          // 69: gpuaas.readmodel.v1.SetPolicyResponse
-	(*timestamppb.Timestamp)(nil),      // 70: google.protobuf.Timestamp
-	(v1.PartState)(0),                  // 71: gpuaas.common.v1.PartState
-	(v1.Severity)(0),                   // 72: gpuaas.common.v1.Severity
-	(v1.UserState)(0),                  // 73: gpuaas.common.v1.UserState
-	(*v11.NodeIdentity)(nil),           // 74: gpuaas.recovery.v1.NodeIdentity
-	(*v12.SessionChanged)(nil),         // 75: gpuaas.node.v1.SessionChanged
-	(*v13.NodeGate)(nil),               // 76: gpuaas.lifecycle.v1.NodeGate
-	(*v11.NodeVerdict)(nil),            // 77: gpuaas.recovery.v1.NodeVerdict
-	(v1.WorkspaceState)(0),             // 78: gpuaas.common.v1.WorkspaceState
-	(*v13.WorkspaceSpec)(nil),          // 79: gpuaas.lifecycle.v1.WorkspaceSpec
-	(*v13.Endpoint)(nil),               // 80: gpuaas.lifecycle.v1.Endpoint
-	(*v13.Finding)(nil),                // 81: gpuaas.lifecycle.v1.Finding
-	(v1.Direction)(0),                  // 82: gpuaas.common.v1.Direction
-	(v1.AttemptState)(0),               // 83: gpuaas.common.v1.AttemptState
-	(v1.OwnerLayer)(0),                 // 84: gpuaas.common.v1.OwnerLayer
-	(v1.TaskType)(0),                   // 85: gpuaas.common.v1.TaskType
-	(v1.TaskState)(0),                  // 86: gpuaas.common.v1.TaskState
-	(*v13.TaskTransition)(nil),         // 87: gpuaas.lifecycle.v1.TaskTransition
-	(v1.Reason)(0),                     // 88: gpuaas.common.v1.Reason
-	(*v13.Tenant)(nil),                 // 89: gpuaas.lifecycle.v1.Tenant
-	(*v13.Instance)(nil),               // 90: gpuaas.lifecycle.v1.Instance
-	(*v13.Claim)(nil),                  // 91: gpuaas.lifecycle.v1.Claim
-	(*v13.Allocation)(nil),             // 92: gpuaas.lifecycle.v1.Allocation
-	(*v12.OutputCursor)(nil),           // 93: gpuaas.node.v1.OutputCursor
-	(*v12.WorkloadOutput)(nil),         // 94: gpuaas.node.v1.WorkloadOutput
-	(*v13.Run)(nil),                    // 95: gpuaas.lifecycle.v1.Run
-	(v1.OperationKind)(0),              // 96: gpuaas.common.v1.OperationKind
-	(v1.RunState)(0),                   // 97: gpuaas.common.v1.RunState
-	(*v13.ActionOption)(nil),           // 98: gpuaas.lifecycle.v1.ActionOption
-	(*v11.PolicyKey)(nil),              // 99: gpuaas.recovery.v1.PolicyKey
-	(v1.Action)(0),                     // 100: gpuaas.common.v1.Action
-	(*v13.StepAttempt)(nil),            // 101: gpuaas.lifecycle.v1.StepAttempt
-	(*v13.Quota)(nil),                  // 102: gpuaas.lifecycle.v1.Quota
-	(*v13.Operation)(nil),              // 103: gpuaas.lifecycle.v1.Operation
-	(v1.FencedProof)(0),                // 104: gpuaas.common.v1.FencedProof
-	(*durationpb.Duration)(nil),        // 105: google.protobuf.Duration
-	(*v1.Profile)(nil),                 // 106: gpuaas.common.v1.Profile
-	(v11.IdentityVerb)(0),              // 107: gpuaas.recovery.v1.IdentityVerb
-	(*v13.Task)(nil),                   // 108: gpuaas.lifecycle.v1.Task
+	(*ListNodeVerdictsRequest)(nil),    // 15: gpuaas.readmodel.v1.ListNodeVerdictsRequest
+	(*ListNodeVerdictsResponse)(nil),   // 16: gpuaas.readmodel.v1.ListNodeVerdictsResponse
+	(*ListTenantsRequest)(nil),         // 17: gpuaas.readmodel.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),        // 18: gpuaas.readmodel.v1.ListTenantsResponse
+	(*ListWorkspacesRequest)(nil),      // 19: gpuaas.readmodel.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),     // 20: gpuaas.readmodel.v1.ListWorkspacesResponse
+	(*ListTasksRequest)(nil),           // 21: gpuaas.readmodel.v1.ListTasksRequest
+	(*ListTasksResponse)(nil),          // 22: gpuaas.readmodel.v1.ListTasksResponse
+	(*ListInstancesRequest)(nil),       // 23: gpuaas.readmodel.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),      // 24: gpuaas.readmodel.v1.ListInstancesResponse
+	(*ListClaimsRequest)(nil),          // 25: gpuaas.readmodel.v1.ListClaimsRequest
+	(*ListClaimsResponse)(nil),         // 26: gpuaas.readmodel.v1.ListClaimsResponse
+	(*ListAllocationsRequest)(nil),     // 27: gpuaas.readmodel.v1.ListAllocationsRequest
+	(*ListAllocationsResponse)(nil),    // 28: gpuaas.readmodel.v1.ListAllocationsResponse
+	(*GetNodeRequest)(nil),             // 29: gpuaas.readmodel.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),            // 30: gpuaas.readmodel.v1.GetNodeResponse
+	(*ResolveRequest)(nil),             // 31: gpuaas.readmodel.v1.ResolveRequest
+	(*ResolveResponse)(nil),            // 32: gpuaas.readmodel.v1.ResolveResponse
+	(*GetWorkspaceRequest)(nil),        // 33: gpuaas.readmodel.v1.GetWorkspaceRequest
+	(*GetWorkspaceResponse)(nil),       // 34: gpuaas.readmodel.v1.GetWorkspaceResponse
+	(*GetTimelineRequest)(nil),         // 35: gpuaas.readmodel.v1.GetTimelineRequest
+	(*ReadOutputRequest)(nil),          // 36: gpuaas.readmodel.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),         // 37: gpuaas.readmodel.v1.ReadOutputResponse
+	(*GetTimelineResponse)(nil),        // 38: gpuaas.readmodel.v1.GetTimelineResponse
+	(*RunBrief)(nil),                   // 39: gpuaas.readmodel.v1.RunBrief
+	(*GetActionsRequest)(nil),          // 40: gpuaas.readmodel.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 41: gpuaas.readmodel.v1.GetActionsResponse
+	(*GetTaskRequest)(nil),             // 42: gpuaas.readmodel.v1.GetTaskRequest
+	(*GetTaskResponse)(nil),            // 43: gpuaas.readmodel.v1.GetTaskResponse
+	(*GetPolicyRequest)(nil),           // 44: gpuaas.readmodel.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),          // 45: gpuaas.readmodel.v1.GetPolicyResponse
+	(*ExplainReasonRequest)(nil),       // 46: gpuaas.readmodel.v1.ExplainReasonRequest
+	(*ReasonText)(nil),                 // 47: gpuaas.readmodel.v1.ReasonText
+	(*ExplainReasonResponse)(nil),      // 48: gpuaas.readmodel.v1.ExplainReasonResponse
+	(*WatchRequest)(nil),               // 49: gpuaas.readmodel.v1.WatchRequest
+	(*WatchResponse)(nil),              // 50: gpuaas.readmodel.v1.WatchResponse
+	(*WatchItem)(nil),                  // 51: gpuaas.readmodel.v1.WatchItem
+	(*Bootstrapped)(nil),               // 52: gpuaas.readmodel.v1.Bootstrapped
+	(*WatchHeartbeat)(nil),             // 53: gpuaas.readmodel.v1.WatchHeartbeat
+	(*CreateTenantRequest)(nil),        // 54: gpuaas.readmodel.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 55: gpuaas.readmodel.v1.CreateTenantResponse
+	(*CreateWorkspaceRequest)(nil),     // 56: gpuaas.readmodel.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil),    // 57: gpuaas.readmodel.v1.CreateWorkspaceResponse
+	(*OperateWorkspaceRequest)(nil),    // 58: gpuaas.readmodel.v1.OperateWorkspaceRequest
+	(*OperateWorkspaceResponse)(nil),   // 59: gpuaas.readmodel.v1.OperateWorkspaceResponse
+	(*EnrollNodeRequest)(nil),          // 60: gpuaas.readmodel.v1.EnrollNodeRequest
+	(*EnrollNodeResponse)(nil),         // 61: gpuaas.readmodel.v1.EnrollNodeResponse
+	(*ChangeNodeIdentityRequest)(nil),  // 62: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	(*ChangeNodeIdentityResponse)(nil), // 63: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	(*SetCordonRequest)(nil),           // 64: gpuaas.readmodel.v1.SetCordonRequest
+	(*SetCordonResponse)(nil),          // 65: gpuaas.readmodel.v1.SetCordonResponse
+	(*ProbeNodeRequest)(nil),           // 66: gpuaas.readmodel.v1.ProbeNodeRequest
+	(*ProbeNodeResponse)(nil),          // 67: gpuaas.readmodel.v1.ProbeNodeResponse
+	(*ChangeTaskRequest)(nil),          // 68: gpuaas.readmodel.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 69: gpuaas.readmodel.v1.ChangeTaskResponse
+	(*SetPolicyRequest)(nil),           // 70: gpuaas.readmodel.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),          // 71: gpuaas.readmodel.v1.SetPolicyResponse
+	(*timestamppb.Timestamp)(nil),      // 72: google.protobuf.Timestamp
+	(v1.PartState)(0),                  // 73: gpuaas.common.v1.PartState
+	(v1.Severity)(0),                   // 74: gpuaas.common.v1.Severity
+	(v1.UserState)(0),                  // 75: gpuaas.common.v1.UserState
+	(*v11.NodeIdentity)(nil),           // 76: gpuaas.recovery.v1.NodeIdentity
+	(*v12.SessionChanged)(nil),         // 77: gpuaas.node.v1.SessionChanged
+	(*v13.NodeGate)(nil),               // 78: gpuaas.lifecycle.v1.NodeGate
+	(*v11.NodeVerdict)(nil),            // 79: gpuaas.recovery.v1.NodeVerdict
+	(v1.WorkspaceState)(0),             // 80: gpuaas.common.v1.WorkspaceState
+	(*v13.WorkspaceSpec)(nil),          // 81: gpuaas.lifecycle.v1.WorkspaceSpec
+	(*v13.Endpoint)(nil),               // 82: gpuaas.lifecycle.v1.Endpoint
+	(*v13.Finding)(nil),                // 83: gpuaas.lifecycle.v1.Finding
+	(v1.Direction)(0),                  // 84: gpuaas.common.v1.Direction
+	(v1.AttemptState)(0),               // 85: gpuaas.common.v1.AttemptState
+	(v1.OwnerLayer)(0),                 // 86: gpuaas.common.v1.OwnerLayer
+	(v1.TaskType)(0),                   // 87: gpuaas.common.v1.TaskType
+	(v1.TaskState)(0),                  // 88: gpuaas.common.v1.TaskState
+	(*v13.TaskTransition)(nil),         // 89: gpuaas.lifecycle.v1.TaskTransition
+	(v1.Reason)(0),                     // 90: gpuaas.common.v1.Reason
+	(*v11.VerdictPeriod)(nil),          // 91: gpuaas.recovery.v1.VerdictPeriod
+	(*v13.Tenant)(nil),                 // 92: gpuaas.lifecycle.v1.Tenant
+	(*v13.Instance)(nil),               // 93: gpuaas.lifecycle.v1.Instance
+	(*v13.Claim)(nil),                  // 94: gpuaas.lifecycle.v1.Claim
+	(*v13.Allocation)(nil),             // 95: gpuaas.lifecycle.v1.Allocation
+	(*v12.OutputCursor)(nil),           // 96: gpuaas.node.v1.OutputCursor
+	(*v12.WorkloadOutput)(nil),         // 97: gpuaas.node.v1.WorkloadOutput
+	(*v13.Run)(nil),                    // 98: gpuaas.lifecycle.v1.Run
+	(v1.OperationKind)(0),              // 99: gpuaas.common.v1.OperationKind
+	(v1.RunState)(0),                   // 100: gpuaas.common.v1.RunState
+	(*v13.ActionOption)(nil),           // 101: gpuaas.lifecycle.v1.ActionOption
+	(*v11.PolicyKey)(nil),              // 102: gpuaas.recovery.v1.PolicyKey
+	(v1.Action)(0),                     // 103: gpuaas.common.v1.Action
+	(*v13.StepAttempt)(nil),            // 104: gpuaas.lifecycle.v1.StepAttempt
+	(*v13.Quota)(nil),                  // 105: gpuaas.lifecycle.v1.Quota
+	(*v13.Operation)(nil),              // 106: gpuaas.lifecycle.v1.Operation
+	(v1.FencedProof)(0),                // 107: gpuaas.common.v1.FencedProof
+	(*durationpb.Duration)(nil),        // 108: google.protobuf.Duration
+	(*v1.Profile)(nil),                 // 109: gpuaas.common.v1.Profile
+	(v11.IdentityVerb)(0),              // 110: gpuaas.recovery.v1.IdentityVerb
+	(*v13.Task)(nil),                   // 111: gpuaas.lifecycle.v1.Task
 }
 var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
-	70,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
-	70,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
-	71,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
-	70,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
-	72,  // 4: gpuaas.readmodel.v1.ComponentStatus.severity:type_name -> gpuaas.common.v1.Severity
+	72,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
+	72,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
+	73,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
+	72,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
+	74,  // 4: gpuaas.readmodel.v1.ComponentStatus.severity:type_name -> gpuaas.common.v1.Severity
 	6,   // 5: gpuaas.readmodel.v1.GetStatusResponse.components:type_name -> gpuaas.readmodel.v1.ComponentStatus
 	8,   // 6: gpuaas.readmodel.v1.GetStatusResponse.history:type_name -> gpuaas.readmodel.v1.HistoryStatus
-	70,  // 7: gpuaas.readmodel.v1.HistoryStatus.oldest_parked_at:type_name -> google.protobuf.Timestamp
-	73,  // 8: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
-	70,  // 9: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
-	74,  // 10: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
-	75,  // 11: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
-	76,  // 12: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	70,  // 13: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
-	77,  // 14: gpuaas.readmodel.v1.Node.verdict:type_name -> gpuaas.recovery.v1.NodeVerdict
-	70,  // 15: gpuaas.readmodel.v1.Node.verdict_stale_since:type_name -> google.protobuf.Timestamp
-	78,  // 16: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
-	73,  // 17: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
-	79,  // 18: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	80,  // 19: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
-	70,  // 20: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
-	70,  // 21: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	81,  // 22: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
-	70,  // 23: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
-	82,  // 24: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	83,  // 25: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	70,  // 26: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	84,  // 27: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	70,  // 28: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	85,  // 29: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	86,  // 30: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	87,  // 31: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	88,  // 32: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	70,  // 33: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	70,  // 34: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	72,  // 7: gpuaas.readmodel.v1.HistoryStatus.oldest_parked_at:type_name -> google.protobuf.Timestamp
+	75,  // 8: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
+	72,  // 9: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
+	76,  // 10: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
+	77,  // 11: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
+	78,  // 12: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	72,  // 13: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
+	79,  // 14: gpuaas.readmodel.v1.Node.verdict:type_name -> gpuaas.recovery.v1.NodeVerdict
+	72,  // 15: gpuaas.readmodel.v1.Node.verdict_stale_since:type_name -> google.protobuf.Timestamp
+	80,  // 16: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
+	75,  // 17: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
+	81,  // 18: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	82,  // 19: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
+	72,  // 20: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
+	72,  // 21: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
+	83,  // 22: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
+	72,  // 23: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
+	84,  // 24: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	85,  // 25: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	72,  // 26: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 27: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	72,  // 28: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	87,  // 29: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	88,  // 30: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	89,  // 31: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	90,  // 32: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	72,  // 33: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	72,  // 34: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
 	9,   // 35: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	89,  // 36: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	78,  // 37: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
-	10,  // 38: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	86,  // 39: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
-	12,  // 40: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	90,  // 41: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	91,  // 42: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	92,  // 43: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
-	9,   // 44: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
-	0,   // 45: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
-	0,   // 46: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
-	10,  // 47: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	93,  // 48: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	94,  // 49: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	10,  // 50: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	95,  // 51: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
-	11,  // 52: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	37,  // 53: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
-	96,  // 54: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
-	97,  // 55: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
-	70,  // 56: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
-	70,  // 57: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
-	84,  // 58: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	98,  // 59: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	12,  // 60: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	99,  // 61: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	100, // 62: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	45,  // 63: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	1,   // 64: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	49,  // 65: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	50,  // 66: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	51,  // 67: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	1,   // 68: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	2,   // 69: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	9,   // 70: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	10,  // 71: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	12,  // 72: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	90,  // 73: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	95,  // 74: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	101, // 75: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	70,  // 76: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	102, // 77: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	89,  // 78: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	79,  // 79: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	103, // 80: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	96,  // 81: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	104, // 82: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	103, // 83: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	105, // 84: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	70,  // 85: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	106, // 86: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	107, // 87: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	74,  // 88: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	76,  // 89: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	108, // 90: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	108, // 91: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	99,  // 92: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	3,   // 93: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	5,   // 94: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	13,  // 95: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	27,  // 96: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	29,  // 97: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
-	15,  // 98: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	17,  // 99: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	31,  // 100: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	33,  // 101: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	38,  // 102: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	34,  // 103: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
-	19,  // 104: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	40,  // 105: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	21,  // 106: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	23,  // 107: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	25,  // 108: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	42,  // 109: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	44,  // 110: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	47,  // 111: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	52,  // 112: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	54,  // 113: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	56,  // 114: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	58,  // 115: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	60,  // 116: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	62,  // 117: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	64,  // 118: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	66,  // 119: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	68,  // 120: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	4,   // 121: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	7,   // 122: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	14,  // 123: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	28,  // 124: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	30,  // 125: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
-	16,  // 126: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	18,  // 127: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	32,  // 128: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	36,  // 129: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	39,  // 130: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	35,  // 131: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
-	20,  // 132: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	41,  // 133: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	22,  // 134: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	24,  // 135: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	26,  // 136: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	43,  // 137: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	46,  // 138: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	48,  // 139: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	53,  // 140: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	55,  // 141: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	57,  // 142: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	59,  // 143: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	61,  // 144: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	63,  // 145: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	65,  // 146: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	67,  // 147: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	69,  // 148: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	121, // [121:149] is the sub-list for method output_type
-	93,  // [93:121] is the sub-list for method input_type
-	93,  // [93:93] is the sub-list for extension type_name
-	93,  // [93:93] is the sub-list for extension extendee
-	0,   // [0:93] is the sub-list for field type_name
+	91,  // 36: gpuaas.readmodel.v1.ListNodeVerdictsResponse.items:type_name -> gpuaas.recovery.v1.VerdictPeriod
+	92,  // 37: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	80,  // 38: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	10,  // 39: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
+	88,  // 40: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	12,  // 41: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
+	93,  // 42: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	94,  // 43: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	95,  // 44: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	9,   // 45: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
+	0,   // 46: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
+	0,   // 47: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
+	10,  // 48: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	96,  // 49: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	97,  // 50: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	10,  // 51: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	98,  // 52: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	11,  // 53: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
+	39,  // 54: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
+	99,  // 55: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
+	100, // 56: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
+	72,  // 57: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
+	72,  // 58: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
+	86,  // 59: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	101, // 60: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	12,  // 61: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	102, // 62: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	103, // 63: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	47,  // 64: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	1,   // 65: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	51,  // 66: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	52,  // 67: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	53,  // 68: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	1,   // 69: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	2,   // 70: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	9,   // 71: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	10,  // 72: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	12,  // 73: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	93,  // 74: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	98,  // 75: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	104, // 76: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	72,  // 77: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	105, // 78: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	92,  // 79: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	81,  // 80: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	106, // 81: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	99,  // 82: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	107, // 83: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	106, // 84: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	108, // 85: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	72,  // 86: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	109, // 87: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	110, // 88: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	76,  // 89: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	78,  // 90: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	111, // 91: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	111, // 92: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	102, // 93: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	3,   // 94: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	5,   // 95: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	13,  // 96: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	29,  // 97: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	15,  // 98: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:input_type -> gpuaas.readmodel.v1.ListNodeVerdictsRequest
+	31,  // 99: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
+	17,  // 100: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	19,  // 101: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	33,  // 102: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	35,  // 103: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	40,  // 104: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	36,  // 105: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
+	21,  // 106: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	42,  // 107: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	23,  // 108: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	25,  // 109: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	27,  // 110: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	44,  // 111: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	46,  // 112: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	49,  // 113: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	54,  // 114: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	56,  // 115: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	58,  // 116: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	60,  // 117: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	62,  // 118: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	64,  // 119: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	66,  // 120: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	68,  // 121: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	70,  // 122: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	4,   // 123: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	7,   // 124: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	14,  // 125: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	30,  // 126: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	16,  // 127: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:output_type -> gpuaas.readmodel.v1.ListNodeVerdictsResponse
+	32,  // 128: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
+	18,  // 129: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	20,  // 130: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	34,  // 131: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	38,  // 132: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	41,  // 133: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	37,  // 134: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
+	22,  // 135: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	43,  // 136: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	24,  // 137: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	26,  // 138: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	28,  // 139: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	45,  // 140: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	48,  // 141: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	50,  // 142: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	55,  // 143: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	57,  // 144: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	59,  // 145: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	61,  // 146: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	63,  // 147: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	65,  // 148: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	67,  // 149: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	69,  // 150: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	71,  // 151: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	123, // [123:152] is the sub-list for method output_type
+	94,  // [94:123] is the sub-list for method input_type
+	94,  // [94:94] is the sub-list for extension type_name
+	94,  // [94:94] is the sub-list for extension extendee
+	0,   // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }
@@ -5999,12 +6140,12 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 	if File_gpuaas_readmodel_v1_readmodel_proto != nil {
 		return
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47].OneofWrappers = []any{
 		(*WatchResponse_Item)(nil),
 		(*WatchResponse_Bootstrapped)(nil),
 		(*WatchResponse_Heartbeat)(nil),
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48].OneofWrappers = []any{
 		(*WatchItem_Node)(nil),
 		(*WatchItem_Workspace)(nil),
 		(*WatchItem_Task)(nil),
@@ -6018,7 +6159,7 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc), len(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   67,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -19,25 +19,26 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	QueryService_WhoAmI_FullMethodName          = "/gpuaas.readmodel.v1.QueryService/WhoAmI"
-	QueryService_GetStatus_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/GetStatus"
-	QueryService_ListNodes_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/ListNodes"
-	QueryService_GetNode_FullMethodName         = "/gpuaas.readmodel.v1.QueryService/GetNode"
-	QueryService_Resolve_FullMethodName         = "/gpuaas.readmodel.v1.QueryService/Resolve"
-	QueryService_ListTenants_FullMethodName     = "/gpuaas.readmodel.v1.QueryService/ListTenants"
-	QueryService_ListWorkspaces_FullMethodName  = "/gpuaas.readmodel.v1.QueryService/ListWorkspaces"
-	QueryService_GetWorkspace_FullMethodName    = "/gpuaas.readmodel.v1.QueryService/GetWorkspace"
-	QueryService_GetTimeline_FullMethodName     = "/gpuaas.readmodel.v1.QueryService/GetTimeline"
-	QueryService_GetActions_FullMethodName      = "/gpuaas.readmodel.v1.QueryService/GetActions"
-	QueryService_ReadOutput_FullMethodName      = "/gpuaas.readmodel.v1.QueryService/ReadOutput"
-	QueryService_ListTasks_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/ListTasks"
-	QueryService_GetTask_FullMethodName         = "/gpuaas.readmodel.v1.QueryService/GetTask"
-	QueryService_ListInstances_FullMethodName   = "/gpuaas.readmodel.v1.QueryService/ListInstances"
-	QueryService_ListClaims_FullMethodName      = "/gpuaas.readmodel.v1.QueryService/ListClaims"
-	QueryService_ListAllocations_FullMethodName = "/gpuaas.readmodel.v1.QueryService/ListAllocations"
-	QueryService_GetPolicy_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/GetPolicy"
-	QueryService_ExplainReason_FullMethodName   = "/gpuaas.readmodel.v1.QueryService/ExplainReason"
-	QueryService_Watch_FullMethodName           = "/gpuaas.readmodel.v1.QueryService/Watch"
+	QueryService_WhoAmI_FullMethodName           = "/gpuaas.readmodel.v1.QueryService/WhoAmI"
+	QueryService_GetStatus_FullMethodName        = "/gpuaas.readmodel.v1.QueryService/GetStatus"
+	QueryService_ListNodes_FullMethodName        = "/gpuaas.readmodel.v1.QueryService/ListNodes"
+	QueryService_GetNode_FullMethodName          = "/gpuaas.readmodel.v1.QueryService/GetNode"
+	QueryService_ListNodeVerdicts_FullMethodName = "/gpuaas.readmodel.v1.QueryService/ListNodeVerdicts"
+	QueryService_Resolve_FullMethodName          = "/gpuaas.readmodel.v1.QueryService/Resolve"
+	QueryService_ListTenants_FullMethodName      = "/gpuaas.readmodel.v1.QueryService/ListTenants"
+	QueryService_ListWorkspaces_FullMethodName   = "/gpuaas.readmodel.v1.QueryService/ListWorkspaces"
+	QueryService_GetWorkspace_FullMethodName     = "/gpuaas.readmodel.v1.QueryService/GetWorkspace"
+	QueryService_GetTimeline_FullMethodName      = "/gpuaas.readmodel.v1.QueryService/GetTimeline"
+	QueryService_GetActions_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/GetActions"
+	QueryService_ReadOutput_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/ReadOutput"
+	QueryService_ListTasks_FullMethodName        = "/gpuaas.readmodel.v1.QueryService/ListTasks"
+	QueryService_GetTask_FullMethodName          = "/gpuaas.readmodel.v1.QueryService/GetTask"
+	QueryService_ListInstances_FullMethodName    = "/gpuaas.readmodel.v1.QueryService/ListInstances"
+	QueryService_ListClaims_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/ListClaims"
+	QueryService_ListAllocations_FullMethodName  = "/gpuaas.readmodel.v1.QueryService/ListAllocations"
+	QueryService_GetPolicy_FullMethodName        = "/gpuaas.readmodel.v1.QueryService/GetPolicy"
+	QueryService_ExplainReason_FullMethodName    = "/gpuaas.readmodel.v1.QueryService/ExplainReason"
+	QueryService_Watch_FullMethodName            = "/gpuaas.readmodel.v1.QueryService/Watch"
 )
 
 // QueryServiceClient is the client API for QueryService service.
@@ -54,6 +55,8 @@ type QueryServiceClient interface {
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
 	// GetNode answers one node by id or name.
 	GetNode(ctx context.Context, in *GetNodeRequest, opts ...grpc.CallOption) (*GetNodeResponse, error)
+	// ListNodeVerdicts lists the times for which a node was not healthy, newest first. It is for people of the operator.
+	ListNodeVerdicts(ctx context.Context, in *ListNodeVerdictsRequest, opts ...grpc.CallOption) (*ListNodeVerdictsResponse, error)
 	// Resolve finds the one object that a name, an id, or six or more digits from the beginning or the end of an id stand for.
 	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error)
 	// ListTenants lists tenants; a tenant's person sees their own.
@@ -129,6 +132,16 @@ func (c *queryServiceClient) GetNode(ctx context.Context, in *GetNodeRequest, op
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetNodeResponse)
 	err := c.cc.Invoke(ctx, QueryService_GetNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *queryServiceClient) ListNodeVerdicts(ctx context.Context, in *ListNodeVerdictsRequest, opts ...grpc.CallOption) (*ListNodeVerdictsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListNodeVerdictsResponse)
+	err := c.cc.Invoke(ctx, QueryService_ListNodeVerdicts_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -308,6 +321,8 @@ type QueryServiceServer interface {
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
 	// GetNode answers one node by id or name.
 	GetNode(context.Context, *GetNodeRequest) (*GetNodeResponse, error)
+	// ListNodeVerdicts lists the times for which a node was not healthy, newest first. It is for people of the operator.
+	ListNodeVerdicts(context.Context, *ListNodeVerdictsRequest) (*ListNodeVerdictsResponse, error)
 	// Resolve finds the one object that a name, an id, or six or more digits from the beginning or the end of an id stand for.
 	Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error)
 	// ListTenants lists tenants; a tenant's person sees their own.
@@ -360,6 +375,9 @@ func (UnimplementedQueryServiceServer) ListNodes(context.Context, *ListNodesRequ
 }
 func (UnimplementedQueryServiceServer) GetNode(context.Context, *GetNodeRequest) (*GetNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetNode not implemented")
+}
+func (UnimplementedQueryServiceServer) ListNodeVerdicts(context.Context, *ListNodeVerdictsRequest) (*ListNodeVerdictsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListNodeVerdicts not implemented")
 }
 func (UnimplementedQueryServiceServer) Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Resolve not implemented")
@@ -495,6 +513,24 @@ func _QueryService_GetNode_Handler(srv interface{}, ctx context.Context, dec fun
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(QueryServiceServer).GetNode(ctx, req.(*GetNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _QueryService_ListNodeVerdicts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListNodeVerdictsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(QueryServiceServer).ListNodeVerdicts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: QueryService_ListNodeVerdicts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(QueryServiceServer).ListNodeVerdicts(ctx, req.(*ListNodeVerdictsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -784,6 +820,10 @@ var QueryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetNode",
 			Handler:    _QueryService_GetNode_Handler,
+		},
+		{
+			MethodName: "ListNodeVerdicts",
+			Handler:    _QueryService_ListNodeVerdicts_Handler,
 		},
 		{
 			MethodName: "Resolve",

@@ -3,6 +3,7 @@
 package projecttest
 
 import (
+	"cmp"
 	"context"
 	"testing"
 	"time"
@@ -156,6 +157,9 @@ func event(m proto.Message) (string, events.Event) {
 	case *lifecyclev1.Finding:
 		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindFinding, "finding", m.GetFindingId(),
 			m.GetWorkspaceId()
+	case *recoveryv1.NodeVerdict:
+		role, e.Kind, e.AggregateType, e.AggregateID, e.NodeID = pg.RoleRecovery, project.KindVerdict, "verdict",
+			cmp.Or(m.GetNodeId(), project.ControlPlane), m.GetNodeId()
 	case *lifecyclev1.TaskChanged:
 		t := m.GetTask()
 		e.Kind, e.AggregateType, e.AggregateID, e.NodeID, e.WorkspaceID = project.KindTask, "task", t.GetTaskId(),

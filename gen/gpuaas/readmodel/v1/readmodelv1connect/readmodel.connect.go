@@ -43,6 +43,9 @@ const (
 	QueryServiceListNodesProcedure = "/gpuaas.readmodel.v1.QueryService/ListNodes"
 	// QueryServiceGetNodeProcedure is the fully-qualified name of the QueryService's GetNode RPC.
 	QueryServiceGetNodeProcedure = "/gpuaas.readmodel.v1.QueryService/GetNode"
+	// QueryServiceListNodeVerdictsProcedure is the fully-qualified name of the QueryService's
+	// ListNodeVerdicts RPC.
+	QueryServiceListNodeVerdictsProcedure = "/gpuaas.readmodel.v1.QueryService/ListNodeVerdicts"
 	// QueryServiceResolveProcedure is the fully-qualified name of the QueryService's Resolve RPC.
 	QueryServiceResolveProcedure = "/gpuaas.readmodel.v1.QueryService/Resolve"
 	// QueryServiceListTenantsProcedure is the fully-qualified name of the QueryService's ListTenants
@@ -119,6 +122,8 @@ type QueryServiceClient interface {
 	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// GetNode answers one node by id or name.
 	GetNode(context.Context, *v1.GetNodeRequest) (*v1.GetNodeResponse, error)
+	// ListNodeVerdicts lists the times for which a node was not healthy, newest first. It is for people of the operator.
+	ListNodeVerdicts(context.Context, *v1.ListNodeVerdictsRequest) (*v1.ListNodeVerdictsResponse, error)
 	// Resolve finds the one object that a name, an id, or six or more digits from the beginning or the end of an id stand for.
 	Resolve(context.Context, *v1.ResolveRequest) (*v1.ResolveResponse, error)
 	// ListTenants lists tenants; a tenant's person sees their own.
@@ -185,6 +190,12 @@ func NewQueryServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+QueryServiceGetNodeProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("GetNode")),
+			connect.WithClientOptions(opts...),
+		),
+		listNodeVerdicts: connect.NewClient[v1.ListNodeVerdictsRequest, v1.ListNodeVerdictsResponse](
+			httpClient,
+			baseURL+QueryServiceListNodeVerdictsProcedure,
+			connect.WithSchema(queryServiceMethods.ByName("ListNodeVerdicts")),
 			connect.WithClientOptions(opts...),
 		),
 		resolve: connect.NewClient[v1.ResolveRequest, v1.ResolveResponse](
@@ -282,25 +293,26 @@ func NewQueryServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 
 // queryServiceClient implements QueryServiceClient.
 type queryServiceClient struct {
-	whoAmI          *connect.Client[v1.WhoAmIRequest, v1.WhoAmIResponse]
-	getStatus       *connect.Client[v1.GetStatusRequest, v1.GetStatusResponse]
-	listNodes       *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
-	getNode         *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
-	resolve         *connect.Client[v1.ResolveRequest, v1.ResolveResponse]
-	listTenants     *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
-	listWorkspaces  *connect.Client[v1.ListWorkspacesRequest, v1.ListWorkspacesResponse]
-	getWorkspace    *connect.Client[v1.GetWorkspaceRequest, v1.GetWorkspaceResponse]
-	getTimeline     *connect.Client[v1.GetTimelineRequest, v1.GetTimelineResponse]
-	getActions      *connect.Client[v1.GetActionsRequest, v1.GetActionsResponse]
-	readOutput      *connect.Client[v1.ReadOutputRequest, v1.ReadOutputResponse]
-	listTasks       *connect.Client[v1.ListTasksRequest, v1.ListTasksResponse]
-	getTask         *connect.Client[v1.GetTaskRequest, v1.GetTaskResponse]
-	listInstances   *connect.Client[v1.ListInstancesRequest, v1.ListInstancesResponse]
-	listClaims      *connect.Client[v1.ListClaimsRequest, v1.ListClaimsResponse]
-	listAllocations *connect.Client[v1.ListAllocationsRequest, v1.ListAllocationsResponse]
-	getPolicy       *connect.Client[v1.GetPolicyRequest, v1.GetPolicyResponse]
-	explainReason   *connect.Client[v1.ExplainReasonRequest, v1.ExplainReasonResponse]
-	watch           *connect.Client[v1.WatchRequest, v1.WatchResponse]
+	whoAmI           *connect.Client[v1.WhoAmIRequest, v1.WhoAmIResponse]
+	getStatus        *connect.Client[v1.GetStatusRequest, v1.GetStatusResponse]
+	listNodes        *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
+	getNode          *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
+	listNodeVerdicts *connect.Client[v1.ListNodeVerdictsRequest, v1.ListNodeVerdictsResponse]
+	resolve          *connect.Client[v1.ResolveRequest, v1.ResolveResponse]
+	listTenants      *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
+	listWorkspaces   *connect.Client[v1.ListWorkspacesRequest, v1.ListWorkspacesResponse]
+	getWorkspace     *connect.Client[v1.GetWorkspaceRequest, v1.GetWorkspaceResponse]
+	getTimeline      *connect.Client[v1.GetTimelineRequest, v1.GetTimelineResponse]
+	getActions       *connect.Client[v1.GetActionsRequest, v1.GetActionsResponse]
+	readOutput       *connect.Client[v1.ReadOutputRequest, v1.ReadOutputResponse]
+	listTasks        *connect.Client[v1.ListTasksRequest, v1.ListTasksResponse]
+	getTask          *connect.Client[v1.GetTaskRequest, v1.GetTaskResponse]
+	listInstances    *connect.Client[v1.ListInstancesRequest, v1.ListInstancesResponse]
+	listClaims       *connect.Client[v1.ListClaimsRequest, v1.ListClaimsResponse]
+	listAllocations  *connect.Client[v1.ListAllocationsRequest, v1.ListAllocationsResponse]
+	getPolicy        *connect.Client[v1.GetPolicyRequest, v1.GetPolicyResponse]
+	explainReason    *connect.Client[v1.ExplainReasonRequest, v1.ExplainReasonResponse]
+	watch            *connect.Client[v1.WatchRequest, v1.WatchResponse]
 }
 
 // WhoAmI calls gpuaas.readmodel.v1.QueryService.WhoAmI.
@@ -333,6 +345,15 @@ func (c *queryServiceClient) ListNodes(ctx context.Context, req *v1.ListNodesReq
 // GetNode calls gpuaas.readmodel.v1.QueryService.GetNode.
 func (c *queryServiceClient) GetNode(ctx context.Context, req *v1.GetNodeRequest) (*v1.GetNodeResponse, error) {
 	response, err := c.getNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ListNodeVerdicts calls gpuaas.readmodel.v1.QueryService.ListNodeVerdicts.
+func (c *queryServiceClient) ListNodeVerdicts(ctx context.Context, req *v1.ListNodeVerdictsRequest) (*v1.ListNodeVerdictsResponse, error) {
+	response, err := c.listNodeVerdicts.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -480,6 +501,8 @@ type QueryServiceHandler interface {
 	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// GetNode answers one node by id or name.
 	GetNode(context.Context, *v1.GetNodeRequest) (*v1.GetNodeResponse, error)
+	// ListNodeVerdicts lists the times for which a node was not healthy, newest first. It is for people of the operator.
+	ListNodeVerdicts(context.Context, *v1.ListNodeVerdictsRequest) (*v1.ListNodeVerdictsResponse, error)
 	// Resolve finds the one object that a name, an id, or six or more digits from the beginning or the end of an id stand for.
 	Resolve(context.Context, *v1.ResolveRequest) (*v1.ResolveResponse, error)
 	// ListTenants lists tenants; a tenant's person sees their own.
@@ -542,6 +565,12 @@ func NewQueryServiceHandler(svc QueryServiceHandler, opts ...connect.HandlerOpti
 		QueryServiceGetNodeProcedure,
 		svc.GetNode,
 		connect.WithSchema(queryServiceMethods.ByName("GetNode")),
+		connect.WithHandlerOptions(opts...),
+	)
+	queryServiceListNodeVerdictsHandler := connect.NewUnaryHandlerSimple(
+		QueryServiceListNodeVerdictsProcedure,
+		svc.ListNodeVerdicts,
+		connect.WithSchema(queryServiceMethods.ByName("ListNodeVerdicts")),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceResolveHandler := connect.NewUnaryHandlerSimple(
@@ -644,6 +673,8 @@ func NewQueryServiceHandler(svc QueryServiceHandler, opts ...connect.HandlerOpti
 			queryServiceListNodesHandler.ServeHTTP(w, r)
 		case QueryServiceGetNodeProcedure:
 			queryServiceGetNodeHandler.ServeHTTP(w, r)
+		case QueryServiceListNodeVerdictsProcedure:
+			queryServiceListNodeVerdictsHandler.ServeHTTP(w, r)
 		case QueryServiceResolveProcedure:
 			queryServiceResolveHandler.ServeHTTP(w, r)
 		case QueryServiceListTenantsProcedure:
@@ -697,6 +728,10 @@ func (UnimplementedQueryServiceHandler) ListNodes(context.Context, *v1.ListNodes
 
 func (UnimplementedQueryServiceHandler) GetNode(context.Context, *v1.GetNodeRequest) (*v1.GetNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.QueryService.GetNode is not implemented"))
+}
+
+func (UnimplementedQueryServiceHandler) ListNodeVerdicts(context.Context, *v1.ListNodeVerdictsRequest) (*v1.ListNodeVerdictsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.QueryService.ListNodeVerdicts is not implemented"))
 }
 
 func (UnimplementedQueryServiceHandler) Resolve(context.Context, *v1.ResolveRequest) (*v1.ResolveResponse, error) {

@@ -1,0 +1,85 @@
+package view
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
+)
+
+// judgedFresh is how long after the time up to which recovery has judged everything its verdicts are up to date: it
+// notes that time every five seconds.
+const judgedFresh = 15 * time.Second
+
+var judgedThrough = pg.Define(pg.RoleReadmodel, "view.judged_through", `
+	SELECT (SELECT j.through FROM mesh.judged j WHERE j.service = 'recovery')`)
+
+// verdictsStaleSince adds to s.with a query for the time up to which recovery has judged everything, if that is too
+// long ago; zero if verdicts are up to date, or if recovery has never noted such a time. The result is set once the
+// list's rows have been read.
+func (s *Snapshot) verdictsStaleSince() *time.Time {
+	at := &time.Time{}
+	s.with.Queue(judgedThrough).QueryRow(func(row pgx.Row) error {
+		var through *time.Time
+		if err := row.Scan(&through); err != nil {
+			return fmt.Errorf("read how far nodes were judged: %w", err)
+		}
+		if through != nil && s.Now.Sub(*through) > judgedFresh {
+			*at = *through
+		}
+		return nil
+	})
+	return at
+}
+
+// addVerdict adds to a node the verdict about it, for people of the operator alone: it names systems and people that
+// serve all tenants.
+func (s *Snapshot) addVerdict(n *readmodelv1.Node, body []byte, stale time.Time) error {
+	if !s.scope.Everything() {
+		return nil
+	}
+	n.VerdictStaleSince = stamp(stale)
+	if body == nil {
+		return nil
+	}
+	v, err := decode[recoveryv1.NodeVerdict](body)
+	if err != nil {
+		return err
+	}
+	v.Ended = nil // is part of the history
+	n.Verdict = v
+	return nil
+}
+
+const verdictsOfNode list.Condition = "x.node_id = ?::uuid"
+
+var verdictLayout = list.Layout{
+	Name: "node verdicts", Columns: "x.body", From: "readmodel.verdict_period x", ID: "x.period_id",
+	Conditions: []list.Condition{verdictsOfNode},
+}
+
+var listNodeVerdicts = pg.DefineDynamic(pg.RoleReadmodel, "view.list_node_verdicts", verdictLayout.Compose,
+	verdictLayout.Samples()...)
+
+// NodeVerdicts returns one page of the times for which a node, by name, id or a part of the id, was not healthy, newest
+// first. It refuses a scope that is bound to a tenant.
+func (s *Snapshot) NodeVerdicts(ctx context.Context, node string, page list.Page) ([]*recoveryv1.VerdictPeriod, string,
+	error,
+) {
+	id, err := s.find().IDOf(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, node)
+	if err != nil {
+		return nil, "", err
+	}
+	if !s.scope.Everything() {
+		return nil, "", list.OperatorsOnly()
+	}
+	l := list.Request{Layout: &verdictLayout, Statement: listNodeVerdicts}
+	l.And(verdictsOfNode, list.OptionalID(id))
+	return run(ctx, s, l, page, fromBody[recoveryv1.VerdictPeriod])
+}
