@@ -55,7 +55,7 @@ func snapshot(t *testing.T, l *projecttest.Log) map[string]string {
 	out := map[string]string{}
 	for _, table := range []string{
 		"node", "gate", "session", "tenant", "workspace", "run", "step", "allocation", "instance", "claim", "task", "finding",
-		"recovery_record", "incident", "brake", "observed", "task_transition",
+		"recovery_record", "incident", "brake", "observed", "task_transition", "verdict", "verdict_period",
 	} {
 		out[table] = text(t, l, `SELECT COALESCE(string_agg(x::text, E'\n' ORDER BY x::text), '') FROM readmodel.`+table+` x`)
 	}
