@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/readmodel"
 	"github.com/gpuaas/mesh/services/readmodel/list"
@@ -23,7 +22,7 @@ func TestListsAreNotPlannedAnewForEachRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	reader := view.NewReader(pool, policy.Fixed{Set: policy.Defaults()})
+	reader := view.NewReader(pool)
 	for range 10 {
 		err := reader.Read(ctx, list.All(), func(ctx context.Context, s *view.Snapshot) error {
 			_, _, err := s.Workspaces(ctx, view.WorkspaceFilter{}, list.Page{Size: 8})

@@ -95,7 +95,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	b.Consumes(project.ConsumerName, project.AuditConsumerName)
-	reader := view.NewReader(b.DB, b.Policy)
+	reader := view.NewReader(b.DB)
 	hub, err := watch.New(watch.Deps{
 		Logger: b.Logger, DB: b.DB, Reader: reader, Advanced: s.projector.Advanced, Registerer: metrics,
 	}, watch.Config{Limits: s.cfg.watchLimits()})

@@ -6,6 +6,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
@@ -21,41 +22,49 @@ type AgentStatus struct {
 }
 
 // DescribeAgent returns whether a node's agent can act, and if not, why: it must be connected, its gate must be open,
-// and its identity must not be on hold, quarantined, fenced or retired. A silent agent is never taken for a dead
-// workload, because a disconnected agent reports nothing about its workloads.
-func DescribeAgent(f NodeFacts, now time.Time) AgentStatus {
+// and its identity must not be on hold, quarantined, fenced or retired. Of why it is silent a workspace shows only
+// whether recovery has given up waiting for it. A silent agent is never taken for a dead workload, because a
+// disconnected agent reports nothing about its workloads.
+func DescribeAgent(f NodeFacts) AgentStatus {
 	const workload = "; the workload may well run"
-	node := Describe(f, now)
+	node, verdict := Describe(f), verdictOf(f)
 	a := AgentStatus{Connected: f.Connected, Since: node.Since, Reason: node.Reason}
 	if a.Since.Unix() <= 0 {
 		a.Since = time.Time{}
 	}
-	switch state := f.Identity.GetState(); state { //nolint:exhaustive // the others leave it to the connection
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
-		a.Detail = "the agent may not act: its identity is " + names.Of(state)
+	switch {
+	case mayNotAct(f.Identity) && verdict != nil && verdict == f.Verdict && !ofSilence(verdict.GetReason()):
+		a.Detail = "the agent may not act: its identity is " + names.Of(f.Identity.GetState())
 		if at := f.Identity.GetStateAt(); at != nil {
 			a.Detail += sinceText(at.AsTime())
 		}
-		a.Detail += workload
-		return a
-	}
-	switch {
-	case f.Connected && f.Gate.GetAdmitted():
+	case f.Connected && (verdict == nil || f.Gate.GetAdmitted()):
 		a.Reason = "" // an alarm on an active identity does not stop the agent
+		return a
 	case f.Connected:
-		a.Reason, a.Detail = ReasonNodeNotAdmitted,
-			"the agent is connected, and nothing is offered to it until lifecycle opens its gate"+workload
-	case f.ListeningSince.IsZero():
-		a.Reason, a.Detail = ReasonOutage,
-			"no replica of nodeapi listens, so nothing is heard of the agent"+sinceText(a.Since)+workload
+		a.Detail = "the agent is connected, and nothing is offered to it until lifecycle opens its gate"
+	case node.Reason == ReasonOutage:
+		a.Detail = "no replica of nodeapi listens, so nothing is heard of the agent" + sinceText(a.Since)
 	default:
-		if a.Reason != ReasonAgentDown {
-			a.Reason = ReasonDisconnected
+		a.Reason = ReasonDisconnected
+		switch verdict.GetReason() { //nolint:exhaustive // a finer reason is for people of the operator
+		case commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE:
+			a.Reason = ReasonAgentDown
 		}
-		a.Detail = "the agent cannot be reached" + sinceText(a.Since) + workload
+		a.Detail = "the agent cannot be reached" + sinceText(a.Since)
 	}
+	a.Detail += workload
 	return a
+}
+
+// mayNotAct reports whether an identity is in a state in which its agent gets no work.
+func mayNotAct(i *recoveryv1.NodeIdentity) bool {
+	switch i.GetState() { //nolint:exhaustive // the others leave it to the connection
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
+		return true
+	}
+	return false
 }
 
 // sinceText returns " since TIME", or nothing if the time is not known.

@@ -1,6 +1,7 @@
 package status_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -20,14 +21,11 @@ var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
 
 func TestDescribeNode(t *testing.T) {
-	active := &recoveryv1.NodeIdentity{
-		State:     commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
-		CreatedAt: ago(time.Hour), StateAt: ago(30 * time.Minute),
+	in := func(state commonv1.NodeIdentityState) *recoveryv1.NodeIdentity {
+		return &recoveryv1.NodeIdentity{State: state, CreatedAt: ago(time.Hour), StateAt: ago(30 * time.Minute)}
 	}
-	in := func(state commonv1.NodeIdentityState, alarm string) *recoveryv1.NodeIdentity {
-		return &recoveryv1.NodeIdentity{State: state, Alarm: alarm, CreatedAt: ago(time.Hour)}
-	}
-	open := &lifecyclev1.NodeGate{Admitted: true}
+	active := in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE)
+	pending := in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING)
 	admitted := &nodev1.SessionChanged{
 		State:      commonv1.SessionState_SESSION_STATE_ADMITTED,
 		LastSeenAt: ago(10 * time.Minute),
@@ -39,13 +37,21 @@ func TestDescribeNode(t *testing.T) {
 		}
 	}
 	beat := now.Add(-4 * time.Second)
-	listening := now.Add(-time.Hour)
 	const (
 		normal    = commonv1.UserState_USER_STATE_NORMAL
 		temporary = commonv1.UserState_USER_STATE_TEMPORARY
 		operator  = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
 		security  = commonv1.UserState_USER_STATE_SECURITY_ACTION_REQUIRED
 	)
+	verdict := func(reason commonv1.DriftReason, state commonv1.UserState) *recoveryv1.NodeVerdict {
+		return &recoveryv1.NodeVerdict{Reason: reason, UserState: state, NextAction: "what recovery advises"}
+	}
+	well := verdict(commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED, normal)
+	down := verdict(commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, temporary)
+	fact := verdict(commonv1.DriftReason_DRIFT_REASON_DISCONNECTED, temporary)
+	held := verdict(commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD, operator)
+	cloned := verdict(commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED, security)
+	outage := verdict(commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE, temporary)
 	for name, c := range map[string]struct {
 		facts  status.NodeFacts
 		state  commonv1.UserState
@@ -53,130 +59,114 @@ func TestDescribeNode(t *testing.T) {
 		heard  time.Duration // ago; 0: never
 		since  time.Duration
 	}{
-		"connected": {
+		"connected, not judged": {
 			facts: status.NodeFacts{
-				Identity: active, Gate: open, Session: admitted, BeatAt: beat, Connected: true,
-				Since: now.Add(-time.Minute),
+				Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now.Add(-time.Minute),
 			},
 			state: normal, heard: 4 * time.Second, since: time.Minute,
 		},
+		"connected and well": {
+			facts: status.NodeFacts{
+				Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now, Verdict: well,
+			},
+			state: normal, heard: 4 * time.Second,
+		},
 		"heard after the beat": {
 			facts: status.NodeFacts{
-				Identity: active, Gate: open, Connected: true, Since: now.Add(-time.Second), BeatAt: beat,
+				Identity: active, Connected: true, Since: now.Add(-time.Second), BeatAt: beat,
 				Session: &nodev1.SessionChanged{State: commonv1.SessionState_SESSION_STATE_ADMITTED, LastSeenAt: ago(time.Second)},
 			},
 			state: normal, heard: time.Second, since: time.Second,
 		},
-		"cordoned": {
+		"connected, with a verdict": {
 			facts: status.NodeFacts{
-				Identity: active, Gate: &lifecyclev1.NodeGate{Admitted: true, Cordoned: true}, Session: admitted, BeatAt: beat,
-				Connected: true, Since: now,
+				Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now,
+				Verdict: verdict(commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED, temporary),
+			},
+			state: temporary, reason: "node_not_admitted", heard: 4 * time.Second,
+		},
+		"connected again, judged down before": {
+			facts: status.NodeFacts{
+				Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now, Verdict: down,
 			},
 			state: normal, heard: 4 * time.Second,
 		},
-		"no room on its disk": {
+		"connected while recovery sees an outage": {
 			facts: status.NodeFacts{
-				Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now, Gate: &lifecyclev1.NodeGate{
-					Admitted: true, Host: &commonv1.HostFacts{StateDisk: &commonv1.StateDisk{Full: true, Path: "/var/lib/gpuaas"}},
-				},
+				Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now, ControlPlane: outage,
 			},
-			state: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, reason: "node_disk_full", heard: 4 * time.Second,
+			state: normal, heard: 4 * time.Second,
 		},
-		"gate not open": {
-			facts: status.NodeFacts{Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now},
-			state: temporary, reason: "node_not_admitted", heard: 4 * time.Second,
-		},
-		"just lost": {
-			facts: status.NodeFacts{Identity: active, Gate: open, Session: closed(20 * time.Second)},
-			state: temporary, reason: "disconnected", heard: 20 * time.Second, since: 20 * time.Second,
-		},
-		"lost for long": {
-			facts: status.NodeFacts{Identity: active, Gate: open, Session: closed(121 * time.Second)},
-			state: temporary, reason: "agent_down", heard: 121 * time.Second, since: 121 * time.Second,
-		},
-		"lost while nobody listened": {
-			facts: status.NodeFacts{
-				Identity: active, Gate: open, Session: closed(time.Hour),
-				ListeningSince: now.Add(-10 * time.Second),
-			},
+		"lost, however long ago": {
+			facts: status.NodeFacts{Identity: active, Session: closed(time.Hour)},
 			state: temporary, reason: "disconnected", heard: time.Hour, since: time.Hour,
 		},
-		"nobody listens": {
-			facts: status.NodeFacts{
-				Identity: active, Gate: open, Session: admitted, BeatAt: now.Add(-time.Minute),
-				ListeningSince: time.Unix(0, 0),
-			},
+		"lost and judged well before": {
+			facts: status.NodeFacts{Identity: active, Session: closed(time.Minute), Verdict: well, ControlPlane: well},
+			state: temporary, reason: "disconnected", heard: time.Minute, since: time.Minute,
+		},
+		"judged down, a moment after": {
+			facts: status.NodeFacts{Identity: active, Session: closed(time.Second), Verdict: down},
+			state: temporary, reason: "agent_down", heard: time.Second, since: time.Second,
+		},
+		"lost in an outage": {
+			facts: status.NodeFacts{Identity: active, Session: admitted, BeatAt: now.Add(-time.Minute), ControlPlane: outage},
 			state: temporary, reason: "control_plane_outage", heard: 10 * time.Minute, since: time.Minute,
 		},
+		"judged down before an outage": {
+			facts: status.NodeFacts{Identity: active, Session: closed(time.Hour), Verdict: down, ControlPlane: outage},
+			state: temporary, reason: "control_plane_outage", heard: time.Hour, since: time.Hour,
+		},
+		"disconnected before an outage": {
+			facts: status.NodeFacts{Identity: active, Session: closed(time.Hour), Verdict: fact, ControlPlane: outage},
+			state: temporary, reason: "control_plane_outage", heard: time.Hour, since: time.Hour,
+		},
+		"held in an outage": {
+			facts: status.NodeFacts{
+				Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD), Session: closed(time.Hour), Verdict: held,
+				ControlPlane: outage,
+			},
+			state: operator, reason: "identity_held", heard: time.Hour, since: time.Hour,
+		},
 		"never connected": {
-			facts: status.NodeFacts{Identity: active, Gate: open}, state: temporary, reason: "agent_down",
+			facts: status.NodeFacts{Identity: active}, state: temporary, reason: "disconnected", since: 30 * time.Minute,
+		},
+		"never connected, and judged": {
+			facts: status.NodeFacts{Identity: active, Verdict: down}, state: temporary, reason: "agent_down",
 			since: 30 * time.Minute,
 		},
 		"pending": {
-			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, "")}, state: normal,
-			since: time.Hour,
+			facts: status.NodeFacts{Identity: pending}, state: normal, since: 30 * time.Minute,
 		},
-		"held": {
-			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "")}, state: operator,
-			reason: "identity_held", since: time.Hour,
+		"pending in an outage": {
+			facts: status.NodeFacts{Identity: pending, ControlPlane: outage}, state: normal, since: 30 * time.Minute,
 		},
-		"join state lost": {
-			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "join_state_lost")},
-			state: operator, reason: "join_state_lost", since: time.Hour,
+		"held, not judged": {
+			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD)},
+			state: temporary, reason: "disconnected", since: 30 * time.Minute,
 		},
-		"cloned": {
-			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD,
-				"cloned_identity_detected")},
-			state: security, reason: "cloned_identity_detected", since: time.Hour,
-		},
-		"cloned and fenced": {
-			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
-				"cloned_identity_detected")},
-			state: security, reason: "cloned_identity_detected", since: time.Hour,
-		},
-		"token reuse": {
-			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "token_reuse")},
-			state: security, reason: "token_reuse", since: time.Hour,
-		},
-		"quarantined": {
-			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED, "")},
-			state: operator, reason: "identity_revoked_or_fenced", since: time.Hour,
-		},
-		"fenced, still connected": {
+		"cloned, still connected": {
 			facts: status.NodeFacts{
-				Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, ""), Gate: open,
-				Session: admitted, BeatAt: beat, Connected: true, Since: now,
+				Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED), Session: admitted, BeatAt: beat,
+				Connected: true, Since: now, Verdict: cloned,
 			},
-			state: operator, reason: "identity_revoked_or_fenced", heard: 4 * time.Second,
+			state: security, reason: "cloned_identity_detected", heard: 4 * time.Second,
 		},
-		"retired": {
-			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
-				"cloned_identity_detected")},
-			state: operator, reason: "identity_revoked_or_fenced", since: time.Hour,
+		"a verdict without a family": {
+			facts: status.NodeFacts{Identity: active, Verdict: &recoveryv1.NodeVerdict{Reason: 1000, NextAction: "update"}},
+			state: temporary, reason: "1000", since: 30 * time.Minute,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.facts.StaleAfter = 2 * time.Minute
-			switch {
-			case c.facts.ListeningSince.IsZero():
-				c.facts.ListeningSince = listening
-			case c.facts.ListeningSince.Unix() == 0:
-				c.facts.ListeningSince = time.Time{}
-			}
-			got := status.Describe(c.facts, now)
+			got := status.Describe(c.facts)
 			if got.UserState != c.state || got.Reason != c.reason {
 				t.Errorf("got %s %q, want %s %q", names.Of(got.UserState), got.Reason, names.Of(c.state), c.reason)
 			}
 			if (got.UserState == normal) != (got.Reason == "") {
 				t.Errorf("%s with reason %q", names.Of(got.UserState), got.Reason)
 			}
-			if got.Reason != "" {
-				if got.NextAction == "" {
-					t.Error("no next action")
-				}
-				if _, err := status.Explain(got.Reason); err != nil {
-					t.Errorf("%s cannot be explained: %v", got.Reason, err)
-				}
+			if got.Reason != "" && got.NextAction == "" {
+				t.Error("no next action")
 			}
 			if heard := now.Sub(got.LastHeartbeat); (c.heard == 0) != got.LastHeartbeat.IsZero() ||
 				(c.heard != 0 && heard != c.heard) {
@@ -189,10 +179,80 @@ func TestDescribeNode(t *testing.T) {
 	}
 }
 
+func TestDescribeAgent(t *testing.T) {
+	active := &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE}
+	held := &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, StateAt: ago(time.Minute)}
+	open := &lifecyclev1.NodeGate{Admitted: true}
+	verdict := func(reason commonv1.DriftReason) *recoveryv1.NodeVerdict {
+		return &recoveryv1.NodeVerdict{Reason: reason}
+	}
+	const (
+		down        = commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
+		unreachable = commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE
+		fact        = commonv1.DriftReason_DRIFT_REASON_DISCONNECTED
+		expired     = commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED
+		onHold      = commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD
+		cloned      = commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED
+		shut        = commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED
+		outage      = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE
+		rollback    = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK
+	)
+	for name, c := range map[string]struct {
+		facts  status.NodeFacts
+		reason string
+		detail string // a part of it
+	}{
+		"acts":                 {status.NodeFacts{Identity: active, Gate: open, Connected: true}, "", ""},
+		"acts, with an alarm":  {status.NodeFacts{Identity: active, Gate: open, Connected: true, Verdict: verdict(cloned)}, "", ""},
+		"judged down, is back": {status.NodeFacts{Identity: active, Gate: open, Connected: true, Verdict: verdict(down)}, "", ""},
+		"its gate is shut": {
+			status.NodeFacts{Identity: active, Connected: true, Verdict: verdict(shut)},
+			"node_not_admitted",
+			"until lifecycle opens its gate",
+		},
+		"lost":            {status.NodeFacts{Identity: active, Gate: open}, "disconnected", "cannot be reached"},
+		"lost, as judged": {status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(fact)}, "disconnected", "cannot be reached"},
+		"down":            {status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(down)}, "agent_down", "cannot be reached"},
+		"unreachable": {
+			status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(unreachable)}, "agent_down", "cannot be reached",
+		},
+		"a finer reason": {
+			status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(expired)}, "disconnected", "cannot be reached",
+		},
+		"an outage": {
+			status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(down), ControlPlane: verdict(outage)},
+			"control_plane_outage", "no replica of nodeapi listens",
+		},
+		"rolled back": {
+			status.NodeFacts{Identity: active, Gate: open, ControlPlane: verdict(rollback)}, "disconnected", "cannot be reached",
+		},
+		"held": {
+			status.NodeFacts{Identity: held, Gate: open, Connected: true, Verdict: verdict(onHold)},
+			"identity_held",
+			"its identity is held since 2026-07-01T11:59:00Z",
+		},
+		"held in an outage": {
+			status.NodeFacts{Identity: held, Verdict: verdict(onHold), ControlPlane: verdict(outage)},
+			"identity_held",
+			"its identity is held",
+		},
+		"of a node that is not known": {status.NodeFacts{}, "disconnected", "cannot be reached"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := status.DescribeAgent(c.facts)
+			if got.Reason != c.reason || !strings.Contains(got.Detail, c.detail) || (got.Reason == "") != (got.Detail == "") {
+				t.Errorf("got %q: %q, want %q: %q", got.Reason, got.Detail, c.reason, c.detail)
+			}
+			if got.Reason != "" && !strings.HasSuffix(got.Detail, "; the workload may well run") {
+				t.Errorf("silence is taken for a dead workload: %q", got.Detail)
+			}
+		})
+	}
+}
+
 func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 	for _, state := range names.All[commonv1.NodeIdentityState]() {
-		if got := status.Describe(status.NodeFacts{Identity: &recoveryv1.NodeIdentity{State: state}},
-			now); got.UserState == commonv1.UserState_USER_STATE_UNSPECIFIED {
+		if got := status.Describe(status.NodeFacts{Identity: &recoveryv1.NodeIdentity{State: state}}); got.UserState == commonv1.UserState_USER_STATE_UNSPECIFIED {
 			t.Errorf("a node that is %s has no user state", names.Of(state))
 		}
 	}
@@ -218,7 +278,7 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 	for reason, want := range map[string]commonv1.UserState{
 		"": commonv1.UserState_USER_STATE_NORMAL, status.ReasonOutage: commonv1.UserState_USER_STATE_NORMAL,
 		status.ReasonDisconnected:    commonv1.UserState_USER_STATE_TEMPORARY,
-		status.ReasonHeld:            commonv1.UserState_USER_STATE_TEMPORARY,
+		"identity_held":              commonv1.UserState_USER_STATE_TEMPORARY,
 		status.ReasonRegisterFailing: commonv1.UserState_USER_STATE_TEMPORARY,
 	} {
 		if got := status.DescribeWorkspace(status.WorkspaceFacts{

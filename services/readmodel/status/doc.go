@@ -2,5 +2,5 @@
 // facts that others have read.
 //
 // Its functions are pure: they read no database and no clock. They conclude neither health nor failure from the silence
-// of a node. Recovery decides on drift; without its verdict, a status is the one that the facts alone support.
+// of a node. Recovery judges nodes; of a node without its verdict, a status shows whether it is connected.
 package status

@@ -1,30 +1,25 @@
 package status
 
 import (
+	"cmp"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// Reasons why a node is not normal, in addition to those of the enum of refusals. Explain has a row for each.
+// Reasons of which this package knows more than their names. Explain has a row for each.
 const (
-	ReasonDisconnected    = "disconnected" // not connected, and for less than StaleAfter
-	ReasonAgentDown       = "agent_down"
-	ReasonOutage          = "control_plane_outage"
-	ReasonCloned          = "cloned_identity_detected"
-	ReasonTokenReuse      = "token_reuse"
-	ReasonJoinStateLost   = "join_state_lost"
-	ReasonHeld            = "identity_held"
-	ReasonRevokedOrFenced = "identity_revoked_or_fenced"
-	ReasonNodeNotAdmitted = "node_not_admitted"
-	ReasonDiskFull        = "node_disk_full"
+	ReasonDisconnected = "disconnected" // not connected: a fact, and no verdict
+	ReasonAgentDown    = "agent_down"
+	ReasonOutage       = "control_plane_outage"
 )
 
-// NodeFacts are the facts from which a node's status is derived.
+// NodeFacts are the facts and the verdicts that a node's status shows.
 type NodeFacts struct {
 	Identity *recoveryv1.NodeIdentity
 	Gate     *lifecyclev1.NodeGate
@@ -34,10 +29,9 @@ type NodeFacts struct {
 	Connected bool
 	// Since is the time from which on the session serves, or does not serve, according to the event log.
 	Since time.Time
-	// ListeningSince is the time since which replicas of nodeapi have been listening without a gap; zero: none listens.
-	ListeningSince time.Time
-	// StaleAfter is how long a node must be silent before it is reported as agent_down.
-	StaleAfter time.Duration
+	// Verdict is what recovery concludes about the node, and ControlPlane what it concludes about all nodes that are not
+	// connected; nil: nothing yet.
+	Verdict, ControlPlane *recoveryv1.NodeVerdict
 }
 
 // NodeStatus is a node's status as people see it.
@@ -49,76 +43,60 @@ type NodeStatus struct {
 	Since         time.Time // of Connected as it is
 }
 
-// Describe returns the status that the facts support. It looks first at decisions about the identity, then at an outage
-// of nodeapi, then at the connection, then the gate.
+// Describe returns the verdict that holds for a node. If none does, the node shows the fact that it is connected, or
+// that it is not. It concludes nothing from the time: how long a node may be silent is recovery's to judge.
 //
-// A pending node has not enrolled yet, which is no failure, so it is normal. A node that was heard from a moment ago
-// and has no session is `disconnected`, which is an observation and no verdict. Only a node that is silent for longer
-// than StaleAfter, counted from when a replica listened, or an active one that has never opened a session, is
-// `agent_down`. If no replica listens, the silence is the control plane's outage and not the node's.
-func Describe(f NodeFacts, now time.Time) NodeStatus {
+// A pending node has not enrolled yet, which is no failure, so it is normal.
+func Describe(f NodeFacts) NodeStatus {
 	s := NodeStatus{LastHeartbeat: lastHeartbeat(f), Since: since(f)}
-	if state, reason, next, ok := describeIdentity(f.Identity); ok {
-		s.UserState, s.Reason, s.NextAction = state, reason, next
-		return s
-	}
-	switch {
-	case f.Connected && f.Gate.GetAdmitted() && f.Gate.GetHost().GetStateDisk().GetFull():
-		s.UserState, s.Reason = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, ReasonDiskFull
-		s.NextAction = "free room on its disk, in " + f.Gate.GetHost().GetStateDisk().GetPath() + ": " +
-			f.Gate.GetHost().GetStateDisk().GetDetail()
-	case f.Connected && f.Gate.GetAdmitted():
-		s.UserState = commonv1.UserState_USER_STATE_NORMAL
+	switch v := verdictOf(f); {
+	case v != nil:
+		s.UserState = cmp.Or(v.GetUserState(), commonv1.UserState_USER_STATE_TEMPORARY)
+		s.Reason, s.NextAction = names.Of(v.GetReason()), v.GetNextAction()
 	case f.Connected:
-		s.UserState, s.Reason = commonv1.UserState_USER_STATE_TEMPORARY, ReasonNodeNotAdmitted
-		s.NextAction = "wait: lifecycle has yet to open its gate"
-	case f.ListeningSince.IsZero():
-		s.UserState, s.Reason = commonv1.UserState_USER_STATE_TEMPORARY, ReasonOutage
-		s.NextAction = "none at the node: no replica of nodeapi listens; restore the control plane"
-	case f.Session != nil && now.Before(staleAt(f, s.LastHeartbeat)):
+		s.UserState = commonv1.UserState_USER_STATE_NORMAL
+	case pending(f.Identity):
+		s.UserState, s.NextAction = commonv1.UserState_USER_STATE_NORMAL, "enrol the machine with its bundle"
+	default:
 		s.UserState, s.Reason = commonv1.UserState_USER_STATE_TEMPORARY, ReasonDisconnected
 		s.NextAction = "wait: the agent connects again by itself"
-	default:
-		s.UserState, s.Reason = commonv1.UserState_USER_STATE_TEMPORARY, ReasonAgentDown
-		s.NextAction = "wait for the agent; if it stays away, restart it on its host"
 	}
 	return s
 }
 
-// describeIdentity returns the user state, the reason and the next action that follow from an identity's state alone,
-// and whether any do.
-func describeIdentity(i *recoveryv1.NodeIdentity) (commonv1.UserState, string, string, bool) {
-	const (
-		operator = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
-		security = commonv1.UserState_USER_STATE_SECURITY_ACTION_REQUIRED
-	)
-	state := i.GetState()
-	if state != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
-		switch i.GetAlarm() {
-		case ReasonCloned:
-			return security, ReasonCloned, "fence the node, find the second copy, and give the machine a new identity", true
-		case ReasonTokenReuse:
-			return security, ReasonTokenReuse, "fence the node: its enrolment token was used with two keys", true
-		}
+// verdictOf returns the verdict that holds for a node: its own, or that about the control plane if the node is not
+// connected and its own is of its silence; nil if neither names a reason. A verdict of silence on a node that is
+// connected is older than the connection.
+func verdictOf(f NodeFacts) *recoveryv1.NodeVerdict {
+	own, all := f.Verdict, f.ControlPlane
+	if own.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED || f.Connected && ofSilence(own.GetReason()) {
+		own = nil
 	}
-	switch state { //nolint:exhaustive // active goes on to the connection
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
-		if i.GetAlarm() == ReasonJoinStateLost {
-			return operator, ReasonJoinStateLost, "let the node recover, or issue a bundle", true
-		}
-		return operator, ReasonHeld, "look at the reason of the hold, then reactivate, quarantine or fence", true
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED:
-		return operator, ReasonRevokedOrFenced, "reactivate the node, or enrol it again", true
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
-		return operator, ReasonRevokedOrFenced, "reactivate with the security role, or enrol it again", true
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
-		return operator, ReasonRevokedOrFenced, "none: this identity is final; enrol the machine anew if it is to return",
-			true
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
-		return commonv1.UserState_USER_STATE_NORMAL, "", "enrol the machine with its bundle", true
+	if f.Connected || pending(f.Identity) || all.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
+		return own
 	}
-	return 0, "", "", false
+	if own == nil || ofSilence(own.GetReason()) {
+		return all
+	}
+	return own
+}
+
+// ofSilence reports whether a reason means no more than that nothing is heard of the agent, so that it does not hold once
+// the agent is connected.
+func ofSilence(reason commonv1.DriftReason) bool {
+	switch reason { //nolint:exhaustive // the others say more
+	case commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, commonv1.DriftReason_DRIFT_REASON_DISCONNECTED,
+		commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE,
+		commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE:
+		return true
+	}
+	return false
+}
+
+// pending reports whether a node has not enrolled yet, as far as is known.
+func pending(i *recoveryv1.NodeIdentity) bool {
+	return i.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING ||
+		i.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED
 }
 
 // lastHeartbeat returns when the node was last known to be connected. While it is connected, the beat of its replica
@@ -132,15 +110,6 @@ func lastHeartbeat(f NodeFacts) time.Time {
 		at = f.BeatAt
 	}
 	return at
-}
-
-// staleAt returns when a silent node becomes stale. The time in which no replica listened does not count.
-func staleAt(f NodeFacts, heard time.Time) time.Time {
-	from := heard
-	if f.ListeningSince.After(from) {
-		from = f.ListeningSince
-	}
-	return from.Add(f.StaleAfter)
 }
 
 // since returns when Connected got its present value, by the best evidence that the facts have.

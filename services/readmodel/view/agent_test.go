@@ -83,28 +83,36 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	workspace(commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, 0)
 	expect("while it is recreated", false, "", commonv1.UserState_USER_STATE_RECOVERING)
 	workspace(active, 0)
-	testkit.SetClockOffset(k.DB, 3*time.Minute)
-	k.Beat(false)
+	version := int64(0)
+	judge := func(node string, reason commonv1.DriftReason) {
+		version++
+		k.judge(node, version, reason, k.Now(), nil)
+	}
+	judge(k.A.NodeID, agentDown)
 	expect("away for long", false, "agent_down", temporary, "cannot be reached since")
-	testkit.SetClockOffset(k.DB, 0)
+	judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED)
+	expect("away for a known reason, which is the operator's", false, "disconnected", temporary, "cannot be reached since")
 	k.Beat(false)
 	session(admitted, time.Time{})
 	expect("back", true, "", normal)
 
-	for state, reason := range map[commonv1.NodeIdentityState]string{
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:        "identity_held",
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED: "identity_revoked_or_fenced",
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:      "identity_revoked_or_fenced",
+	for state, reason := range map[commonv1.NodeIdentityState]commonv1.DriftReason{
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:        commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:      commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED,
 	} {
 		at := k.Now().Truncate(time.Second)
 		identity(state, at)
-		expect(names.Of(state)+", its session not closed yet", true, reason, temporary,
+		judge(k.A.NodeID, reason)
+		expect(names.Of(state)+", its session not closed yet", true, names.Of(reason), temporary,
 			"its identity is "+names.Of(state)+" since "+at.UTC().Format(time.RFC3339))
 	}
 	identity(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, k.Now())
 	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID})
+	judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED)
 	expect("its gate is shut", true, "node_not_admitted", temporary, "until lifecycle opens its gate")
 	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true})
+	judge(k.A.NodeID, 0)
 	k.Beat(false) // a replica is silent after 15 s
 	expect("its gate is open", true, "", normal)
 
@@ -113,10 +121,12 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	workspace(active, 0)
 	testkit.SetClockOffset(k.DB, 20*time.Second)
 	// It is an outage of the control plane: an active workspace is normal, and the detail gives what is not known.
+	judge("", commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE)
 	expect("nobody listens", false, "control_plane_outage", normal, "no replica of nodeapi listens")
 
 	// The node of the workspace is unknown to the projection.
 	testkit.SetClockOffset(k.DB, 0)
+	judge("", 0)
 	k.Beat(false)
 	k.Append(&lifecyclev1.Workspace{
 		WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: k.A.Name, Name: k.A.WorkspaceName, State: active,

@@ -13,11 +13,9 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/lookup"
-	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
@@ -92,7 +90,7 @@ var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout
 // Nodes returns one page of nodes, ordered by name.
 func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*readmodelv1.Node, string, error) {
 	s.with = &pg.Batch{}
-	listening, stale := s.listeningSince(), s.verdictsStaleSince()
+	all, stale := s.controlPlane(), s.verdictsStaleSince()
 	l := list.Request{Layout: &nodeLayout, Statement: listNodes, Args: []any{s.Now, BeatFresh, s.scope.Arg()}}
 	l.When(f.ConnectedOnly, nodesConnected)
 	l.When(f.Disconnected, nodesDisconnected)
@@ -103,62 +101,36 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*
 	l.When(f.IDs != nil, nodesByID, f.IDs)
 	items, next, err := run(ctx, s, l, page,
 		func(row nodeRow) (*readmodelv1.Node, error) {
-			n, err := s.readNode(row, *listening)
-			if err != nil {
-				return nil, err
+			n, err := s.readNode(row, *all)
+			if err == nil && s.scope.Everything() {
+				n.VerdictStaleSince = stamp(*stale)
 			}
-			return n, s.addVerdict(n, row.Verdict, *stale)
+			return n, err
 		})
 	return lookup.NamePage(ctx, s.find(), func(n *readmodelv1.Node) lookup.Nameless {
 		return lookup.Nameless{WorkspaceID: n.GetWorkspaceId(), Workspace: &n.Workspace}
 	}, items, next, err)
 }
 
-func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node, error) {
-	f, err := row.facts(listening, s.staleAfter)
+func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict) (*readmodelv1.Node, error) {
+	f, err := row.facts(all)
 	if err != nil {
 		return nil, err
 	}
 	if f.Gate != nil {
 		f.Gate.SlotsUsed, f.Gate.GpusUsed = row.Slots, row.GPUs
 	}
-	d := status.Describe(f, s.Now)
-	return &readmodelv1.Node{
+	d := status.Describe(f)
+	n := &readmodelv1.Node{
 		NodeId: f.Identity.GetNodeId(), Name: f.Identity.GetName(), Connected: f.Connected, UserState: d.UserState,
 		Reason: d.Reason, LastHeartbeatAt: stamp(d.LastHeartbeat), Identity: f.Identity, Session: f.Session, Gate: f.Gate,
 		ReplicaId: f.Session.GetReplicaId(), NextAction: d.NextAction, Since: stamp(d.Since),
 		WorkspaceId: cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
-	}, nil
-}
-
-// listeningSince returns a query for the time since which some replica has listened without a gap; NULL if none does,
-// or if sessions are projected so late that they cannot be compared with beats. $2 is how old a fresh beat may be.
-func listeningSince(now string) string {
-	return `SELECT r.listening_since FROM mesh.replica r
-		WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > ` + now + ` - $2::interval
-		AND ` + events.UnreadSQL("readmodel", project.ConsumerName) + ` <= EXTRACT(EPOCH FROM $2::interval)
-		ORDER BY r.beat_at DESC LIMIT 1`
-}
-
-var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since",
-	`SELECT (`+listeningSince("$1::timestamptz")+`)`)
-
-// listeningSince adds to s.with a query for the time since which some replica has listened without a gap; zero
-// if none does, or if sessions are projected so late that they cannot be compared with beats. The result is set once
-// the list's rows have been read.
-func (s *Snapshot) listeningSince() *time.Time {
-	at := &time.Time{}
-	s.with.Queue(replicasListenSince, s.Now, BeatFresh).QueryRow(func(row pgx.Row) error {
-		var found *time.Time
-		if err := row.Scan(&found); err != nil {
-			return fmt.Errorf("read replicas: %w", err)
-		}
-		if found != nil {
-			*at = *found
-		}
-		return nil
-	})
-	return at
+	}
+	if s.scope.Everything() {
+		n.Verdict = present(f.Verdict)
+	}
+	return n, nil
 }
 
 // rowsOf runs the statement of a list, in one batch with the queries of s.with.
@@ -224,8 +196,8 @@ type nodeTimes struct {
 }
 
 // facts decodes the columns into NodeFacts.
-func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (status.NodeFacts, error) {
-	f := status.NodeFacts{ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
+func (n *nodeDetail) facts(all *recoveryv1.NodeVerdict) (status.NodeFacts, error) {
+	f := status.NodeFacts{ControlPlane: all, Since: n.Since, Connected: n.Connected}
 	var err error
 	if f.Identity, err = decode[recoveryv1.NodeIdentity](n.Identity); err != nil {
 		return f, err
@@ -237,6 +209,11 @@ func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (stat
 	}
 	if n.Session != nil {
 		if f.Session, err = decode[nodev1.SessionChanged](n.Session); err != nil {
+			return f, err
+		}
+	}
+	if n.Verdict != nil {
+		if f.Verdict, err = decode[recoveryv1.NodeVerdict](n.Verdict); err != nil {
 			return f, err
 		}
 	}

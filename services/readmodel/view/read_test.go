@@ -18,7 +18,6 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/readmodel/list"
@@ -41,7 +40,7 @@ func newKit(t *testing.T) *kit {
 	w := projecttest.NewWorld(t)
 	k := &kit{
 		World: w, t: t, projector: w.Projector(),
-		reader: view.NewReader(w.DB.Pool(pg.RoleReadmodel), policy.Fixed{Set: policy.Defaults()}),
+		reader: view.NewReader(w.DB.Pool(pg.RoleReadmodel)),
 	}
 	k.sync()
 	return k
@@ -139,12 +138,15 @@ func TestConnectedFollowsSessionReplicaAndHandOver(t *testing.T) {
 	expect("on time again", true, "", next)
 
 	k.Beat(true)
-	expect("its replica leaves", false, "control_plane_outage", next)
+	expect("its replica leaves", false, "disconnected", next)
+	out := k.judge("", 1, commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE, k.Now(), nil)
+	expect("recovery sees that none listens", false, "control_plane_outage", next)
 	k.Beat(false)
 	expect("its replica is back", true, "", next)
 
 	testkit.SetClockOffset(k.DB, 20*time.Second)
 	expect("no beat for 20 s", false, "control_plane_outage", next)
+	k.judge("", 2, 0, k.Now(), endOf(out, k.Now()))
 	other := ids.New()
 	k.BeatOf(other, k.Now(), false)
 	expect("another replica listens", false, "disconnected", next)
@@ -155,13 +157,18 @@ func TestConnectedFollowsSessionReplicaAndHandOver(t *testing.T) {
 	k.Append(session(third, other, 3, closed))
 	testkit.SetClockOffset(k.DB, 3*time.Minute)
 	k.BeatOf(other, k.Now().Add(-160*time.Second), false)
-	expect("silent for longer than the policy", false, "agent_down", third)
+	expect("silent for long, and not judged", false, "disconnected", third)
+	down := k.judge(k.A.NodeID, 1, agentDown, k.Now(), nil)
+	expect("judged", false, "agent_down", third)
 	// A gate that is not open yet.
 	k.Append(session(ids.New(), other, 2, admitted))
 	fourth := ids.New()
 	k.Append(session(fourth, other, 4, admitted))
-	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: false})
+	expect("connected, and judged down before", true, "", fourth)
+	shut := k.judge(k.A.NodeID, 2, commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED, k.Now(), endOf(down, k.Now()))
 	expect("gate shut", true, "node_not_admitted", fourth)
+	k.judge(k.A.NodeID, 3, 0, k.Now(), endOf(shut, k.Now()))
+	expect("nothing is wrong", true, "", fourth)
 }
 
 func TestNamesAreResolved(t *testing.T) {

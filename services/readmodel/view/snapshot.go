@@ -14,7 +14,6 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/lookup"
 	"github.com/gpuaas/mesh/services/readmodel/project"
@@ -31,23 +30,21 @@ const (
 
 // Reader reads the projections.
 type Reader struct {
-	db     *pgxpool.Pool
-	policy policy.Reader
-	kept   *bodies
+	db   *pgxpool.Pool
+	kept *bodies
 }
 
 // NewReader returns a new reader.
-func NewReader(db *pgxpool.Pool, p policy.Reader) *Reader {
-	return &Reader{db: db, policy: p, kept: &bodies{}}
+func NewReader(db *pgxpool.Pool) *Reader {
+	return &Reader{db: db, kept: &bodies{}}
 }
 
 // Snapshot is the projection at one moment, for one scope.
 type Snapshot struct {
-	tx         pgx.Tx
-	scope      list.Scope
-	staleAfter time.Duration
-	kept       *bodies
-	with       *pg.Batch // queries that are sent together with the next list; nil: none
+	tx    pgx.Tx
+	scope list.Scope
+	kept  *bodies
+	with  *pg.Batch // queries that are sent together with the next list; nil: none
 	// Now is the database's time; every age in an answer is relative to it.
 	Now time.Time
 	// Position is the position of the projection.
@@ -73,8 +70,7 @@ func (r *Reader) Read(ctx context.Context, scope list.Scope, fn func(ctx context
 			return fmt.Errorf("take a snapshot: %w", err)
 		}
 		return fn(ctx, &Snapshot{
-			tx: tx, scope: scope, staleAfter: r.policy.Current().HeartbeatStaleAfter(), kept: r.kept,
-			Now: at.Now, Position: at.Position,
+			tx: tx, scope: scope, kept: r.kept, Now: at.Now, Position: at.Position,
 		})
 	})
 	return refusal(err)

@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/view"
@@ -131,5 +130,5 @@ func countedReader(t *testing.T, k *kit) (*view.Reader, *trips) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	return view.NewReader(pool, policy.Fixed{Set: policy.Defaults()}), counted
+	return view.NewReader(pool), counted
 }

@@ -38,23 +38,33 @@ func (s *Snapshot) verdictsStaleSince() *time.Time {
 	return at
 }
 
-// addVerdict adds to a node the verdict about it, for people of the operator alone: it names systems and people that
-// serve all tenants.
-func (s *Snapshot) addVerdict(n *readmodelv1.Node, body []byte, stale time.Time) error {
-	if !s.scope.Everything() {
+// present returns a verdict without the period that it ended, which is part of the history.
+func present(v *recoveryv1.NodeVerdict) *recoveryv1.NodeVerdict {
+	if v != nil {
+		v.Ended = nil
+	}
+	return v
+}
+
+var verdictOfControlPlane = pg.Define(pg.RoleReadmodel, "view.verdict_of_control_plane", `
+	SELECT (SELECT v.body FROM readmodel.verdict v WHERE v.node_id = '00000000-0000-0000-0000-000000000000')`)
+
+// controlPlane adds to s.with a query for the verdict about the control plane; nil if there is none. The result is set
+// once the list's rows have been read.
+func (s *Snapshot) controlPlane() **recoveryv1.NodeVerdict {
+	found := new(*recoveryv1.NodeVerdict)
+	s.with.Queue(verdictOfControlPlane).QueryRow(func(row pgx.Row) error {
+		var body []byte
+		err := row.Scan(&body)
+		if err == nil && body != nil {
+			*found, err = decode[recoveryv1.NodeVerdict](body)
+		}
+		if err != nil {
+			return fmt.Errorf("read the verdict about the control plane: %w", err)
+		}
 		return nil
-	}
-	n.VerdictStaleSince = stamp(stale)
-	if body == nil {
-		return nil
-	}
-	v, err := decode[recoveryv1.NodeVerdict](body)
-	if err != nil {
-		return err
-	}
-	v.Ended = nil // is part of the history
-	n.Verdict = v
-	return nil
+	})
+	return found
 }
 
 const verdictsOfNode list.Condition = "x.node_id = ?::uuid"

@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/list"
@@ -41,7 +42,8 @@ var workspaceFrom = `readmodel.workspace w
 	LEFT JOIN LATERAL (
 		SELECT x.version, x.xmin FROM readmodel.observed x
 		WHERE x.workspace_id = w.workspace_id AND x.node_id = w.node_id AND w.state = 'active'
-		LIMIT 1) o ON true` + nodeSession("(SELECT a.now FROM at a)")
+		LIMIT 1) o ON true
+	LEFT JOIN readmodel.verdict v ON v.node_id = w.node_id` + nodeSession("(SELECT a.now FROM at a)")
 
 // workspaceRow is a workspace of a page: the keys of the rows that it is made of, and the values that the database
 // derives from them. The decoded bodies of these rows are kept by their keys, and read if they are missing. A step of a
@@ -63,16 +65,15 @@ type workspaceKeys struct {
 	SeenVersion *int64    `db:"seen_version" expr:"o.version"`
 	SeenXmin    uint32    `db:"seen_xmin" expr:"COALESCE(o.xmin, '0')"`
 	Now         time.Time `db:"now" expr:"(SELECT a.now FROM at a)"`
-	// Listening is the time since which replicas listen; nil if none does, or if the node is connected, for which it is
-	// not queried.
-	Listening  *time.Time `db:"listening" expr:"CASE WHEN @.state <> 'decommissioned' AND NOT COALESCE(s.connected, false) THEN ({listening}) END"`
-	Stalled    bool       `db:"stalled" expr:"COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR ({stalled})), false)"`
-	HasStalled bool       `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
+	// Verdict and ControlPlane are the reasons of the verdicts about the node and about the control plane.
+	Verdict      string `db:"verdict" expr:"COALESCE(v.body->>'reason', '')"`
+	ControlPlane string `db:"control_plane" expr:"(SELECT a.control_plane FROM at a)"`
+	Stalled      bool   `db:"stalled" expr:"COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR ({stalled})), false)"`
+	HasStalled   bool   `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
 	nodeKeys
 }
 
 var workspaceColumns = strings.NewReplacer(
-	"{listening}", listeningSince("(SELECT a.now FROM at a)"),
 	"{stalled}", `SELECT true FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled LIMIT 1`,
 	"{has_stalled}", `SELECT true FROM readmodel.run x JOIN readmodel.step t ON t.run_id = x.run_id
 		WHERE x.workspace_id = w.workspace_id AND t.direction = 'do' AND t.body @> '{"stalled": true}' AND NOT EXISTS (
@@ -92,7 +93,9 @@ const (
 )
 
 var workspaceLayout = list.Layout{
-	Name: "workspaces", With: "at AS MATERIALIZED (SELECT COALESCE($1::timestamptz, mesh.clock()) AS now)",
+	Name: "workspaces", With: `at AS MATERIALIZED (SELECT COALESCE($1::timestamptz, mesh.clock()) AS now,
+		COALESCE((SELECT x.body->>'reason' FROM readmodel.verdict x
+			WHERE x.node_id = '00000000-0000-0000-0000-000000000000'), '') AS control_plane)`,
 	Columns: workspaceColumns, From: workspaceFrom, Sort: "w.tenant || '/' || w.name", ID: "w.workspace_id",
 	Lead: 3, Tenant: "w.tenant_id",
 	Conditions: []list.Condition{
@@ -108,7 +111,7 @@ var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", 
 func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page list.Page) ([]*readmodelv1.Workspace, string,
 	error,
 ) {
-	return s.kept.page(ctx, s.tx, s.scope, s.Now, s.staleAfter, f, page)
+	return s.kept.page(ctx, s.tx, s.scope, s.Now, f, page)
 }
 
 // Workspaces returns one page, ordered by tenant and name, as of one moment during the call. It needs no snapshot if
@@ -119,7 +122,7 @@ func (r *Reader) Workspaces(
 ) ([]*readmodelv1.Workspace, string, error) {
 	once, cancel := context.WithTimeout(ctx, onceTimeout)
 	defer cancel()
-	items, next, err := r.kept.page(once, r.db, scope, time.Time{}, r.policy.Current().HeartbeatStaleAfter(), f, page)
+	items, next, err := r.kept.page(once, r.db, scope, time.Time{}, f, page)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		return nil, "", tookTooLong(err)
@@ -136,8 +139,7 @@ func (r *Reader) Workspaces(
 // page reads the keys of the rows that a page is made of, and the bodies that are not kept. A zero now means the time
 // of the statement.
 func (b *bodies) page(
-	ctx context.Context, db pg.Querier, scope list.Scope, now time.Time, staleAfter time.Duration, f WorkspaceFilter,
-	page list.Page,
+	ctx context.Context, db pg.Querier, scope list.Scope, now time.Time, f WorkspaceFilter, page list.Page,
 ) ([]*readmodelv1.Workspace, string, error) {
 	l := list.Request{
 		Layout: &workspaceLayout, Statement: listWorkspaces,
@@ -162,7 +164,7 @@ func (b *bodies) page(
 	}
 	var items []*readmodelv1.Workspace
 	for i := range rows {
-		items = append(items, readWorkspace(&rows[i], &parts[i], staleAfter))
+		items = append(items, readWorkspace(&rows[i], &parts[i]))
 	}
 	return items, next, nil
 }
@@ -184,8 +186,17 @@ func narrow(l *list.Request, f WorkspaceFilter) {
 	l.When(f.IDs != nil, workspacesByID, f.IDs)
 }
 
+// ofReason returns a verdict that has only its reason, which is all that a workspace shows; nil if it has none.
+func ofReason(reason string) *recoveryv1.NodeVerdict {
+	value, ok := commonv1.DriftReason_value[reason]
+	if !ok {
+		return nil
+	}
+	return &recoveryv1.NodeVerdict{Reason: commonv1.DriftReason(value)}
+}
+
 // readWorkspace returns a new message whose parts are shared with other requests.
-func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Duration) *readmodelv1.Workspace {
+func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Workspace {
 	w, r := parts.workspace, parts.run
 	f := status.WorkspaceFacts{Workspace: w, Stalled: row.Stalled, HasStalled: row.HasStalled}
 	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
@@ -193,15 +204,13 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Dur
 	if w.GetNodeId() != "" && !over {
 		facts := status.NodeFacts{
 			Identity: parts.identity, Gate: parts.gate, Session: parts.session,
-			StaleAfter: staleAfter, Since: row.Since, Connected: row.Connected,
-		}
-		if row.Listening != nil {
-			facts.ListeningSince = *row.Listening
+			Since: row.Since, Connected: row.Connected,
+			Verdict: ofReason(row.Verdict), ControlPlane: ofReason(row.ControlPlane),
 		}
 		if row.BeatAt != nil {
 			facts.BeatAt = *row.BeatAt
 		}
-		f.Agent = status.DescribeAgent(facts, row.Now)
+		f.Agent = status.DescribeAgent(facts)
 	}
 	switch {
 	case !active:

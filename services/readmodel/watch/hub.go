@@ -71,7 +71,7 @@ type Hub struct {
 	nodes   map[string]string     // reason of each node that is not connected
 	events  map[string]struct{}   // the nodes whose events were read since the last scan
 	beats   string                // the replicas that beat at the last scan of all nodes
-	whole   time.Time             // of the last scan of all nodes
+	whole   bool                  // the next scan is of all nodes
 	seen    map[observedOn]string // the last trouble of the workloads of each observed workspace
 
 	slow prometheus.Counter
@@ -135,7 +135,7 @@ func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 	h.mu.Unlock()
 	if !watched || start < 0 {
 		h.dirty, h.sent, h.nodes, h.seen, h.read = map[key]mark{}, map[key]time.Time{}, nil, map[observedOn]string{}, -1
-		h.events = nil
+		h.events, h.whole = nil, false
 		return time.Minute, nil
 	}
 	h.read = max(h.read, start)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -33,7 +34,8 @@ func TestAChangeOfANodeKeepsToTheIntervalOfItsWorkspace(t *testing.T) {
 	k.Put(at)
 	k.sync()
 	w.until("workspace", change(k.A.WorkspaceID))
-	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID})
+	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID})
+	k.judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED)
 	k.sync()
 	w.until("node", change(k.A.NodeID))
 	k.Put(k.workspace(k.B, active))
@@ -91,8 +93,8 @@ func TestWhatNoEventMadeDoesNotWaitForAnInterval(t *testing.T) {
 			}
 			w.until("workspace", change(k.A.WorkspaceID, ""))
 			testkit.SetClockOffset(k.DB, 20*time.Second)
-			w.until("node of a silent replica", change(k.A.NodeID, "control_plane_outage"))
-			w.until("workspace on it", change(k.A.WorkspaceID, "control_plane_outage"))
+			w.until("node of a silent replica", change(k.A.NodeID, "disconnected"))
+			w.until("workspace on it", change(k.A.WorkspaceID, "disconnected"))
 		})
 	}
 }

@@ -5,23 +5,23 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/services/readmodel/list"
-	"github.com/gpuaas/mesh/services/readmodel/status"
+	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// wholeScan is how often all nodes are scanned even if nothing calls for it: a policy may have changed how long a node
-// must be silent to be stale.
-const wholeScan = 5 * time.Minute
-
-// noteNodes notes the nodes that an event changes, for the next scan.
+// noteNodes notes the nodes that an event changes, for the next scan. The verdict about the control plane is shown on
+// all nodes that are not connected.
 func (h *Hub) noteNodes(r events.Record) {
+	if r.Kind == project.KindVerdict && read(r, &recoveryv1.NodeVerdict{}).GetNodeId() == "" {
+		h.whole = true
+	}
 	for _, k := range changedBy(r) {
 		if _, err := uuid.Parse(k.id); err != nil || k.topic != readmodelv1.Topic_TOPIC_NODES {
 			continue
@@ -33,16 +33,15 @@ func (h *Hub) noteNodes(r events.Record) {
 	}
 }
 
-// scan marks the nodes whose state changed with the time alone: their replica stopped beating, or their silence has
-// become older than StaleAfter. While the same replicas beat, these can only be nodes whose events have come since the
-// last scan, and nodes that are disconnected and not stale yet.
+// scan marks the nodes whose state changed without an event of their own: their replica stopped beating, or recovery has
+// judged the control plane. While neither happens, these can only be nodes whose events have come since the last scan.
 func (h *Hub) scan(ctx context.Context) error {
 	beats, err := h.readBeats(ctx)
 	if err != nil {
 		return err
 	}
 	var now map[string]string
-	whole := h.nodes == nil || beats != h.beats || time.Since(h.whole) >= wholeScan
+	whole := h.nodes == nil || beats != h.beats || h.whole
 	if whole {
 		now, err = h.disconnected(ctx, nil)
 	} else {
@@ -52,7 +51,7 @@ func (h *Hub) scan(ctx context.Context) error {
 		return err
 	}
 	if whole {
-		h.beats, h.whole = beats, time.Now()
+		h.beats, h.whole = beats, false
 	}
 	h.events = nil
 	h.touch(now)
@@ -79,17 +78,8 @@ func (h *Hub) readBeats(ctx context.Context) (string, error) {
 // scanAgain returns the nodes that are not connected. It takes them from the last scan, and reads only those that may
 // have changed since.
 func (h *Hub) scanAgain(ctx context.Context) (map[string]string, error) {
-	again := maps.Clone(h.events)
-	if again == nil {
-		again = map[string]struct{}{}
-	}
-	for id, reason := range h.nodes {
-		if reason == status.ReasonDisconnected {
-			again[id] = struct{}{}
-		}
-	}
 	now := maps.Clone(h.nodes)
-	for part := range slices.Chunk(slices.Sorted(maps.Keys(again)), chunk) {
+	for part := range slices.Chunk(slices.Sorted(maps.Keys(h.events)), chunk) {
 		found, err := h.disconnected(ctx, part)
 		if err != nil {
 			return nil, err

@@ -14,6 +14,12 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
 
+// judge appends a verdict about a node, or about the control plane if the node is empty.
+func (k *kit) judge(node string, reason commonv1.DriftReason) {
+	k.t.Helper()
+	k.Append(&recoveryv1.NodeVerdict{NodeId: node, Reason: reason, DetectedAt: timestamppb.New(k.Now())})
+}
+
 // Scenario: recovery judges a node. That is a change of the node, with the verdict for people of the operator and
 // without it for those of its tenant.
 func TestAVerdictIsAChangeOfItsNode(t *testing.T) {
@@ -25,10 +31,7 @@ func TestAVerdictIsAChangeOfItsNode(t *testing.T) {
 	tenant := k.watch(watch.Request{Filter: watch.Filter{Scope: scope, Topics: topics}}, nil)
 	operator.bootstrapped()
 	tenant.bootstrapped()
-	k.Put(&recoveryv1.NodeVerdict{
-		NodeId: k.A.NodeID, Reason: commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE, Version: 1,
-		DetectedAt: timestamppb.New(k.Now()),
-	})
+	k.judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE)
 	k.sync()
 	changed := func(f *readmodelv1.WatchResponse) bool {
 		return f.GetItem().GetChange() == readmodelv1.Change_CHANGE_UPDATED && f.GetItem().GetId() == k.A.NodeID

@@ -20,7 +20,6 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/readmodel/list"
@@ -64,7 +63,7 @@ func newKit(t *testing.T, cfg watch.Config, ours bool) *kit {
 	}
 	var err error
 	k.hub, err = watch.New(watch.Deps{
-		Logger: testkit.Logger(t), DB: pool, Reader: view.NewReader(pool, policy.Fixed{Set: policy.Defaults()}),
+		Logger: testkit.Logger(t), DB: pool, Reader: view.NewReader(pool),
 		Advanced: advanced,
 	}, cfg)
 	k.check(err)
@@ -403,10 +402,17 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 	k.sync()
 	w.until("gate", reason(true, ""))
 	testkit.SetClockOffset(k.DB, 20*time.Second)
+	w.until("disconnected", reason(false, "disconnected"))
+	k.judge("", commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE)
+	k.sync()
 	w.until("outage", reason(false, "control_plane_outage"))
 	k.BeatOf(ids.New(), k.Now(), false)
+	k.judge("", commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED)
 	k.sync()
-	w.until("disconnected", reason(false, "disconnected"))
+	w.until("its end", reason(false, "disconnected"))
+	k.judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN)
+	k.sync()
+	w.until("verdict", reason(false, "agent_down"))
 }
 
 // The scan of all nodes is the hub's most expensive statement. While it fails, changes from the log are still sent.
@@ -459,9 +465,11 @@ func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	}
 	k.Beat(false)
 	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID})
+	k.judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED)
 	k.sync()
 	w.until("shut gate", agent(true, "node_not_admitted"))
 	k.Beat(false)
+	k.judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED)
 	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true})
 	k.sync()
 	w.until("open gate", agent(true, ""))
@@ -483,7 +491,10 @@ func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	k.sync()
 	later.until("gate", agent(true, ""))
 	testkit.SetClockOffset(k.DB, 20*time.Second)
-	later.until("silence of the replica", agent(false, "control_plane_outage"))
+	later.until("silence of the replica", agent(false, "disconnected"))
+	k.judge("", commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE)
+	k.sync()
+	later.until("outage", agent(false, "control_plane_outage"))
 }
 
 // TestAWorkloadThatCrashesIsAChangeOfItsWorkspace: an observation is sent if it differs from the last one, although no
