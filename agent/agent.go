@@ -31,6 +31,7 @@ import (
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // ErrReplaced means that the epoch of this instance has ended or was replaced by a later one: it must not be started
@@ -78,16 +79,20 @@ type Agent struct {
 // directory is *identity.LockedError. Close ends what New opened.
 func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
 	cfg = cfg.withDefaults()
-	offset, offsetErr := clock.OffsetFromEnvironment()
+	offset, offsetErr := wallclock.Offset()
+	root, rootErr := hostfacts.RootFromEnvironment()
 	if deps.Logger == nil {
 		return nil, errors.New("agent: no logger")
 	}
-	if err := errors.Join(cfg.Validate(), offsetErr); err != nil {
+	if err := errors.Join(cfg.Validate(), offsetErr, rootErr); err != nil {
 		return nil, &ConfigError{err}
 	}
 	a := &Agent{
 		cfg: cfg, deps: deps, clock: clock.New(offset), executor: make(chan *task.Executor, 1), nudge: make(chan struct{}, 1),
 		outputs: make(chan *nodev1.OutputRequest, outputsWaiting),
+		facts: &facts{cfg: hostfacts.Config{
+			Root: root, Paths: []string{cfg.WorkDir}, SimulatedGPUs: cfg.SimulatedGPUs,
+		}},
 	}
 	if err := a.open(ctx); err != nil {
 		a.recordExit(ctx, err)
@@ -187,7 +192,6 @@ func (a *Agent) openHost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.facts = &facts{cfg: hostfacts.Config{Paths: []string{a.cfg.WorkDir}, SimulatedGPUs: a.cfg.SimulatedGPUs}}
 	state, _ := a.room.Check()
 	a.facts.setRoom(diskOf(state))
 	a.facts.refresh(ctx)
@@ -323,7 +327,7 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	executor, err := task.New(task.Deps{
 		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,
 		Handlers: task.Handlers(task.HandlerDeps{
-			Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: hostfacts.BootID(), Now: a.clock.Wall, Room: a.noRoom,
+			Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: a.facts.bootID(), Now: a.clock.Wall, Room: a.noRoom,
 			NoRoom: a.room.Note,
 		}),
 		Refused: func(r task.Refusal) { a.refusedTask(ctx, r) },

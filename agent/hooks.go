@@ -35,7 +35,7 @@ func (a *Agent) jitter(bound time.Duration) time.Duration {
 }
 
 func (a *Agent) enrolFacts() enrol.Facts {
-	return enrol.Facts{AgentVersion: a.cfg.Version, BootID: hostfacts.BootID(), Host: a.facts.now(), Profile: a.profile()}
+	return enrol.Facts{AgentVersion: a.cfg.Version, BootID: a.facts.bootID(), Host: a.facts.now(), Profile: a.profile()}
 }
 
 // hooks returns the session's hooks, which connect it with the executor, the workloads and the host's facts.
@@ -45,7 +45,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			a.mu.Lock()
 			since := a.lastSeen
 			a.mu.Unlock()
-			hello.AgentVersion, hello.BootId, hello.LedgerId = a.cfg.Version, hostfacts.BootID(), a.ledger.ID()
+			hello.AgentVersion, hello.BootId, hello.LedgerId = a.cfg.Version, a.facts.bootID(), a.ledger.ID()
 			hello.TaskTypes, hello.TasksInFlight = executor.Types(), executor.InFlight()
 			hello.Profile, hello.Host = a.profile(), a.facts.tell()
 			hello.Diagnostics = a.withDisk(a.diag.Since(since, 0))
@@ -220,6 +220,8 @@ func (f *facts) refresh(ctx context.Context) {
 	seen.StateDisk = f.room
 	f.seen = seen
 }
+
+func (f *facts) bootID() string { return hostfacts.BootID(f.cfg) }
 
 // setRoom puts the state of the disks into the facts.
 func (f *facts) setRoom(found *commonv1.StateDisk) {

@@ -4,8 +4,7 @@
 // wall clock is used only until then. So a jump of the host's wall clock does not change how the agent judges
 // certificates. It decides nothing itself: leases, expiry and fences are the database's.
 //
-// The wall clock is read in one place, Wall, which a drill can offset with GPUAAS_CLOCK_OFFSET (a Go duration) in
-// builds other than releases.
+// The wall clock is read in one place, Wall. A drill offsets it, see package wallclock.
 package clock
 
 import (

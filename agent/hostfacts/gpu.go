@@ -25,7 +25,11 @@ const (
 
 func (c Config) gpus(ctx context.Context) []*commonv1.Gpu {
 	if c.SimulatedGPUs > 0 {
-		return simulated(min(c.SimulatedGPUs, maxGPUs))
+		driver := "simulated"
+		if c.Root != "" {
+			driver = cmp.Or(c.driverVersion(), driver)
+		}
+		return simulated(min(c.SimulatedGPUs, maxGPUs), driver)
 	}
 	found := c.fromDriver()
 	if len(found) > 0 {
@@ -35,12 +39,12 @@ func (c Config) gpus(ctx context.Context) []*commonv1.Gpu {
 	return found
 }
 
-func simulated(n int) []*commonv1.Gpu {
+func simulated(n int, driver string) []*commonv1.Gpu {
 	out := make([]*commonv1.Gpu, n)
 	for i := range out {
 		out[i] = &commonv1.Gpu{
 			DeviceId: fmt.Sprintf("gpu-%d", i), Index: int32(i), Model: "Simulated GPU", MemoryBytes: 16 << 30,
-			DriverVersion: "simulated", Simulated: true,
+			DriverVersion: driver, Simulated: true,
 		}
 	}
 	return out
@@ -98,6 +102,9 @@ func (c Config) driverVersion() string {
 // askSMI adds what the files lack: the memory, and the id of a device that was never opened. The tool may hang with a
 // broken driver, so it is given a few seconds; without it the facts are those of the files.
 func (c Config) askSMI(ctx context.Context, found []*commonv1.Gpu) {
+	if c.Root != "" && c.SMI == "" {
+		return // the tool would read the real host
+	}
 	path, err := exec.LookPath(cmp.Or(c.SMI, "nvidia-smi"))
 	if err != nil || c.SMI == "-" {
 		return

@@ -27,7 +27,8 @@ import (
 
 // Config sets where facts are read and which devices are declared.
 type Config struct {
-	// Root is before every path that is read; empty on a real host.
+	// Root is before every path that is read, those of Paths apart; empty on a real host. Below a root the driver's tool
+	// is run only if SMI names it, and simulated devices have the version of the root's driver.
 	Root string
 	// Paths are the directories whose file systems workspaces use.
 	Paths []string
@@ -42,7 +43,10 @@ const maxAddresses = 64
 
 // Collect returns the facts of the host. A fact that cannot be read is left empty.
 func Collect(ctx context.Context, cfg Config) *commonv1.HostFacts {
-	host, _ := os.Hostname() // empty if it cannot be read
+	host := cfg.line("proc/sys/kernel/hostname")
+	if host == "" {
+		host, _ = os.Hostname() // empty if it cannot be read
+	}
 	return &commonv1.HostFacts{
 		Hostname:    host,
 		Kernel:      cfg.line("proc/sys/kernel/osrelease"),
@@ -59,7 +63,7 @@ func Collect(ctx context.Context, cfg Config) *commonv1.HostFacts {
 }
 
 // BootID returns an id that changes with each boot of the host; empty if it cannot be read.
-func BootID() string { return Config{}.line("proc/sys/kernel/random/boot_id") }
+func BootID(cfg Config) string { return cfg.line("proc/sys/kernel/random/boot_id") }
 
 // Changed reports whether b is to be sent to a control plane that has a. A change of free space alone is not.
 func Changed(a, b *commonv1.HostFacts) bool {

@@ -37,7 +37,7 @@ func TestThisHost(t *testing.T) {
 	if len(f.GetDisks()) != 1 || f.GetDisks()[0].GetSizeBytes() <= 0 || f.GetDisks()[0].GetFsType() == "" {
 		t.Errorf("disks %v", f.GetDisks())
 	}
-	if hostfacts.BootID() == "" {
+	if hostfacts.BootID(hostfacts.Config{}) == "" {
 		t.Error("no boot id")
 	}
 }

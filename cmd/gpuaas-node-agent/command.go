@@ -174,6 +174,8 @@ func (p *program) run() *cobra.Command {
 	p.hostFlags(cmd)
 	cmd.Flags().DurationVar(&p.cfg.RoomEvery, "room-every", p.cfg.RoomEvery,
 		"time between two checks for room on the disks of the agent's directories")
+	cmd.Flags().DurationVar(&p.cfg.FactsEvery, "facts-every", p.cfg.FactsEvery,
+		"time between two scans of the host for its facts")
 	cmd.Flags().StringVar(&p.cfg.OpsListen, "ops-listen", "", "loopback host:port for metrics and health (default none)")
 	return cmd
 }

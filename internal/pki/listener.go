@@ -167,10 +167,7 @@ func (l *Listener) handshake(conn net.Conn, place *list.Element) {
 }
 
 func (l *Listener) now() time.Time {
-	if l.cfg.TLS.Time != nil {
-		return l.cfg.TLS.Time()
-	}
-	return time.Now()
+	return clockOr(l.cfg.TLS.Time)()
 }
 
 func (l *Listener) reject(r Reject) {

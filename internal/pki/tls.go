@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // ErrNoCertificate is returned if the client presented no certificate where one is needed.
@@ -34,7 +36,7 @@ type ServerConfig struct {
 	Optional bool
 	// NextProtos are the ALPN protocols, most wanted first.
 	NextProtos []string
-	// Time replaces time.Now for the validity of certificates. Nil outside tests of skewed clocks.
+	// Time returns the time by which certificates are judged; nil: wallclock.Now.
 	Time func() time.Time
 }
 
@@ -56,7 +58,7 @@ func ServerTLS(cfg ServerConfig) (*tls.Config, error) {
 		MinVersion:             tls.VersionTLS13,
 		SessionTicketsDisabled: true,
 		NextProtos:             cfg.NextProtos,
-		Time:                   cfg.Time,
+		Time:                   clockOr(cfg.Time),
 		GetCertificate:         cfg.Store.getCertificate,
 		ClientAuth:             tls.NoClientCert,
 	}
@@ -81,6 +83,14 @@ func ServerTLS(cfg ServerConfig) (*tls.Config, error) {
 		return fresh, nil
 	}
 	return base, nil
+}
+
+// clockOr returns a clock, or this host's if it is nil.
+func clockOr(now func() time.Time) func() time.Time {
+	if now == nil {
+		return wallclock.Now
+	}
+	return now
 }
 
 // trusting is the configuration of the connections made while the bundles stay as they are. Each connection keeps its
@@ -149,7 +159,7 @@ type ClientConfig struct {
 	Server ID
 	// NextProtos are the ALPN protocols. http.Transport and grpc-go add their own.
 	NextProtos []string
-	// Time replaces time.Now for the validity of certificates.
+	// Time returns the time by which certificates are judged; nil: wallclock.Now.
 	Time func() time.Time
 }
 
@@ -166,7 +176,7 @@ func ClientTLS(cfg ClientConfig) (*tls.Config, error) {
 	out := &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		NextProtos: cfg.NextProtos,
-		Time:       cfg.Time,
+		Time:       clockOr(cfg.Time),
 		// crypto/tls would verify against a pool fixed now, and against the host name. verifyServer does the whole
 		// verification, against the live pool and the expected identity.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection below verifies chain, usage and identity.
@@ -193,9 +203,7 @@ func (cfg ClientConfig) VerifyServer(state tls.ConnectionState) (Peer, error) {
 		Roots:         cfg.Roots.Pool(),
 		Intermediates: x509.NewCertPool(),
 		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	if cfg.Time != nil {
-		opts.CurrentTime = cfg.Time()
+		CurrentTime:   clockOr(cfg.Time)(),
 	}
 	for _, cert := range state.PeerCertificates[1:] {
 		opts.Intermediates.AddCert(cert)

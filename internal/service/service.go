@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/policy/policystore"
 	"github.com/gpuaas/mesh/internal/retention"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // Base is the common part of a running service.
@@ -88,6 +89,14 @@ func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name 
 		return nil, fmt.Errorf("build %s: this is the configuration of %s", name, cfg.Service)
 	}
 	aside.Log(logger)
+	offset, err := wallclock.Offset()
+	if err != nil {
+		return nil, fmt.Errorf("build %s: %w", name, err)
+	}
+	if offset != 0 {
+		logger.WarnContext(ctx, "the clock of this process is not its host's", slog.String(obs.KeyService, name),
+			slog.Duration("offset", offset))
+	}
 	b := &Base{
 		Name: name, ReplicaID: cfg.ReplicaID, Config: cfg, Registry: registry, Health: obs.NewHealth(),
 		Logger: logger.With(slog.String(obs.KeyService, name)),

@@ -18,6 +18,7 @@ import (
 	"github.com/smallstep/certificates/ca"
 
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // RemoteConfig describes a step-ca process.
@@ -89,7 +90,7 @@ func (r *Remote) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	if err != nil {
 		return Issued{}, err
 	}
-	token, err := r.mint.mint(csr, id, req, time.Now())
+	token, err := r.mint.mint(csr, id, req, wallclock.Now())
 	if err != nil {
 		return Issued{}, err
 	}

@@ -14,6 +14,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // SignRequest is a request for one certificate of a node.
@@ -31,7 +32,7 @@ type SignRequest struct {
 func (r SignRequest) validity() (time.Time, time.Time) {
 	now := r.Now
 	if now.IsZero() {
-		now = time.Now()
+		now = wallclock.Now()
 	}
 	return now.Add(-pki.Backdate), now.Add(r.TTL)
 }

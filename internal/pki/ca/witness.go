@@ -10,6 +10,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // Witness is a Signer that remembers the result of its last signing, and reports the health of the authority from it.
@@ -45,7 +46,7 @@ func (w *Witness) Check(ctx context.Context) error {
 	if err != nil {
 		return down("it cannot be asked for the certificate that it signs with", err)
 	}
-	if cert := certs[0]; time.Now().After(cert.NotAfter) {
+	if cert := certs[0]; wallclock.Now().After(cert.NotAfter) {
 		return down(fmt.Sprintf("the certificate that it signs with, %s, ended at %s", pki.Fingerprint(cert),
 			cert.NotAfter.UTC().Format(time.RFC3339)), nil)
 	}

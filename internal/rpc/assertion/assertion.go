@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 const (
@@ -59,10 +60,10 @@ type Signer struct {
 	now   func() time.Time
 }
 
-// NewSigner makes a signer. now nil means time.Now.
+// NewSigner makes a signer. now nil means wallclock.Now.
 func NewSigner(key ed25519.PrivateKey, now func() time.Time) *Signer {
 	if now == nil {
-		now = time.Now
+		now = wallclock.Now
 	}
 	a := &Signer{key: &atomic.Pointer[ed25519.PrivateKey]{}, guard: &atomic.Pointer[func() error]{}, now: now}
 	a.Replace(key)
@@ -166,10 +167,10 @@ type Verifier struct {
 	seen map[string]time.Time // nonce → when it may be deleted
 }
 
-// NewVerifier verifies by readmodel's public keys. now nil means time.Now.
+// NewVerifier verifies by readmodel's public keys. now nil means wallclock.Now.
 func NewVerifier(keys *pki.KeySet, now func() time.Time) *Verifier {
 	if now == nil {
-		now = time.Now
+		now = wallclock.Now
 	}
 	v := &Verifier{now: now, seen: map[string]time.Time{}}
 	v.Replace(keys)

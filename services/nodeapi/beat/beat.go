@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/replicas"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // Deps is what a Publisher works with.
@@ -75,13 +76,13 @@ func (p *Publisher) beat(ctx context.Context, leaving bool) {
 		ReplicaID: p.deps.ReplicaID, Address: p.deps.Address, Sessions: sessions, Late: late, Leaving: leaving,
 	}
 	changed := leaving || p.silence() > replicas.SilentAfter
-	sent := time.Now()
+	sent := wallclock.Now()
 	written, err := p.write(ctx, beat, changed)
 	if err != nil {
 		p.deps.Logger.WarnContext(ctx, "replica beat not written", slog.Any("error", err))
 		return
 	}
-	p.deps.OnTime(sent, time.Now(), written.BeatAt)
+	p.deps.OnTime(sent, wallclock.Now(), written.BeatAt)
 	p.mu.Lock()
 	p.lastOK = p.now()
 	p.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // Config of the roster. Zero fields take the defaults.
@@ -84,7 +85,7 @@ func (r *Roster) Go(f func()) { r.wg.Go(f) }
 
 // Add registers a session that is opening. Its Hello must have come by firstFrameBy.
 func (r *Roster) Add(id string, ident Identity, stream Stream, firstFrameBy, retireAt time.Time) *Session {
-	now := time.Now()
+	now := wallclock.Now()
 	s := &Session{
 		ID: id, Identity: ident, OpenedAt: now, opened: now.Add(r.cfg.Offset()), RetireAt: retireAt, roster: r,
 		stream: stream, openBy: firstFrameBy,
@@ -170,7 +171,7 @@ func (r *Roster) replace(old *Session, replacedNonce string) {
 		return
 	}
 	old.mu.Lock()
-	old.closeLocked(commonv1.Reason_REASON_SESSION_SUPERSEDED, "replaced by its own agent", time.Now().Add(r.cfg.DrainFor))
+	old.closeLocked(commonv1.Reason_REASON_SESSION_SUPERSEDED, "replaced by its own agent", wallclock.Now().Add(r.cfg.DrainFor))
 	old.mu.Unlock()
 	r.events.Session(old.Fact(commonv1.SessionState_SESSION_STATE_DRAINING, false))
 }
@@ -226,7 +227,7 @@ func (r *Roster) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		r.Tick(time.Now())
+		r.Tick(wallclock.Now())
 	}
 }
 

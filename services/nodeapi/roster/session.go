@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // Stream is the sending half of an agent's stream.
@@ -151,7 +152,7 @@ func (s *Session) MayLease() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.workReady && !s.gone && s.cutAt.IsZero() && s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED &&
-		time.Now().Add(s.roster.cfg.Offset()).Before(s.Identity.NotAfter)
+		wallclock.Now().Add(s.roster.cfg.Offset()).Before(s.Identity.NotAfter)
 }
 
 // Gone reports whether the stream has ended.
@@ -227,7 +228,7 @@ func (s *Session) write() {
 // begin notes that the next frame is being written.
 func (s *Session) begin() {
 	s.mu.Lock()
-	s.writingSince = time.Now()
+	s.writingSince = wallclock.Now()
 	s.mu.Unlock()
 }
 
@@ -255,7 +256,7 @@ func (s *Session) finish() {
 func (s *Session) Close(d *commonv1.Denial) {
 	s.mu.Lock()
 	already := !s.cutAt.IsZero() || s.gone
-	s.closeLocked(d.GetReason(), d.GetMessage(), time.Now().Add(closeGrace))
+	s.closeLocked(d.GetReason(), d.GetMessage(), wallclock.Now().Add(closeGrace))
 	s.mu.Unlock()
 	if already {
 		return
@@ -289,7 +290,7 @@ func (s *Session) closeLocked(why commonv1.Reason, text string, cutAt time.Time)
 		return
 	}
 	if cutAt.IsZero() {
-		cutAt = time.Now()
+		cutAt = wallclock.Now()
 	}
 	s.cutAt, s.closeWhy, s.closeText, s.workReady = cutAt, why, text, false
 }
@@ -302,7 +303,7 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 	defer s.mu.Unlock()
 	s.version++
 	state = max(state, s.State())
-	now := time.Now()
+	now := wallclock.Now()
 	dbNow := now.Add(s.roster.cfg.Offset())
 	f := &nodev1.SessionChanged{
 		SessionId: s.ID, NodeId: s.Identity.NodeID, NodeInstanceId: s.instanceID, ReplicaId: s.roster.replicaID,

@@ -3,19 +3,19 @@ package session
 import (
 	"context"
 	"fmt"
-	"time"
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, error) {
-	sent := time.Now()
+	sent := wallclock.Now()
 	res, err := s.deps.Authority.OpenSessions(ctx, &recoveryv1.OpenSessionsRequest{Sessions: reqs})
 	if err != nil {
 		return nil, fmt.Errorf("open sessions: %w", err)
 	}
-	s.cfg.Clock.Set(sent, time.Now(), res.GetServerTime().AsTime())
+	s.cfg.Clock.Set(sent, wallclock.Now(), res.GetServerTime().AsTime())
 	s.profile.set(res.GetProfileFingerprint())
 	return res.GetResults(), nil
 }
@@ -23,12 +23,12 @@ func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) 
 func (s *Server) confirmBatch(ctx context.Context, reqs []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult,
 	error,
 ) {
-	sent := time.Now()
+	sent := wallclock.Now()
 	res, err := s.deps.Authority.ConfirmSessions(ctx, &recoveryv1.ConfirmSessionsRequest{Sessions: reqs})
 	if err != nil {
 		return nil, fmt.Errorf("confirm sessions: %w", err)
 	}
-	s.cfg.Clock.Set(sent, time.Now(), res.GetServerTime().AsTime())
+	s.cfg.Clock.Set(sent, wallclock.Now(), res.GetServerTime().AsTime())
 	return res.GetResults(), nil
 }
 

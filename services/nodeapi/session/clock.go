@@ -3,6 +3,8 @@ package session
 import (
 	"sync"
 	"time"
+
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // Clock is the database's clock as measured by this replica. Agents' clocks, certificates and expiry are compared with
@@ -44,7 +46,7 @@ func (c *Clock) Offset() time.Duration {
 }
 
 // Now returns the database's time.
-func (c *Clock) Now() time.Time { return time.Now().Add(c.Offset()) }
+func (c *Clock) Now() time.Time { return wallclock.Now().Add(c.Offset()) }
 
 // profilePrint is the fingerprint of the profile that recovery holds for agents.
 type profilePrint struct {

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
@@ -101,7 +102,7 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now()
+	now := wallclock.Now()
 	h.sess.Seen(now)
 	if !h.pace.frame(now, h.server.lim.FramesPerSecond) {
 		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this session sends too many frames",
@@ -179,7 +180,7 @@ func (h *handler) heartbeat(f *nodev1.Heartbeat) {
 	if changed := f.GetChangedFacts(); changed != nil && h.sess.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
 		h.server.deps.Host(h.sess, changed)
 	}
-	if h.pace.heartbeat(time.Now(), h.server.lim.HeartbeatsPerSec) {
+	if h.pace.heartbeat(wallclock.Now(), h.server.lim.HeartbeatsPerSec) {
 		h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
@@ -35,7 +36,7 @@ func (h *handler) open(ctx context.Context) error {
 	if hello.GetNodeId() != h.sess.Identity.NodeID {
 		return fault.New(commonv1.Reason_REASON_IDENTITY_MISMATCH, "Hello names another node than the certificate does")
 	}
-	if wait := h.server.budgets.charge(h.who, h.server.isProven(hello), time.Now()); wait > 0 {
+	if wait := h.server.budgets.charge(h.who, h.server.isProven(hello), wallclock.Now()); wait > 0 {
 		h.overBudget = true
 		return rateLimited(wait)
 	}
@@ -55,7 +56,7 @@ func (h *handler) open(ctx context.Context) error {
 	}
 	switch res.GetVerdict() {
 	case recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME:
-		h.server.budgets.judged(h.who, nil, time.Now())
+		h.server.budgets.judged(h.who, nil, wallclock.Now())
 		return h.welcome(ctx, res)
 	case recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE:
 		return h.challenge(ctx)
@@ -64,7 +65,7 @@ func (h *handler) open(ctx context.Context) error {
 			return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the session cannot be opened now")
 		}
 		denial := fault.FromDenial(res.GetDenial())
-		h.server.budgets.judged(h.who, denial, time.Now())
+		h.server.budgets.judged(h.who, denial, wallclock.Now())
 		return denial
 	}
 }

@@ -35,6 +35,7 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/authority"
 	"github.com/gpuaas/mesh/services/nodeapi/batch"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
@@ -166,7 +167,7 @@ func (s *Server) tap(ctx context.Context, _ *tap.Info) (context.Context, error) 
 	if err != nil {
 		return ctx, fault.ToGRPC(err, "")
 	}
-	if info.streams.frame(time.Now(), s.lim.StreamsPerSecond) {
+	if info.streams.frame(wallclock.Now(), s.lim.StreamsPerSecond) {
 		return ctx, nil
 	}
 	if info.streams.frames == s.lim.StreamsPerSecond+1 {
@@ -233,7 +234,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	if info.peer.ID.Kind != pki.KindNode {
 		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "")
 	}
-	now := time.Now()
+	now := wallclock.Now()
 	who := payer{node: info.peer.ID.Name, serial: info.peer.Serial, source: sourceOf(info.conn.RemoteAddr().String())}
 	who.often = pki.Life(info.peer.Leaf) < shortLife
 	if n := s.deps.View.Get(who.node); n != nil && n.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {

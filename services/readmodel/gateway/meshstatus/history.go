@@ -13,6 +13,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/retention"
+	"github.com/gpuaas/mesh/internal/wallclock"
 )
 
 // historySize is the size of the event log and of the database, both in bytes, and the time since which an event is
@@ -72,13 +73,13 @@ func (r *Reporter) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*
 		for _, a := range accounts {
 			out.RetentionLagSeconds = max(out.GetRetentionLagSeconds(), int64(a.Lag.Seconds()))
 		}
-		components = append(components, retentionComponent(slowest, time.Now()))
+		components = append(components, retentionComponent(slowest, wallclock.Now()))
 	}
 	consumers, err := readConsumers(ctx, r.deps.DB)
 	if err != nil {
 		return nil, nil, err
 	}
-	if c := consumersComponent(consumers, time.Now()); c != nil {
+	if c := consumersComponent(consumers, wallclock.Now()); c != nil {
 		components = append(components, c)
 	}
 	return out, components, nil
@@ -86,7 +87,7 @@ func (r *Reporter) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*
 
 func storageComponent(s storageSample) *readmodelv1.ComponentStatus {
 	c := component("storage", s.Problem == "", s.Problem, s.At)
-	if time.Since(s.At) > sampleStale {
+	if wallclock.Now().Sub(s.At) > sampleStale {
 		c.Ok, c.State, c.Detail = false, commonv1.PartState_PART_STATE_UNKNOWN, "recovery has not looked since"
 		return c
 	}

@@ -3,7 +3,6 @@ package meshstatus
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -11,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/retention"
+	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
 )
 
@@ -57,7 +57,7 @@ func (r *Retention) GetRetention(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	if c := consumersComponent(consumers, time.Now()); c != nil {
+	if c := consumersComponent(consumers, wallclock.Now()); c != nil {
 		out.Held, out.NextAction = c.GetDetail(), c.GetNextAction()
 	}
 	return out, nil
