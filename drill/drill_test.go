@@ -95,12 +95,9 @@ func TestUnknownDrillsAreNamed(t *testing.T) {
 	}
 }
 
-// TestDrillsAndTheirControls runs every drill in its scaled form with both controls, on one mesh, as `gpuaas drill run
-// --all --controls` does.
-func TestDrillsAndTheirControls(t *testing.T) {
-	testkit.IO(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
-	defer cancel()
+// up starts a mesh of the drills' own, which ends with the test.
+func up(ctx context.Context, t *testing.T) *mesh.Mesh {
+	t.Helper()
 	began := time.Now()
 	m, err := mesh.Start(ctx, testkit.Logger(t), mesh.Config{
 		Dir: meshtest.Dir(t), Programs: meshtest.Programs(t), LogLevel: "info",
@@ -124,6 +121,16 @@ func TestDrillsAndTheirControls(t *testing.T) {
 		}
 	})
 	t.Logf("the mesh stands after %.1f s", time.Since(began).Seconds())
+	return m
+}
+
+// TestDrillsAndTheirControls runs every drill in its scaled form with both controls, on one mesh, as `gpuaas drill run
+// --all --controls` does.
+func TestDrillsAndTheirControls(t *testing.T) {
+	testkit.IO(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 35*time.Minute)
+	defer cancel()
+	m := up(ctx, t)
 	results, err := kit.All(ctx, m, drill.Drills(), kit.Options{Logger: testkit.Logger(t), Controls: true})
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		doubleProvision(), register(), wedged(), releaseFailed(), restoreReusesNothing(), oldInstance(),
+		shortOutage(), fenced(), cloned(), doubleProvision(), register(), wedged(), releaseFailed(), restoreReusesNothing(), oldInstance(),
 		diskFull(),
 	}
 }
@@ -34,6 +34,8 @@ func restarted(of func(*cluster.Cluster) []*cluster.Process, env ...string) func
 }
 
 func recovery(c *cluster.Cluster) []*cluster.Process { return c.Recovery }
+
+func nodeapi(c *cluster.Cluster) []*cluster.Process { return c.NodeAPI }
 
 func lifecycle(c *cluster.Cluster) []*cluster.Process { return c.Lifecycle }
 

@@ -2,15 +2,10 @@ package drill
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"syscall"
 
 	"github.com/gpuaas/mesh/drill/kit"
 	"github.com/gpuaas/mesh/drill/kit/host"
@@ -20,7 +15,6 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/mesh/agents"
-	"github.com/gpuaas/mesh/mesh/cluster"
 	"github.com/gpuaas/mesh/mesh/reap"
 )
 
@@ -49,8 +43,7 @@ func oldInstance() kit.Drill {
 
 func runOldInstance(ctx context.Context, r *kit.Run) error {
 	m := r.Mesh
-	c, err := m.Cluster()
-	if err != nil {
+	if _, err := m.Cluster(); err != nil {
 		return err
 	}
 	if err := r.Observe(ctx); err != nil {
@@ -67,11 +60,15 @@ func runOldInstance(ctx context.Context, r *kit.Run) error {
 	if err := m.AwaitServing(ctx, id, former); err != nil {
 		return stage.At(stage.Good, err)
 	}
-	copied, identity, err := snapshot(m, c, id, former)
+	first, err := m.InstancePID(id, former)
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer os.RemoveAll(copied) // of a mesh that is removed as a whole
+	copied, err := m.CopyAgent(first, m.InstanceDir(id, former))
+	if err != nil {
+		return stage.At(stage.Good, err)
+	}
+	defer func() { _ = copied.End(context.WithoutCancel(ctx)) }() // of a mesh that is removed as a whole
 	again, err := m.Operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RECREATE)
 	if err != nil {
 		return stage.At(stage.Good, err)
@@ -86,14 +83,13 @@ func runOldInstance(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	successor := host.Kernel(pid)
-	old := &woken{mesh: m, cluster: c, dir: copied, identity: identity}
-	if old.starts, err = host.WorkloadStarts(copied); err != nil {
+	old := &woken{Copy: copied, mesh: m}
+	if old.starts, err = host.WorkloadStarts(copied.Dir); err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer old.end(context.WithoutCancel(ctx))
 	if err := r.Inject(ctx, fmt.Sprintf("the agent of a copy of epoch %d's instance started (its identity's digest is "+
 		"%.12s) while epoch %d's is process %d",
-		former, identity, present, pid), old.start,
+		former, copied.Identity, present, pid), func(context.Context) error { return old.Start() },
 		func(context.Context) error { return old.ran(id, former, present) }); err != nil {
 		return err
 	}
@@ -148,69 +144,20 @@ func wokenVerdict(ctx context.Context, r *kit.Run, id string, epoch int64) (kit.
 
 // woken is a copy of an instance and the state of its agent.
 type woken struct {
-	mesh     *mesh.Mesh
-	cluster  *cluster.Cluster
-	dir      string
-	identity string            // digest of the identity as it was copied
-	starts   map[string]string // of its workloads, as they were copied
+	*mesh.Copy
 
-	process host.Process // of its agent, as the kernel had it
-	pid     int
-	done    chan struct{}
-	code    int
+	mesh   *mesh.Mesh
+	starts map[string]string // of its workloads, as they were copied
 }
 
 // exitReplaced is the exit code of an agent whose epoch is over.
 const exitReplaced = 5
 
-// start starts the agent of the copy.
-func (w *woken) start(context.Context) error {
-	log, err := os.Create(filepath.Join(w.dir, "woken.log"))
-	if err != nil {
-		return err
-	}
-	defer log.Close() // the child has its own
-	etc, state := filepath.Join(w.dir, "etc"), filepath.Join(w.dir, "state")
-	//nolint:noctx // ours; ended by end
-	cmd := exec.Command(w.cluster.Plan.AgentBinary, "run", "--etc-dir", etc, "--state-dir", state)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + w.dir}
-	cmd.Dir, cmd.Stdout, cmd.Stderr = w.dir, log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	// No wait has collected it yet: the pid is its own, ended or not.
-	w.pid, w.process, w.done = cmd.Process.Pid, host.Kernel(cmd.Process.Pid), make(chan struct{})
-	go func() {
-		defer close(w.done)
-		_ = cmd.Wait() // the code says how it went
-		w.code = cmd.ProcessState.ExitCode()
-	}()
-	return nil
-}
-
-// end kills the copy's agent if it still runs, and all processes that it started.
-func (w *woken) end(ctx context.Context) {
-	if w.done == nil {
-		return
-	}
-	select {
-	case <-w.done:
-	default:
-		_ = syscall.Kill(w.pid, syscall.SIGKILL)
-		<-w.done
-	}
-	_, _ = agents.End(ctx, w.dir, 0)
-}
-
 // ran checks, by the kernel, the files and the launch log, that the fault took effect: an agent ran with the identity
 // of an epoch that is over while a later one lives.
 func (w *woken) ran(id string, former, present int64) error {
-	if w.process.Start == 0 {
-		return errors.New("the kernel knows of no agent of the copy")
-	}
-	if now := host.IdentityDigest(w.dir); now != w.identity {
-		return fmt.Errorf("the copy's identity has the digest %.12s, not the instance's own", now)
+	if err := w.Ran(); err != nil {
+		return err
 	}
 	ledger, err := w.mesh.Launches()
 	if err != nil {
@@ -228,43 +175,23 @@ func (w *woken) ran(id string, former, present int64) error {
 
 // over checks that the copy's agent has ended as replaced and that none of its workloads was ever started.
 func (w *woken) over() error {
-	select {
-	case <-w.done:
-	default:
-		return fmt.Errorf("the agent of the copy runs on, as process %d", w.pid)
+	code, err := w.Exit()
+	if err != nil {
+		return err
 	}
-	if w.code != exitReplaced {
-		return stage.At(stage.Recover, fmt.Errorf("the agent of the copy ended with %d, not with %d", w.code, exitReplaced))
+	if code != exitReplaced {
+		return stage.At(stage.Recover, fmt.Errorf("the agent of the copy ended with %d, not with %d", code, exitReplaced))
 	}
-	starts, err := host.WorkloadStarts(w.dir)
+	starts, err := host.WorkloadStarts(w.Dir)
 	if err != nil {
 		return err
 	}
 	if !maps.Equal(starts, w.starts) {
 		return stage.At(stage.Recover, fmt.Errorf("workloads of the copy were started: %v, were %v", starts, w.starts))
 	}
-	procs, err := reap.Under(w.dir, agents.Program)
+	procs, err := reap.Under(w.Dir, agents.Program)
 	if err == nil && len(procs) > 0 {
 		err = fmt.Errorf("%d processes of the copy run", len(procs))
 	}
 	return err
-}
-
-// snapshot copies an instance's directory while its agent is stopped, so that the copy works at its own path, and
-// returns it with the digest of its identity.
-func snapshot(m *mesh.Mesh, c *cluster.Cluster, id string, epoch int64) (string, string, error) {
-	pid, err := m.InstancePID(id, epoch)
-	if err != nil {
-		return "", "", err
-	}
-	from := m.InstanceDir(id, epoch)
-	to := filepath.Join(filepath.Dir(c.Plan.InstanceDir), "woken", filepath.Base(from))
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		return "", "", err
-	}
-	err = host.CopyTree(from, to)
-	if err = errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); err != nil {
-		return "", "", err
-	}
-	return to, host.IdentityDigest(to), nil
 }

@@ -283,6 +283,13 @@ func (a *Agent) Kill9() error {
 	return nil
 }
 
+// LetDie makes the next end of the agent final until Start is called.
+func (a *Agent) LetDie() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.wanted = false
+}
+
 // Stop ends the agent in order.
 func (a *Agent) Stop(ctx context.Context) error {
 	a.mu.Lock()

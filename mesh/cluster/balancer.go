@@ -27,6 +27,7 @@ type balancer struct {
 	conns        sync.WaitGroup
 	shut         atomic.Bool  // to newcomers
 	refused      atomic.Int64 // newcomers while it was shut
+	diverted     atomic.Value // string: where newcomers go in place of the replicas; empty: nowhere else
 }
 
 // backend is one listener of a replica.
@@ -89,6 +90,14 @@ func (b *balancer) order() []backend {
 		}
 	}
 	return append(ready, others...)
+}
+
+// reach opens the connection to what stands behind the balancer: a replica, or where newcomers are diverted to.
+func (b *balancer) reach(ctx context.Context, hello []byte) (net.Conn, []byte, error) {
+	if to, _ := b.diverted.Load().(string); to != "" {
+		return ask(ctx, to, hello, 0)
+	}
+	return b.connect(ctx, hello)
 }
 
 // connect finds a replica that answers hello, the client's first record, and returns the connection with the first
@@ -199,7 +208,7 @@ func (b *balancer) pass(ctx context.Context, client net.Conn) {
 	if err != nil {
 		return // it has gone, or sends nothing
 	}
-	replica, answer, err := b.connect(ctx, hello)
+	replica, answer, err := b.reach(ctx, hello)
 	if err != nil {
 		return // the client sees a closed connection, as from any load balancer without a healthy backend
 	}

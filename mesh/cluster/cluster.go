@@ -237,13 +237,45 @@ func (c *Cluster) AwaitNodes(ctx context.Context) error {
 // ShutOut refuses, or admits again, new connections to addr, one of the Plan's addresses; established ones go on. It
 // returns how many were refused since the first call that shut it.
 func (c *Cluster) ShutOut(addr string, shut bool) (int64, error) {
+	b, err := c.before(addr)
+	if err != nil {
+		return 0, err
+	}
+	b.shut.Store(shut)
+	return b.refused.Load(), nil
+}
+
+// Divert sends new connections to addr, one of the Plan's addresses, to another address in place of the replicas;
+// established ones go on. An empty address ends that.
+func (c *Cluster) Divert(addr, to string) error {
+	b, err := c.before(addr)
+	if err == nil {
+		b.diverted.Store(to)
+	}
+	return err
+}
+
+// Replicas returns where the replicas behind addr, one of the Plan's addresses, listen.
+func (c *Cluster) Replicas(addr string) ([]string, error) {
+	b, err := c.before(addr)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, each := range b.backends {
+		out = append(out, each.addr)
+	}
+	return out, nil
+}
+
+// before returns the balancer at addr.
+func (c *Cluster) before(addr string) (*balancer, error) {
 	for _, b := range c.balancers {
 		if b.addr == addr {
-			b.shut.Store(shut)
-			return b.refused.Load(), nil
+			return b, nil
 		}
 	}
-	return 0, fmt.Errorf("nothing stands before %s", addr)
+	return nil, fmt.Errorf("nothing stands before %s", addr)
 }
 
 // Dir returns the directory of the cluster.

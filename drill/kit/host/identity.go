@@ -46,14 +46,20 @@ func Reimage(pid int, instance string, env []byte) error {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return err
 	}
-	keys, err := filepath.Glob(filepath.Join(instance, "etc", "*.pem"))
-	state, stateErr := filepath.Glob(filepath.Join(instance, "state", "*"))
+	err := Wipe(instance)
+	file := filepath.Join(instance, "etc", "node-agent.env")
+	return errors.Join(err, os.WriteFile(file, env, 0o600), syscall.Kill(pid, syscall.SIGKILL))
+}
+
+// Wipe removes the keys, certificates and state of an agent that does not run, as a reimage of its host does.
+func Wipe(dir string) error {
+	keys, err := filepath.Glob(filepath.Join(dir, "etc", "*.pem"))
+	state, stateErr := filepath.Glob(filepath.Join(dir, "state", "*"))
 	err = errors.Join(err, stateErr)
 	for _, path := range append(keys, state...) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
-	file := filepath.Join(instance, "etc", "node-agent.env")
-	return errors.Join(err, os.WriteFile(file, env, 0o600), syscall.Kill(pid, syscall.SIGKILL))
+	return err
 }
 
 // IdentityDigest returns a digest of the files that make an instance's identity: its keys and certificates, and its

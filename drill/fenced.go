@@ -1,0 +1,236 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/await"
+	"github.com/gpuaas/mesh/drill/kit/host"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
+	"github.com/gpuaas/mesh/drill/kit/stage"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/mesh/cluster"
+)
+
+// streamEnds is how long a stream may outlive the commit that quarantines or fences its node.
+const streamEnds = 2 * time.Second
+
+// fenced is row 13: a node is quarantined, and fenced, while its agent is connected.
+func fenced() kit.Drill {
+	return kit.Drill{
+		Name: "identity-fenced",
+		Injects: "the node of a connected machine that serves a workspace is quarantined by an operator; and once more, " +
+			"fenced by the security role",
+		Sees: "`identity_revoked_or_fenced`, the node wants an operator; the agent's connection, as the kernel shows it, " +
+			"ends within 2 s of the commit; nothing is dispatched from then on; the workload serves",
+		Recovers: "by reactivation: the agent opens a session by itself with the same identity, and takes work again",
+		Needs:    "its own mesh: it reads the connections of an agent's process from the kernel",
+		Expect: kit.Verdict{
+			Reason: "identity_revoked_or_fenced", UserState: "operator_action_required", Owner: "security",
+			Next: "reactivate",
+		},
+		Mutation: "the replicas of nodeapi, which are to close the stream, are stopped before the commit: the node is " +
+			"fenced as before and its connection stands",
+		FailsAt: stage.Detected,
+		Run:     runFenced,
+	}
+}
+
+func runFenced(ctx context.Context, r *kit.Run) error {
+	m := r.Mesh
+	c, err := m.Cluster()
+	if err != nil {
+		return err
+	}
+	held, err := mesh.PlaceOnMachine(ctx, m, c)
+	if err != nil {
+		return stage.At(stage.Good, err)
+	}
+	r.About(held.ID, held.Node)
+	defer r.Leave(ctx, held.ID)
+	verbs := []recoveryv1.IdentityVerb{
+		recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE, recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE,
+	}
+	if r.Control != kit.None {
+		verbs = verbs[1:] // both begin alike
+	}
+	for _, verb := range verbs {
+		if err := fencedBy(ctx, r, c, held, verb); err != nil {
+			return err
+		}
+	}
+	return r.Retire(ctx, held.ID)
+}
+
+// fencedBy is the drill with one of the verbs.
+func fencedBy(ctx context.Context, r *kit.Run, c *cluster.Cluster, held mesh.Held, verb recoveryv1.IdentityVerb) error {
+	m := r.Mesh
+	before, err := m.Node(ctx, held.Node)
+	if err != nil {
+		return stage.At(stage.Good, err)
+	}
+	s := &stream{pid: held.Machine.PID(), addr: c.Plan.Addresses.Agents}
+	if err := s.stands(); err != nil {
+		return stage.At(stage.Good, err)
+	}
+	if r.Control == kit.Mutated {
+		defer signal(c.NodeAPI, syscall.SIGCONT)
+		signal(c.NodeAPI, syscall.SIGSTOP)
+	}
+	defer func() { // it is active, unless the drill failed
+		_, _ = change(context.WithoutCancel(ctx), m, held.Node, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE)
+	}()
+	var after *recoveryv1.NodeIdentity
+	err = r.Inject(ctx, fmt.Sprintf("%s of %s while its agent, process %d, is connected: the answer of the verb has a "+
+		"higher fence than %d", names.Of(verb), held.Machine.Name(), s.pid, before.GetIdentity().GetFenceEpoch()),
+		func(ctx context.Context) error {
+			var err error
+			after, err = change(ctx, m, held.Node, verb)
+			s.committed = time.Now()
+			return err
+		},
+		func(context.Context) error {
+			if after.GetFenceEpoch() <= before.GetIdentity().GetFenceEpoch() {
+				return fmt.Errorf("no fence higher than %d was drawn", before.GetIdentity().GetFenceEpoch())
+			}
+			return nil
+		})
+	if err != nil {
+		return err
+	}
+	err = r.Detect(ctx, func(ctx context.Context) (kit.Verdict, error) {
+		if err := s.ends(); err != nil {
+			return kit.Verdict{}, err
+		}
+		node, err := m.Node(ctx, held.Node)
+		v := kit.Verdict{
+			Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction(),
+		}
+		if err == nil && (v.Reason == "" || node.GetConnected()) {
+			err = fmt.Errorf("the node is connected %t, %s to its user: %q", node.GetConnected(), v.UserState, v.Reason)
+		}
+		return v, err
+	})
+	if err != nil {
+		return err
+	}
+	r.Note("the connection ended %.2f s after the commit", s.ended.Sub(s.committed).Seconds())
+	if err := r.Check(ctx); err != nil {
+		return err
+	}
+	if err := nothingDispatched(ctx, r, held); err != nil {
+		return stage.At(stage.Verdict, err)
+	}
+	if _, err := change(ctx, m, held.Node, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE); err != nil {
+		return stage.At(stage.Recover, err)
+	}
+	err = r.Recovered(ctx, "the node reactivated, connected as the same instance, and its workspace serves",
+		func(ctx context.Context) error {
+			if err := connected(ctx, m, held.Node); err != nil {
+				return err
+			}
+			ws, err := m.Workspace(ctx, held.ID)
+			if err != nil {
+				return err
+			}
+			return m.Serving(ctx, held.ID, ws.GetEpoch())
+		})
+	if err != nil {
+		return err
+	}
+	node, err := m.Node(ctx, held.Node)
+	if err == nil && node.GetIdentity().GetNodeInstanceId() != before.GetIdentity().GetNodeInstanceId() {
+		err = fmt.Errorf("the node is another instance, %s", node.GetIdentity().GetNodeInstanceId())
+	}
+	return stage.At(stage.Evidence, err)
+}
+
+// stream is the connection of an agent to the node API, as the kernel shows it.
+type stream struct {
+	pid       int
+	addr      string
+	committed time.Time // when the verb was answered
+	ended     time.Time // when no connection was left
+}
+
+func (s *stream) stands() error {
+	count, err := host.Connections(s.pid, s.addr)
+	if err == nil && count == 0 {
+		err = fmt.Errorf("the agent, process %d, has no connection to the node API", s.pid)
+	}
+	return err
+}
+
+// ends returns nil once the connection has ended. One that stands for too long fails the drill.
+func (s *stream) ends() error {
+	if !s.ended.IsZero() {
+		return nil
+	}
+	count, err := host.Connections(s.pid, s.addr)
+	now := time.Now()
+	switch {
+	case err != nil:
+		return err
+	case count == 0:
+		s.ended = now
+		return nil
+	case now.Sub(s.committed) > streamEnds:
+		return stage.At(stage.Detected, fmt.Errorf("the agent's connection stands %.1f s after the commit",
+			now.Sub(s.committed).Seconds()))
+	default:
+		return errors.New("the agent's connection stands")
+	}
+}
+
+// nothingDispatched requests a task of the node, and checks that none that was made since the fault is dispatched; the
+// workload serves on.
+func nothingDispatched(ctx context.Context, r *kit.Run, held mesh.Held) error {
+	m := r.Mesh
+	_, probeErr := m.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: held.Node})
+	const watched = 3 * time.Second // many times as long as the dispatch to a node that may work
+	if err := await.Sleep(ctx, watched); err != nil {
+		return err
+	}
+	resp, err := m.Client.Query.ListTasks(ctx, &readmodelv1.ListTasksRequest{Node: held.Node, PageSize: 500})
+	if err != nil {
+		return err
+	}
+	made := 0
+	for _, task := range resp.GetItems() {
+		if task.GetCreatedAt().AsTime().Before(r.FaultAt) {
+			continue
+		}
+		made++
+		if task.GetAttempt() > 0 {
+			return fmt.Errorf("task %s, made after the commit, was dispatched: %s", task.GetTaskId(),
+				names.Of(task.GetState()))
+		}
+	}
+	r.Note("%d tasks were made since, none was dispatched; a probe was answered: %v", made, probeErr)
+	return mesh.Answers(ctx, held.URL)
+}
+
+// change requests a verb of a node's identity, as a person with the roles operator and security does.
+func change(ctx context.Context, m *mesh.Mesh, node string, verb recoveryv1.IdentityVerb) (*recoveryv1.NodeIdentity,
+	error,
+) {
+	resp, err := await.Answer(ctx, names.Of(verb),
+		func(ctx context.Context) (*readmodelv1.ChangeNodeIdentityResponse, error) {
+			return m.Client.Command.ChangeNodeIdentity(ctx,
+				&readmodelv1.ChangeNodeIdentityRequest{Node: node, Verb: verb, Reason: "drill"})
+		})
+	return resp.GetNode(), err
+}
+
+// signal sends a signal to replicas.
+func signal(replicas []*cluster.Process, sig syscall.Signal) {
+	for _, p := range replicas {
+		_ = p.Signal(sig) // one that has ended is started again, and is not stopped
+	}
+}
