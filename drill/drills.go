@@ -13,8 +13,8 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), fenced(), cloned(), doubleProvision(), register(), wedged(), releaseFailed(), restoreReusesNothing(), oldInstance(),
-		diskFull(),
+		shortOutage(), fenced(), cloned(), doubleProvision(), register(), wedged(), releaseFailed(),
+		restoreReusesNothing(), oldInstance(), diskFull(),
 	}
 }
 

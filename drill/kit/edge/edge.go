@@ -108,7 +108,9 @@ func Start(ctx context.Context, cfg Config) (*Edge, error) {
 		Transport:     &http.Transport{TLSClientConfig: back, ForceAttemptHTTP2: true},
 		FlushInterval: -1, ErrorLog: quiet,
 	}
-	e.server = &http.Server{Handler: e.handler(proxy), ReadHeaderTimeout: 5 * time.Second, ErrorLog: quiet, TLSConfig: front}
+	e.server = &http.Server{
+		Handler: e.handler(proxy), ReadHeaderTimeout: 5 * time.Second, ErrorLog: quiet, TLSConfig: front,
+	}
 	go func() { e.served <- e.server.ServeTLS(e.listener, "", "") }()
 	return e, nil
 }

@@ -171,7 +171,8 @@ func (r *Roster) replace(old *Session, replacedNonce string) {
 		return
 	}
 	old.mu.Lock()
-	old.closeLocked(commonv1.Reason_REASON_SESSION_SUPERSEDED, "replaced by its own agent", wallclock.Now().Add(r.cfg.DrainFor))
+	old.closeLocked(commonv1.Reason_REASON_SESSION_SUPERSEDED, "replaced by its own agent",
+		wallclock.Now().Add(r.cfg.DrainFor))
 	old.mu.Unlock()
 	r.events.Session(old.Fact(commonv1.SessionState_SESSION_STATE_DRAINING, false))
 }
