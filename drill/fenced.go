@@ -124,16 +124,27 @@ func fencedBy(ctx context.Context, r *kit.Run, c *cluster.Cluster, held mesh.Hel
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
-	if err := nothingDispatched(ctx, r, held); err != nil {
+	waiting, err := nothingDispatched(ctx, r, held)
+	if err != nil {
 		return stage.At(stage.Verdict, err)
 	}
 	if _, err := change(ctx, m, held.Node, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE); err != nil {
 		return stage.At(stage.Recover, err)
 	}
-	err = r.Recovered(ctx, "the node reactivated, connected as the same instance, and its workspace serves",
+	err = r.Recovered(ctx, "the node reactivated, connected as the same instance, its tasks dispatched, and its "+
+		"workspace serves",
 		func(ctx context.Context) error {
 			if err := connected(ctx, m, held.Node); err != nil {
 				return err
+			}
+			tasks, err := tasksOf(ctx, m, held.Node)
+			if err != nil {
+				return err
+			}
+			for _, id := range waiting {
+				if task := tasks[id]; task.GetAttempt() == 0 {
+					return fmt.Errorf("task %s, which waited for the node, is %s", id, names.Of(task.GetState()))
+				}
 			}
 			ws, err := m.Workspace(ctx, held.ID)
 			if err != nil {
@@ -189,31 +200,45 @@ func (s *stream) ends() error {
 }
 
 // nothingDispatched requests a task of the node, and checks that none that was made since the fault is dispatched; the
-// workload serves on.
-func nothingDispatched(ctx context.Context, r *kit.Run, held mesh.Held) error {
+// workload serves on. It returns those tasks.
+func nothingDispatched(ctx context.Context, r *kit.Run, held mesh.Held) ([]string, error) {
 	m := r.Mesh
-	_, probeErr := m.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: held.Node})
+	if _, err := m.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: held.Node}); err != nil {
+		return nil, fmt.Errorf("ask for a probe: %w", err)
+	}
 	const watched = 3 * time.Second // many times as long as the dispatch to a node that may work
 	if err := await.Sleep(ctx, watched); err != nil {
-		return err
+		return nil, err
 	}
-	resp, err := m.Client.Query.ListTasks(ctx, &readmodelv1.ListTasksRequest{Node: held.Node, PageSize: 500})
+	tasks, err := tasksOf(ctx, m, held.Node)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	made := 0
-	for _, task := range resp.GetItems() {
+	var made []string
+	for id, task := range tasks {
 		if task.GetCreatedAt().AsTime().Before(r.FaultAt) {
 			continue
 		}
-		made++
+		made = append(made, id)
 		if task.GetAttempt() > 0 {
-			return fmt.Errorf("task %s, made after the commit, was dispatched: %s", task.GetTaskId(),
-				names.Of(task.GetState()))
+			return nil, fmt.Errorf("task %s, made after the commit, was dispatched: %s", id, names.Of(task.GetState()))
 		}
 	}
-	r.Note("%d tasks were made since, none was dispatched; a probe was answered: %v", made, probeErr)
-	return mesh.Answers(ctx, held.URL)
+	if len(made) == 0 {
+		return nil, errors.New("no task was made since the commit: that none was dispatched shows nothing")
+	}
+	r.Note("%d tasks were made since the commit, none was dispatched", len(made))
+	return made, mesh.Answers(ctx, held.URL)
+}
+
+// tasksOf returns the tasks of a node by their ids.
+func tasksOf(ctx context.Context, m *mesh.Mesh, node string) (map[string]*readmodelv1.Task, error) {
+	resp, err := m.Client.Query.ListTasks(ctx, &readmodelv1.ListTasksRequest{Node: node, PageSize: 500})
+	tasks := map[string]*readmodelv1.Task{}
+	for _, task := range resp.GetItems() {
+		tasks[task.GetTaskId()] = task
+	}
+	return tasks, err
 }
 
 // change requests a verb of a node's identity, as a person with the roles operator and security does.
