@@ -44,7 +44,6 @@ var kept = map[string]string{
 	"mesh.seeded":               "one row",
 	"mesh.policy":               "one row a policy key",
 	"mesh.goose_db_version":     "one row a migration",
-	"mesh.judged":               "one row a service",
 	"mesh.replica":              "is taken away once its replica is silent for long",
 	"mesh.periodic_job":         "one row a job",
 	"mesh.retention":            "one row a cut",
