@@ -93,6 +93,10 @@ gen: $(BUF) ## Regenerate the code of proto/
 first-hour: postgres ## Record docs/first-hour.md anew
 	@$(ENV) GPUAAS_UPDATE_GOLDEN=1 $(GO) test -count=1 ./mesh/firsthour -run TestTheFirstHour
 
+.PHONY: runbooks
+runbooks: ## Make docs/runbooks anew from the catalogue of reasons
+	@$(ENV) GPUAAS_UPDATE_GOLDEN=1 $(GO) test -count=1 ./services/recovery/drift -run TestRunbooks
+
 .PHONY: fmt
 fmt: $(LINTER) ## Format the Go code (ARGS="./services/nodeapi/...")
 	bin/golangci-lint fmt $(or $(ARGS),./...)

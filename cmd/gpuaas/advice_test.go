@@ -3,23 +3,30 @@ package main
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/runbook"
 )
 
 // TestAdviceNamesCommandsThatExist: each command line in the advice of a reason or of a step can be parsed.
 func TestAdviceNamesCommandsThatExist(t *testing.T) {
 	var texts []string
-	for _, e := range fault.Catalogue() {
+	for _, e := range fault.Explanations("") {
 		texts = append(texts, e.Meaning, e.NextAction, e.Impact)
 	}
 	for _, step := range runbook.Rows() {
 		texts = append(texts, step.Cause, step.Advice)
+	}
+	for _, reason := range names.All[commonv1.DriftReason]() {
+		row, _ := runbook.OfReason(reason)
+		texts = append(texts, slices.Concat(row.Check, row.Steps)...)
 	}
 	quoted := regexp.MustCompile("`gpuaas ([^`]*)`")
 	n := 0

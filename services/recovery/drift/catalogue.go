@@ -15,9 +15,10 @@ type Row struct {
 	NextAction    string
 	DetectWithin  time.Duration // after the first evidence
 	RecoverWithin time.Duration // after the verdict
+	Drill         string        // the row of the failure matrix that has these budgets
 
 	rank     int     // the higher one wins
-	by       sources // who proves or claims it; none: it is no evidence of a reason, or concluded by Classify alone
+	by       sources // who may see it; none: it is no evidence of a reason, or concluded by Classify alone
 	holds    condition
 	explains bool // of a P2: it explains why an agent is not heard
 }

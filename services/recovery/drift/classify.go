@@ -102,7 +102,7 @@ func (e *Evidence) counts(h hearing) bool {
 		return false
 	}
 	connects := h == heard || h == pending
-	if claims.has(e.Source) && connects {
+	if unproven.has(e.Source) && connects {
 		return false
 	}
 	switch row.holds {
@@ -205,7 +205,7 @@ func (v Verdict) Used(evidence []Evidence) []Evidence {
 		row = rows[v.Reason]
 	}
 	// What tells whether the agent is heard is part of the reasoning where it decides whether the reason holds.
-	withHearing := row.holds != always || row.by&claims != 0
+	withHearing := row.holds != always || row.by&unproven != 0
 	var out []Evidence
 	for i := range evidence {
 		e := &evidence[i]
@@ -217,7 +217,7 @@ func (v Verdict) Used(evidence []Evidence) []Evidence {
 		case commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE:
 			used = true
 		case commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED:
-			used = e.Reason == 0 && !claims.has(e.Source) || e.hearing() != unknown
+			used = e.Reason == 0 && !unproven.has(e.Source) || e.hearing() != unknown
 		default:
 			used = e.Reason == v.Reason && e.counts(h) || withHearing && e.hearing() != unknown
 		}

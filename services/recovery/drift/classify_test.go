@@ -230,7 +230,7 @@ func TestOfSeveralReasonsOneWins(t *testing.T) {
 		"host's word on a copy":         {[]drift.Evidence{isDown, saw(host, certificate, cloned)}, agentDown},
 		"host's word on its identity":   {[]drift.Evidence{isDown, saw(host, certificate, revoked)}, agentDown},
 		"host's word on an outage":      {[]drift.Evidence{isDown, saw(host, ofControl, outage)}, agentDown},
-		"refused claims, node is heard": {[]drift.Evidence{isHeard, saw(ingress, authority, certUntrusted)}, unspecified},
+		"refused by the ingress, heard": {[]drift.Evidence{isHeard, saw(ingress, authority, certUntrusted)}, unspecified},
 		"another service's word on it":  {[]drift.Evidence{isHeard, saw(gate, certificate, cloned)}, unspecified},
 		"reason of a newer build":       {[]drift.Evidence{isHeard, saw(session, hostPart, 4711)}, unspecified},
 		"source of a newer build":       {[]drift.Evidence{isHeard, saw(4711, hostPart, clockSkew)}, unspecified},
@@ -270,14 +270,14 @@ func TestUsedIsWhatTheVerdictFollowsFrom(t *testing.T) {
 	for name, c := range map[string]struct {
 		evidence, want []drift.Evidence
 	}{
-		"healthy":             {[]drift.Evidence{isHeard, roomy, hostIsWell}, []drift.Evidence{isHeard, roomy}},
-		"disconnected":        {[]drift.Evidence{isLost}, []drift.Evidence{isLost}},
-		"twice":               {[]drift.Evidence{isDown, isDown}, []drift.Evidence{isDown}},
-		"fenced":              {[]drift.Evidence{isDown, fenced, admitted}, []drift.Evidence{fenced}},
-		"outage":              {[]drift.Evidence{isLost, noServer, active}, []drift.Evidence{noServer, isLost}},
-		"unreachable":         {[]drift.Evidence{active, stale(isHeard)}, []drift.Evidence{active}},
-		"of a claim":          {[]drift.Evidence{isDown, hostIsFull, roomy}, []drift.Evidence{isDown, hostIsFull}},
-		"claim is overridden": {[]drift.Evidence{fenced, hostIsFull}, []drift.Evidence{fenced}},
+		"healthy":              {[]drift.Evidence{isHeard, roomy, hostIsWell}, []drift.Evidence{isHeard, roomy}},
+		"disconnected":         {[]drift.Evidence{isLost}, []drift.Evidence{isLost}},
+		"twice":                {[]drift.Evidence{isDown, isDown}, []drift.Evidence{isDown}},
+		"fenced":               {[]drift.Evidence{isDown, fenced, admitted}, []drift.Evidence{fenced}},
+		"outage":               {[]drift.Evidence{isLost, noServer, active}, []drift.Evidence{noServer, isLost}},
+		"unreachable":          {[]drift.Evidence{active, stale(isHeard)}, []drift.Evidence{active}},
+		"unproven":             {[]drift.Evidence{isDown, hostIsFull, roomy}, []drift.Evidence{isDown, hostIsFull}},
+		"unproven, overridden": {[]drift.Evidence{fenced, hostIsFull}, []drift.Evidence{fenced}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, drift.Classify(c.evidence, now).Used(c.evidence)); diff != "" {

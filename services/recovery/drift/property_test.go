@@ -39,7 +39,7 @@ var likely = rapid.Custom(func(t *rapid.T) drift.Evidence {
 		e.Part, e.Source = process, session
 		e.Reason = rapid.SampledFrom([]commonv1.DriftReason{unspecified, agentDown, disconnected}).Draw(t, "hearing")
 	case 1:
-		e.Source = rapid.SampledFrom([]commonv1.EvidenceSource{host, ingress}).Draw(t, "claim")
+		e.Source = rapid.SampledFrom([]commonv1.EvidenceSource{host, ingress}).Draw(t, "unproven")
 	case 2:
 		e.Part, e.Source = certificate, identity
 		e.Reason = rapid.SampledFrom([]commonv1.DriftReason{unspecified, revoked, cloned, held, joinStateLost}).
@@ -173,9 +173,10 @@ func TestMoreEvidenceNeverMakesAVerdictSmaller(t *testing.T) {
 	})
 }
 
-// TestClaimsOnlyExplainSilence: what a host reports changes nothing about a node that is heard, and about another one
-// makes no verdict healthier, secure or a P0. What a refused connection claims does not touch a connected node.
-func TestClaimsOnlyExplainSilence(t *testing.T) {
+// TestUnprovenEvidenceOnlyExplainsSilence: what a host reports changes nothing about a node that is heard, and about
+// another one makes no verdict healthier, secure or a P0. What a refused connection shows does not touch a connected
+// node.
+func TestUnprovenEvidenceOnlyExplainsSilence(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		evidence := kept(t, 10)
 		without := func(sources ...commonv1.EvidenceSource) drift.Verdict {
@@ -198,7 +199,7 @@ func TestClaimsOnlyExplainSilence(t *testing.T) {
 				(e.Reason == agentDown || e.Reason == disconnected)
 		})
 		if slices.ContainsFunc(evidence, fresh) && !silent && got != without(host, ingress) {
-			t.Fatalf("claims made %+v of %+v, though the node is heard", got, without(host, ingress))
+			t.Fatalf("unproven evidence made %+v of %+v, though the node is heard", got, without(host, ingress))
 		}
 	})
 }

@@ -14,8 +14,8 @@ const (
 )
 
 const (
-	records = sources(1<<identity | 1<<session | 1<<gate)
-	claims  = sources(1<<host | 1<<ingress)
+	records  = sources(1<<identity | 1<<session | 1<<gate)
+	unproven = sources(1<<host | 1<<ingress)
 )
 
 // ordered are the rows of all reasons that evidence proves, the one that wins over all others first. A row never
@@ -45,11 +45,11 @@ var ordered = []Row{
 	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED, UserState: repairing, by: records | of(host)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT, UserState: operator, by: records | of(host)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED, UserState: repairing, by: records | claims},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REJECTED, UserState: repairing, by: records | claims},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED, UserState: repairing, by: records | unproven},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REJECTED, UserState: repairing, by: records | unproven},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE, UserState: temporary},
 	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_EDGE_RATE_LIMITED, UserState: temporary, by: records | claims,
+		Reason: commonv1.DriftReason_DRIFT_REASON_EDGE_RATE_LIMITED, UserState: temporary, by: records | unproven,
 		explains: true,
 	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, UserState: temporary, by: of(session), holds: unheard},
@@ -98,7 +98,8 @@ var rows = byReason()
 func byReason() []Row {
 	out := make([]Row, len(ordered)+1)
 	for i, row := range ordered {
-		budget, _ := policy.BudgetOf(drills[row.Reason])
+		row.Drill = drills[row.Reason]
+		budget, _ := policy.BudgetOf(row.Drill)
 		explained := fault.ExplainDrift(row.Reason)
 		row.Owner, row.NextAction = explained.Owner, explained.NextAction
 		row.rank = len(ordered) - i
