@@ -224,7 +224,12 @@ func TestOfSeveralReasonsOneWins(t *testing.T) {
 		"copied and on hold": {
 			[]drift.Evidence{saw(identity, certificate, cloned), saw(identity, endpoint, held), isDown}, cloned,
 		},
-		"host alone explains":           {[]drift.Evidence{saw(host, hostPart, clockSkew)}, clockSkew},
+		"host alone explains":         {[]drift.Evidence{saw(host, hostPart, clockSkew)}, clockSkew},
+		"host alone explains, slowly": {[]drift.Evidence{active, saw(host, endpoint, rateLimited)}, rateLimited},
+		"heard and silent":            {[]drift.Evidence{isDown, isHeard}, agentDown},
+		"silence of no node": {
+			[]drift.Evidence{isHeard, saw(gate, tasks, notAdmitted), ofAll(isLost)}, notAdmitted,
+		},
 		"host alone is well":            {[]drift.Evidence{saw(host, process, unspecified)}, unreachable},
 		"host's word on a heard node":   {[]drift.Evidence{isHeard, saw(host, hostPart, clockSkew)}, unspecified},
 		"host's word on a copy":         {[]drift.Evidence{isDown, saw(host, certificate, cloned)}, agentDown},
