@@ -43,8 +43,8 @@ func (*beginnings) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQue
 
 func (*beginnings) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// TestAtRestTheJudgeCommitsTwelveTimesAMinute checks that a round without news is one transaction, and that the next one
-// comes five seconds later.
+// TestAtRestTheJudgeCommitsTwelveTimesAMinute checks that a round without news is one transaction, and that the next
+// one comes five seconds later.
 func TestAtRestTheJudgeCommitsTwelveTimesAMinute(t *testing.T) {
 	k := newKit(t)
 	k.up()
