@@ -133,7 +133,7 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 		return err
 	}
 	rule := s.rule(j.deps.Policy.Current().HeartbeatStaleAfter())
-	changed, err := judgeControlPlane(ctx, tx, &s)
+	changed, err := judgeEveryNode(ctx, tx, &s)
 	if err != nil {
 		return err
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// controlPlane is the id under which evidence about the control plane, and the verdict on it, are stored.
-const controlPlane = "00000000-0000-0000-0000-000000000000"
+// everyNode is the id under which evidence about the control plane, and the verdict on it, are stored.
+const everyNode = "00000000-0000-0000-0000-000000000000"
 
 // nodeRow is a row of recovery.judgement.
 type nodeRow struct {
@@ -60,7 +60,7 @@ func (r evidenceRow) read() (*kept, error) {
 	out := &kept{version: r.Version, Evidence: Evidence{
 		NodeID: r.NodeID, ObservedAt: r.ObservedAt, Detail: r.Detail, CorrelationID: r.CorrelationID,
 	}}
-	if r.NodeID == controlPlane {
+	if r.NodeID == everyNode {
 		out.NodeID = ""
 	}
 	if r.FreshUntil != nil {
@@ -175,7 +175,7 @@ func saveEvidence(ctx context.Context, tx pgx.Tx, list []*kept) error {
 	for _, e := range list {
 		id := e.NodeID
 		if id == "" {
-			id = controlPlane
+			id = everyNode
 		}
 		nodeIDs, parts, froms = append(nodeIDs, id), append(parts, names.Of(e.Part)), append(froms, names.Of(e.Source))
 		reasons, details = append(reasons, names.Of(e.Reason)), append(details, e.Detail)

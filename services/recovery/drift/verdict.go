@@ -106,7 +106,7 @@ func (s *standing) become(v Verdict, evidence []Evidence, now time.Time) bool {
 		ObservedAt: timestamppb.New(v.ObservedAt), DetectedAt: timestamppb.New(now),
 		CorrelationId: v.CorrelationID, Missing: v.Missing(evidence), Version: was.GetVersion() + 1,
 	}
-	if s.nodeID != controlPlane {
+	if s.nodeID != everyNode {
 		s.body.NodeId = s.nodeID
 	}
 	if v.ObservedAt.IsZero() {
@@ -219,11 +219,11 @@ func savePeriods(ctx context.Context, tx pgx.Tx, ended []*standing) error {
 // nodes.
 func Announced() []reannounce.Source {
 	return []reannounce.Source{
-		{Name: "control_plane_verdict", Once: true, Page: func(ctx context.Context, tx pgx.Tx, _ string, _ int) (
+		{Name: "verdict_on_every_node", Once: true, Page: func(ctx context.Context, tx pgx.Tx, _ string, _ int) (
 			[]events.Event, error,
 		) {
-			found, err := readVerdicts(ctx, tx, []string{controlPlane})
-			if s := found[controlPlane]; err == nil && s != nil && s.body != nil {
+			found, err := readVerdicts(ctx, tx, []string{everyNode})
+			if s := found[everyNode]; err == nil && s != nil && s.body != nil {
 				return []events.Event{s.event()}, nil
 			}
 			return nil, err

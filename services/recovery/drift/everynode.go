@@ -28,17 +28,17 @@ func (s *seen) evidence() []*kept {
 	return []*kept{{Evidence: beats}, {Evidence: history}}
 }
 
-// judgeControlPlane concludes the verdict on the control plane, and reports whether it has changed. Nothing is written
+// judgeEveryNode concludes the verdict on the control plane, and reports whether it has changed. Nothing is written
 // about any node: the verdict holds for each that is not connected. Of replicas that find a change at once the first
 // one writes it.
-func judgeControlPlane(ctx context.Context, tx pgx.Tx, s *seen) (bool, error) {
+func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen) (bool, error) {
 	observed := s.evidence()
 	list := []Evidence{observed[0].Evidence, observed[1].Evidence}
 	v := ClassifyFleet(list, s.Now)
 	if names.Of(v.Reason) == s.Fleet {
 		return false, nil
 	}
-	row, err := pg.One[verdictRow](ctx, tx, lockVerdict, controlPlane)
+	row, err := pg.One[verdictRow](ctx, tx, lockVerdict, everyNode)
 	if err != nil {
 		return false, fmt.Errorf("lock verdict on the control plane: %w", err)
 	}
