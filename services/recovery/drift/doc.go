@@ -16,6 +16,15 @@
 //   - stale evidence does not count, and is named as missing if no reason is known;
 //   - it allocates nothing, except for a next action that has a path in it.
 //
+// Evidence is kept by a consumer of events, in rows that change when what was seen changes. A Judge concludes the
+// verdicts on the nodes whose evidence has changed, and on those that have been silent for too long, and writes each
+// that differs from the present one with its event. It relies on the order of events and on the database's clock. It
+// decides nothing about an identity, a session or a gate: it tells what follows from them. Its guarantees:
+//   - of replicas that judge at once, one writes a verdict; one that dies leaves its work to the others;
+//   - a verdict is written when its reason changes, or who acts next and how, and never because time passes;
+//   - a node is judged silent only if a replica of nodeapi listened for the whole threshold (package silence), and an
+//     outage of nodeapi is one verdict, whatever the number of nodes.
+//
 // Which of the reasons wins where several hold, worst first:
 //
 //	P0   copied identity · reused token · revoked or fenced · rollback · issuer not trusted

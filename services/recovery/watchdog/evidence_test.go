@@ -331,7 +331,7 @@ func TestAnInstanceIsNotReplacedWhileNobodyListens(t *testing.T) {
 	k.listen(time.Minute)
 	k.round()
 	k.wantAsked(0)
-	k.listen(70 * time.Second)
+	k.listen(80 * time.Second)
 	k.round()
 	k.wantAsked(1)
 	k.wantOutcome(k.record(b), open)

@@ -134,7 +134,7 @@ func TestALagOfEventsIsNoSilence(t *testing.T) {
 }
 
 // Silence is evidence only while a replica of nodeapi listens: if all replicas are dead there are no recreations, and
-// when they are back, absent nodes have their full time again.
+// when they are back, absent nodes have their full time again, and ten seconds in which all come back.
 func TestNobodyListeningIsNoEvidence(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())
@@ -148,6 +148,10 @@ func TestNobodyListeningIsNoEvidence(t *testing.T) {
 		t.Fatalf("a minute after listening began: %+v", out)
 	}
 	k.listen(time.Minute + 10*time.Second)
+	if out := k.round(); out.Opened != 0 {
+		t.Fatalf("within the ten seconds: %+v", out)
+	}
+	k.listen(10 * time.Second)
 	if out := k.round(); out.Opened != 1 {
 		t.Fatalf("two minutes of silence, listened to: %+v", out)
 	}
