@@ -1,6 +1,7 @@
 package edge_test
 
 import (
+	"crypto/tls"
 	"io"
 	"log/slog"
 	"net/http"
@@ -35,6 +36,7 @@ func TestAnEdgeDecidesAboutEachPath(t *testing.T) {
 	if behind.TLS, err = pki.ServerTLS(pki.ServerConfig{Store: store, TrustDomain: domain}); err != nil {
 		t.Fatal(err)
 	}
+	behind.TLS.Certificates = []tls.Certificate{*store.Certificate()} // httptest would show its own
 	behind.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	behind.StartTLS()
 	t.Cleanup(behind.Close)
