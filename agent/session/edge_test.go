@@ -80,6 +80,10 @@ func TestWhatKeepsItAway(t *testing.T) {
 			server: func(p *fakeServer) { p.page(http.StatusTooManyRequests) }, fewest: 30 * time.Second,
 		},
 		{
+			name: "a limit of an edge for a time", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED,
+			server: func(p *fakeServer) { p.page(http.StatusTooManyRequests, "Retry-After", "100") }, fewest: 100 * time.Second,
+		},
+		{
 			name: "a page of an edge", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED,
 			server: func(p *fakeServer) { p.page(http.StatusOK) },
 		},
@@ -121,7 +125,7 @@ func TestWhatKeepsItAway(t *testing.T) {
 }
 
 // page serves an edge's response, in the control plane's place and with its certificate.
-func (p *fakeServer) page(status int) {
+func (p *fakeServer) page(status int, header ...string) {
 	p.server.Stop()
 	p.pipe = newPipe()
 	pair, err := p.service.Pair(pki.ServiceID(agenttest.TrustDomain, "nodeapi"), time.Now().Add(-time.Hour),
@@ -137,6 +141,9 @@ func (p *fakeServer) page(status int) {
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0), ReadHeaderTimeout: time.Second,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
+			for i := 0; i < len(header); i += 2 {
+				w.Header().Set(header[i], header[i+1])
+			}
 			w.WriteHeader(status)
 			_, _ = io.WriteString(w, "<html>please wait</html>")
 		}),

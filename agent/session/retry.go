@@ -83,7 +83,10 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 	}
 	if edge, ok := errors.AsType[*transport.EdgeError](err); ok {
 		if edge.Limited {
-			return r.slow(), nil
+			if edge.RetryAfter > r.c.cfg.SlowRetry {
+				return edge.RetryAfter + r.c.jitter(edge.RetryAfter/4), nil // not all at once when it is over
+			}
+			return max(edge.RetryAfter, r.slow()), nil
 		}
 		return next(0), nil
 	}

@@ -28,8 +28,9 @@ func (e *CertificateRefusedError) Unwrap() error { return e.cause }
 
 // EdgeError means that a proxy in front of the control plane answered in its place.
 type EdgeError struct {
-	Limited bool
-	cause   error
+	Limited    bool
+	RetryAfter time.Duration // that the proxy asked for; zero: it did not
+	cause      error
 }
 
 // Error returns the cause as text.
@@ -76,7 +77,9 @@ func Understand(err error, w *Wire) error {
 		}
 		limited := strings.Contains(text, "received from server: 429") || strings.Contains(text, "Too Many Requests")
 		if limited || strings.Contains(text, `content-type "text/html`) {
-			return &EdgeError{Limited: limited || strings.Contains(text, "503"), cause: err}
+			return &EdgeError{
+				Limited: limited || strings.Contains(text, "503"), RetryAfter: w.retryAfter(), cause: err,
+			}
 		}
 	}
 	if errors.Is(err, io.EOF) {

@@ -5,14 +5,16 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 )
 
 // Wire keeps the failures below grpc, which reports them only as text.
 type Wire struct {
-	mu  sync.Mutex
-	err error
+	mu    sync.Mutex
+	err   error
+	after time.Duration // that an edge asked for
 }
 
 // Note keeps an error unless one is kept already.
@@ -24,6 +26,18 @@ func (w *Wire) Note(err error) {
 	}
 }
 
+func (w *Wire) limit(after time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.after = after
+}
+
+func (w *Wire) retryAfter() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.after
+}
+
 func (w *Wire) first() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -31,14 +45,19 @@ func (w *Wire) first() error {
 }
 
 // watched notes the first failed read: in TLS 1.3 a read after the client's handshake returns the server's refusal of
-// the client's certificate.
+// the client's certificate. It also notes the wait that an edge asks for in the control plane's place.
 type watched struct {
 	net.Conn
-	wire *Wire
+	wire  *Wire
+	limit limitReader
 }
 
-func (c watched) Read(p []byte) (int, error) {
+// Read is called by one goroutine at a time, grpc's reader.
+func (c *watched) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	if after := c.limit.read(p[:n]); after > 0 {
+		c.wire.limit(after)
+	}
 	var netErr *net.OpError
 	if errors.As(err, &netErr) && netErr.Op == "remote error" {
 		c.wire.Note(err)
@@ -67,7 +86,7 @@ func (c watchedTLS) ClientHandshake(ctx context.Context, authority string, raw n
 		return nil, nil, err
 	}
 	c.phases.Enter(PhaseWelcome)
-	return watched{conn, c.wire}, info, nil
+	return &watched{Conn: conn, wire: c.wire}, info, nil
 }
 
 func (c watchedTLS) Clone() credentials.TransportCredentials {
