@@ -854,6 +854,7 @@ type StepAttempt struct {
 	// The end of what a workload wrote whose failure ended the attempt: at most 2 KiB, for people of the tenant and operators alone.
 	LastOutput    string `protobuf:"bytes,23,opt,name=last_output,json=lastOutput,proto3" json:"last_output,omitempty"`
 	Cause         string `protobuf:"bytes,22,opt,name=cause,proto3" json:"cause,omitempty"` // what lies under `error`, for operators: without secrets, one line, at most 600 characters
+	Stage         string `protobuf:"bytes,24,opt,name=stage,proto3" json:"stage,omitempty"` // the stage of the step that the attempt is in, or ended in; empty for a step without stages
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1045,6 +1046,13 @@ func (x *StepAttempt) GetLastOutput() string {
 func (x *StepAttempt) GetCause() string {
 	if x != nil {
 		return x.Cause
+	}
+	return ""
+}
+
+func (x *StepAttempt) GetStage() string {
+	if x != nil {
+		return x.Stage
 	}
 	return ""
 }
@@ -2684,7 +2692,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\n" +
 	"step_names\x18\x1f \x03(\tR\tstepNames\x12\x1c\n" +
 	"\trequester\x18  \x01(\tR\trequester\x12E\n" +
-	"\rchanged_steps\x18! \x03(\v2 .gpuaas.lifecycle.v1.StepAttemptR\fchangedSteps\"\xe8\x06\n" +
+	"\rchanged_steps\x18! \x03(\v2 .gpuaas.lifecycle.v1.StepAttemptR\fchangedSteps\"\xfe\x06\n" +
 	"\vStepAttempt\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12!\n" +
 	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x12\x12\n" +
@@ -2716,7 +2724,8 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\aversion\x18\x15 \x01(\x03R\aversion\x12\x1f\n" +
 	"\vlast_output\x18\x17 \x01(\tR\n" +
 	"lastOutput\x12\x14\n" +
-	"\x05cause\x18\x16 \x01(\tR\x05cause\"\xe1\x05\n" +
+	"\x05cause\x18\x16 \x01(\tR\x05cause\x12\x14\n" +
+	"\x05stage\x18\x18 \x01(\tR\x05stage\"\xe1\x05\n" +
 	"\n" +
 	"Allocation\x12#\n" +
 	"\rallocation_id\x18\x01 \x01(\tR\fallocationId\x12!\n" +

@@ -1193,6 +1193,7 @@ type TimelineItem struct {
 	Round               int32                  `protobuf:"varint,19,opt,name=round,proto3" json:"round,omitempty"`
 	Cause               string                 `protobuf:"bytes,20,opt,name=cause,proto3" json:"cause,omitempty"`                             // what lies under `error`, as recorded; empty for a tenant's person
 	LastOutput          string                 `protobuf:"bytes,21,opt,name=last_output,json=lastOutput,proto3" json:"last_output,omitempty"` // the end of what the failed workload wrote; for people of its tenant and operators, empty for others
+	Stage               string                 `protobuf:"bytes,22,opt,name=stage,proto3" json:"stage,omitempty"`                             // the stage of the step that the attempt is in, or ended in; empty for a step without stages
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -1370,6 +1371,13 @@ func (x *TimelineItem) GetCause() string {
 func (x *TimelineItem) GetLastOutput() string {
 	if x != nil {
 		return x.LastOutput
+	}
+	return ""
+}
+
+func (x *TimelineItem) GetStage() string {
+	if x != nil {
+		return x.Stage
 	}
 	return ""
 }
@@ -5412,7 +5420,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x0fworkload_reason\x18\x1c \x01(\tR\x0eworkloadReason\x12'\n" +
 	"\x0fworkload_detail\x18\x1d \x01(\tR\x0eworkloadDetail\x12\x1f\n" +
 	"\vnext_action\x18\x1e \x01(\tR\n" +
-	"nextAction\"\x82\x06\n" +
+	"nextAction\"\x98\x06\n" +
 	"\fTimelineItem\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x129\n" +
@@ -5441,7 +5449,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x05round\x18\x13 \x01(\x05R\x05round\x12\x14\n" +
 	"\x05cause\x18\x14 \x01(\tR\x05cause\x12\x1f\n" +
 	"\vlast_output\x18\x15 \x01(\tR\n" +
-	"lastOutput\"\xc2\x05\n" +
+	"lastOutput\x12\x14\n" +
+	"\x05stage\x18\x16 \x01(\tR\x05stage\"\xc2\x05\n" +
 	"\x04Task\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12.\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\x04type\x12\x17\n" +
