@@ -25,8 +25,8 @@ const (
 )
 
 // StepFunc does or undoes a step. It may be called again for the same attempt (after a Wait) and for a later attempt of
-// the same step, so it checks what exists before it acts. It returns soon after its context ends; the cause of the
-// context is the reason (ErrCancelRequested, ErrFenced, ErrBudget, ErrShutdown).
+// the same step, so it checks what exists before it acts; Env.Stage is the stage that it was in. It returns soon after
+// its context ends; the cause of the context is the reason (ErrCancelRequested, ErrFenced, ErrBudget, ErrShutdown).
 type StepFunc func(ctx context.Context, env *Env) (Outcome, error)
 
 // ObserveFunc queries the resource itself and returns whether the step's work is there.

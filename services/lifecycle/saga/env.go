@@ -1,6 +1,7 @@
 package saga
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -34,22 +35,27 @@ type Env struct {
 	IdempotencyKey string
 	// Input is the input with which the run was started or last amended.
 	Input json.RawMessage
+	// Stage is the stage that this attempt has entered last, or else an earlier attempt of this step in this direction:
+	// where the step may go on. It proves nothing about what exists. Empty if none was entered.
+	Stage string
 
 	core    *Core
 	outputs map[string]json.RawMessage
+	entered string // the stage in the row of this attempt
 }
 
-// Env returns the argument of the function of the step at which run r is: a is its open attempt, and outputs are those
-// of earlier steps. outputs is not changed afterwards.
-func (c *Core) Env(r *runs.Run, a *runs.Attempt, outputs map[string]json.RawMessage) *Env {
+// Env returns the argument of the function of the step at which run r is: a is its open attempt, former the stage that
+// earlier attempts have entered last, and outputs are those of earlier steps. outputs is not changed afterwards.
+func (c *Core) Env(r *runs.Run, a *runs.Attempt, former string, outputs map[string]json.RawMessage) *Env {
 	return &Env{
 		RunID: r.ID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, CorrelationID: r.CorrelationID,
 		Requester: r.Requester, Kind: r.OperationKind(), Round: r.Round,
 		Step: r.Step, StepName: a.Name, Direction: r.Direction(),
 		Attempt: a.Attempt, Epoch: r.Epoch, OpSeq: a.OpSeq, Fence: r.Fence,
-		IdempotencyKey: a.IdemKey, Input: r.Input,
+		IdempotencyKey: a.IdemKey, Input: r.Input, Stage: cmp.Or(a.Stage, former),
 		core:    c,
 		outputs: outputs,
+		entered: a.Stage,
 	}
 }
 

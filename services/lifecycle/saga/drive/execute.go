@@ -115,7 +115,7 @@ func (d *Driver) call(work context.Context, a *lease.Activity) (answer, ending) 
 		cancel(saga.ErrShutdown)
 	}
 	defer a.Leave()
-	env := d.core.Env(&h.Run, &h.Attempt, maps.Clone(h.Outputs))
+	env := d.core.Env(&h.Run, &h.Attempt, h.Stage, maps.Clone(h.Outputs))
 	done := make(chan answer, 1)
 	go func() {
 		var ans answer

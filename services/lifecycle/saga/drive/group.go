@@ -115,7 +115,7 @@ func (d *Driver) submit(ctx context.Context, mv *transition) error {
 			mv.h.Outputs[mv.h.Attempt.Name] = mv.cl.output
 		}
 		mv.h.Run, mv.h.Attempt, mv.h.RunLeft, mv.h.Overdue = mv.to.Run, mv.to.Attempt, mv.to.RunLeft, mv.to.Overdue
-		mv.h.Paused = mv.to.Paused
+		mv.h.Paused, mv.h.Stage = mv.to.Paused, mv.to.Stage
 	}
 	return d.core.Point(ctx, mv.point()+".after_commit", from)
 }

@@ -55,8 +55,9 @@ type Run struct {
 	Attempt  runs.Attempt
 	Def      *saga.Definition
 	Outputs  map[string]json.RawMessage
-	Overdue  bool // the run is past its deadline
-	Paused   bool // rollback mode was set at the last transaction
+	Overdue  bool   // the run is past its deadline
+	Paused   bool   // rollback mode was set at the last transaction
+	Stage    string // of an earlier attempt at the step: where the open one may go on
 	former   formerLease
 	outdrawn bool // numbers of the workspace were drawn since the run was given its range
 	// RunLeft is how much of the run's deadline was left at the last transaction.

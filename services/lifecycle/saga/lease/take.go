@@ -143,6 +143,9 @@ func (k *Keeper) openAttempts(ctx context.Context, tx pgx.Tx, leased []*Run) err
 			return err
 		}
 	}
+	if err := takeStages(ctx, tx, leased); err != nil {
+		return err
+	}
 	if err := DrawRanges(ctx, tx, opening); err != nil {
 		return err
 	}

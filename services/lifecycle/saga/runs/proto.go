@@ -51,7 +51,7 @@ func (a *Attempt) Proto() *lifecyclev1.StepAttempt {
 		Progress: a.Progress, FinishedAt: timestamp(a.FinishedAt), ErrorCode: a.ErrorCode, Error: a.Error,
 		ErrorLayer: spelled[commonv1.OwnerLayer](a.ErrorLayer), Stalled: a.Stalled, WhyWaiting: a.WhyWaiting,
 		Output: outputStruct(a.Output), Version: a.Version, Cause: a.Cause,
-		LastOutput: a.LastOutput,
+		LastOutput: a.LastOutput, Stage: a.Stage,
 	}
 }
 

@@ -121,9 +121,11 @@ type Attempt struct {
 	ErrorLayer  string     `db:"error_layer"`
 	Cause       string     `db:"cause"` // of the error, redacted and bounded; for operators
 	// LastOutput is the end of the output of the workload that failed, for people of the tenant and operators.
-	LastOutput string          `db:"last_output"`
-	Output     json.RawMessage `db:"output"`
-	Version    int64           `db:"version"`
+	LastOutput string `db:"last_output"`
+	// Stage is the stage of the step that the attempt is in, or ended in; empty for a step without stages.
+	Stage   string          `db:"stage"`
+	Output  json.RawMessage `db:"output"`
+	Version int64           `db:"version"`
 }
 
 // Columns and AttemptColumns are the select lists of a run r and of an attempt s.
