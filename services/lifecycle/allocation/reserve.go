@@ -21,13 +21,14 @@ var insertInstance = pg.Define(pg.RoleLifecycle, "allocation.insert_instance", `
 			INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, node_id)
 			VALUES ($1, $2, $3, $4, 'prepared', $5, nullif($6, '')::uuid) RETURNING `+InstanceColumns)
 
-// Reserve makes the rows of the allocation and the instance of this epoch, or reads those that exist.
-func Reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (Allocation, Instance,
+// Reserve makes the rows of the allocation and the instance of this epoch, or reads those that exist. The step enters
+// the stage next with them.
+func Reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec, next string) (Allocation, Instance,
 	error,
 ) {
 	var a Allocation
 	var i Instance
-	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err := env.TxInto(ctx, next, func(ctx context.Context, tx pgx.Tx) error {
 		var ok bool
 		var err error
 		if a, ok, err = Live(ctx, tx, env.WorkspaceID); err != nil {
@@ -113,15 +114,17 @@ var bindAllocation = pg.Define(pg.RoleLifecycle, "allocation.bind_allocation",
 	`UPDATE lifecycle.allocation a SET node_id = $2, version = a.version + 1
 			WHERE a.allocation_id = $1 RETURNING `+Columns)
 
-// HoldDevices binds GPUs of the node to the allocation. The table's key refuses a device that another allocation holds.
-func HoldDevices(ctx context.Context, env *saga.Env, a Allocation,
-	g gate.Gate,
-) (Allocation, error) {
-	if a.NodeID != "" && len(a.Devices) >= int(a.GPUs) {
+// Bound reports whether the allocation is bound to a node and has all its GPUs.
+func (a Allocation) Bound() bool { return a.NodeID != "" && len(a.Devices) >= int(a.GPUs) }
+
+// HoldDevices binds GPUs of the node to the allocation, unless it is bound. The table's key refuses a device that
+// another allocation holds. The step enters the stage next with them.
+func HoldDevices(ctx context.Context, env *saga.Env, a Allocation, g gate.Gate, next string) (Allocation, error) {
+	if a.Bound() {
 		return a, nil
 	}
 	was := a
-	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err := env.TxInto(ctx, next, func(ctx context.Context, tx pgx.Tx) error {
 		a = was // a second try begins where the first did
 		var free []string
 		held, err := pg.Values[string](ctx, tx, leasedDevices, g.NodeID)

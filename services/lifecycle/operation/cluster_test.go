@@ -69,7 +69,9 @@ type clusterConfig struct {
 	secrets   *secretenv.Keys // nil: a fresh key
 	signing   *secretenv.Keys // of the replica that hands out tasks; nil: secrets
 	tracer    pgx.QueryTracer // of the replicas' statements. May be nil
-	grace     time.Duration   // of each step of a forced one; zero: as long as a step waits before it checks again
+	// tracers makes the tracer of each replica's statements, in place of tracer. May be nil.
+	tracers func(*member) pgx.QueryTracer
+	grace   time.Duration // of each step of a forced one; zero: as long as a step waits before it checks again
 }
 
 // freeze blocks every statement of the replica to the database, as a pause of its process would, until the returned
@@ -166,6 +168,9 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 	}
 	pc.MaxConns, pc.PrepareConn = 10, s.pass
 	pc.ConnConfig.Tracer = cfg.tracer
+	if cfg.tracers != nil {
+		pc.ConnConfig.Tracer = cfg.tracers(s)
+	}
 	pc.ConnConfig.RuntimeParams["timezone"] = "UTC"
 	pc.ConnConfig.RuntimeParams[pg.WriterSetting] = pg.WriterProduct
 	maps.Copy(pc.ConnConfig.RuntimeParams, saga.PoolSettings())

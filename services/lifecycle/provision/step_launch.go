@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -18,11 +17,26 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// launch has the instance made, if its placement makes one, and records it.
-func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driver, a allocation.Allocation,
-	i allocation.Instance,
-	spec *lifecyclev1.WorkspaceSpec,
-) (allocation.Instance, error) {
+// launch has the instance made, if its placement makes one, and records it. An instance that is recorded as live is not
+// launched again.
+func (s *Steps) launch(ctx context.Context, env *saga.Env, p *place) (string, error) {
+	i, err := s.launchInstance(ctx, env, p)
+	switch {
+	case fault.Has(err, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE):
+		// The former instance is ended well within the budget of this step, by the sweep of the placement's own list at the
+		// latest.
+		_ = s.deps.EpochRefusals.Note(atLaunch,
+			saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), fault.From(err).Public, err))
+		return previousAlive(err), nil
+	case err != nil:
+		return "", s.deps.EpochRefusals.Note(atLaunch, err)
+	}
+	p.instance = i
+	return "", nil
+}
+
+func (s *Steps) launchInstance(ctx context.Context, env *saga.Env, p *place) (allocation.Instance, error) {
+	a, i := p.allocation, p.instance
 	switch i.State {
 	case commonv1.InstanceState_INSTANCE_STATE_LIVE:
 		return i, nil
@@ -33,7 +47,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 	}
 	theInstance := placement.LaunchRequest{
 		WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, Epoch: env.Epoch, InstanceID: i.ID, NodeID: a.NodeID,
-		GPUs: spec.GetGpus(), NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch),
+		GPUs: p.spec.GetGpus(), NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch),
 		Permit: env.Proceed,
 	}
 	node := a.NodeID
@@ -64,12 +78,12 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		}
 		i = moved
 	}
-	launched, err := driver.Launch(ctx, theInstance)
+	launched, err := p.driver.Launch(ctx, theInstance)
 	if err != nil {
 		return i, s.notLaunched(ctx, env, claim, i, err)
 	}
 	var live allocation.Instance
-	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err = env.TxInto(ctx, stageConnect, func(ctx context.Context, tx pgx.Tx) error {
 		if err := env.ConfirmTx(ctx, tx, claim, launched.ProviderID); err != nil {
 			return fmt.Errorf("confirm instance: %w", err)
 		}
