@@ -97,7 +97,7 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	timeline, err := q.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceID})
 	if err != nil || len(timeline.GetItems()) != 3 || timeline.GetItems()[1].GetAdvice() == "" ||
 		timeline.GetItems()[2].GetAttempt() != 0 ||
-		timeline.GetItems()[1].GetHeartbeatAgeSeconds() < 50 {
+		timeline.GetItems()[1].GetHeartbeatAgeSeconds() < 50 || timeline.GetItems()[1].GetStage() != "connect" {
 		t.Errorf("GetTimeline = %v, %v", timeline, err)
 	}
 	tasks, err := q.ListTasks(ctx, &readmodelv1.ListTasksRequest{Node: k.A.NodeName, CurrentOnly: true})

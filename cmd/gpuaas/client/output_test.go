@@ -159,7 +159,7 @@ func stock(f *fake) {
 			{
 				Step: "2", Name: "launch_box", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 3,
 				State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING, StartedAt: at(4), DurationSeconds: 190,
-				HeartbeatAgeSeconds: 12.5, Progress: "7 of 9 layers", WhyWaiting: "the image is fetched",
+				HeartbeatAgeSeconds: 12.5, Progress: "7 of 9 layers", WhyWaiting: "the image is fetched", Stage: "launch",
 			},
 			{Step: "3", Name: "make_storage", Direction: commonv1.Direction_DIRECTION_DO},
 		},

@@ -323,7 +323,7 @@ func TestTimelineShowsWhatWasRecordedAndWhatHasNotBegun(t *testing.T) {
 		},
 		{
 			Step: 1, Name: "Allocate storage", Direction: do, Attempt: 2, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED,
-			StartedAt: ago(20 * time.Second), FinishedAt: ago(10 * time.Second), Error: "full",
+			StartedAt: ago(20 * time.Second), FinishedAt: ago(10 * time.Second), Error: "full", Stage: "make_directory",
 			ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
 		},
 		{
@@ -344,23 +344,23 @@ func TestTimelineShowsWhatWasRecordedAndWhatHasNotBegun(t *testing.T) {
 		Attempt          int32
 		Seconds, Beat    float64
 		Advised          bool
-		Why              string
+		Why, Stage       string
 	}
 	var got []brief
 	for _, i := range status.Timeline(run, attempts, now) {
 		got = append(got, brief{
 			i.GetStep() + " " + i.GetName(), names.Of(i.GetDirection()), names.Of(i.GetState()), i.GetAttempt(),
 			i.GetDurationSeconds(), i.GetHeartbeatAgeSeconds(), i.GetAdvice() != "" && i.GetLikelyCause() != "",
-			i.GetWhyWaiting(),
+			i.GetWhyWaiting(), i.GetStage(),
 		})
 	}
 	want := []brief{
-		{"1 Validate request", "do", "succeeded", 1, 2, 0, false, ""},
-		{"2 Allocate storage", "do", "lost", 1, 10, 0, true, ""},
-		{"2 Allocate storage", "do", "failed", 2, 10, 0, true, ""},
-		{"3 Mark active", "do", "unspecified", 0, 0, 0, false, ""},
-		{"2 Allocate storage", "undo", "succeeded", 1, 1, 0, false, ""},
-		{"1 Validate request", "undo", "running", 1, 1, 1, false, "waiting for the run"},
+		{"1 Validate request", "do", "succeeded", 1, 2, 0, false, "", ""},
+		{"2 Allocate storage", "do", "lost", 1, 10, 0, true, "", ""},
+		{"2 Allocate storage", "do", "failed", 2, 10, 0, true, "", "make_directory"},
+		{"3 Mark active", "do", "unspecified", 0, 0, 0, false, "", ""},
+		{"2 Allocate storage", "undo", "succeeded", 1, 1, 0, false, "", ""},
+		{"1 Validate request", "undo", "running", 1, 1, 1, false, "waiting for the run", ""},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

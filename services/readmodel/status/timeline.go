@@ -87,7 +87,7 @@ func item(r *lifecyclev1.Run, a *lifecyclev1.StepAttempt, now time.Time) *readmo
 		Stalled: a.GetStalled(), Error: a.GetError(), ErrorCode: a.GetErrorCode(), ErrorLayer: a.GetErrorLayer(),
 		FinishedAt: a.GetFinishedAt(), Progress: a.GetProgress(), WhyWaiting: a.GetWhyWaiting(), RunId: a.GetRunId(),
 		Round: r.GetRound(), Cause: a.GetCause(),
-		LastOutput: a.GetLastOutput(),
+		LastOutput: a.GetLastOutput(), Stage: a.GetStage(),
 	}
 	if a.GetFinishedAt() == nil && a.GetHeartbeatAt() != nil {
 		i.HeartbeatAgeSeconds = between(a.GetHeartbeatAt(), nil, now)

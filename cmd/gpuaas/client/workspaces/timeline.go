@@ -26,6 +26,7 @@ var TimelineView = output.View[*readmodelv1.TimelineItem]{
 		{Title: "STATE", Of: func(_ *output.Printer, i *readmodelv1.TimelineItem) string {
 			return cmp.Or(human.Enum(i.GetState()), "not begun") + human.OnlyIf(i.GetStalled(), " (stalled)")
 		}},
+		{Title: "STAGE", Path: "stage", Wide: true},
 		{Title: "STARTED", Drop: 4, Moves: true, Path: "started_at"},
 		{Title: "DURATION", Drop: 2, Moves: true, Path: "duration_seconds"},
 		{Title: "HEARTBEAT", Drop: 5, Moves: true, Of: func(_ *output.Printer, i *readmodelv1.TimelineItem) string {

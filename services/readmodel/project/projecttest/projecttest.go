@@ -247,7 +247,7 @@ func (w *World) tenant(name string) Tenant {
 	w.Append(&lifecyclev1.StepAttempt{
 		RunId: t.RunID, WorkspaceId: t.WorkspaceID, Step: 1, Name: "Allocate storage",
 		Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
-		StartedAt: at, HeartbeatAt: at, Progress: "half of " + name,
+		StartedAt: at, HeartbeatAt: at, Progress: "half of " + name, Stage: "connect",
 		Stalled: true,
 	})
 	w.Append(&recoveryv1.NodeIdentity{
