@@ -53,8 +53,6 @@ func allowed(role, schema, table, statement string) bool {
 		return statement == "SELECT"
 	case "mesh.replica": // nodeapi writes its own rows, and all services read them
 		return service && (statement == "SELECT" || (role == pg.RoleNodeAPI && statement != "TRUNCATE"))
-	case "mesh.judged": // recovery writes how far it has judged, and readmodel shows it
-		return role == pg.RoleRecovery && statement != "TRUNCATE" || role == pg.RoleReadmodel && statement == "SELECT"
 	case "mesh.periodic_job": // each service that has periodic work sees its own rows
 		return service && role != pg.RoleNodeAPI && statement != "DELETE" && statement != "TRUNCATE"
 	case "mesh.key_replica": // each service keeps the rows of its own replicas

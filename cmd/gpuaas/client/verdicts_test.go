@@ -91,6 +91,6 @@ func TestVerdictsOfANode(t *testing.T) {
 		t.Errorf("asked %v", req)
 	}
 	call(t, "nodes", "verdicts").wants(t, 2)
-	refuse(f, "ListNodeVerdicts", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator"))
+	refuse(f, "ListNodeVerdicts", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "it is not for tenants"))
 	call(t, "nodes", "verdicts", "node-1").wants(t, 4)
 }

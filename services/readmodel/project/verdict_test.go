@@ -32,9 +32,9 @@ func TestIDsOfPeriodsAreInTheOrderOfTime(t *testing.T) {
 	}
 }
 
-// TestVerdictsAreProjectedInAnyOrder holds that the events of a node's verdicts, in any order and twice, make the newest
-// verdict and one row for each time with a reason; that a rebuild makes the same; and that a cut takes what has ended,
-// and with a node's row what remains of it.
+// TestVerdictsAreProjectedInAnyOrder holds that the events of a node's verdicts, in any order and twice, make the
+// newest verdict and one row for each time with a reason; that a rebuild makes the same; and that a cut takes what has
+// ended, and with a node's row what remains of it.
 func TestVerdictsAreProjectedInAnyOrder(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
@@ -50,7 +50,9 @@ func TestVerdictsAreProjectedInAnyOrder(t *testing.T) {
 		at := func(v int64) *timestamppb.Timestamp {
 			return timestamppb.New(began.Add(time.Duration(v) * time.Minute))
 		}
-		v := &recoveryv1.NodeVerdict{NodeId: id, Reason: reason, Version: version, ObservedAt: at(version), DetectedAt: at(version)}
+		v := &recoveryv1.NodeVerdict{
+			NodeId: id, Reason: reason, Version: version, ObservedAt: at(version), DetectedAt: at(version),
+		}
 		if ended > 0 {
 			v.Ended = &recoveryv1.VerdictPeriod{
 				NodeId: id, Reason: commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, DetectedAt: at(ended), EndedAt: at(version),
@@ -59,7 +61,10 @@ func TestVerdictsAreProjectedInAnyOrder(t *testing.T) {
 		}
 		return v
 	}
-	const down, outage = commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE
+	const (
+		down   = commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
+		outage = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE
+	)
 	puts := []*recoveryv1.NodeVerdict{
 		verdict(node.GetNodeId(), 1, down, 0), verdict(node.GetNodeId(), 2, 0, 1), verdict(node.GetNodeId(), 3, down, 0),
 		verdict(node.GetNodeId(), 4, commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED, 3),

@@ -202,17 +202,25 @@ func TestDescribeAgent(t *testing.T) {
 		reason string
 		detail string // a part of it
 	}{
-		"acts":                 {status.NodeFacts{Identity: active, Gate: open, Connected: true}, "", ""},
-		"acts, with an alarm":  {status.NodeFacts{Identity: active, Gate: open, Connected: true, Verdict: verdict(cloned)}, "", ""},
-		"judged down, is back": {status.NodeFacts{Identity: active, Gate: open, Connected: true, Verdict: verdict(down)}, "", ""},
+		"acts": {status.NodeFacts{Identity: active, Gate: open, Connected: true}, "", ""},
+		"acts, with an alarm": {
+			status.NodeFacts{Identity: active, Gate: open, Connected: true, Verdict: verdict(cloned)}, "", "",
+		},
+		"judged down, is back": {
+			status.NodeFacts{Identity: active, Gate: open, Connected: true, Verdict: verdict(down)}, "", "",
+		},
 		"its gate is shut": {
 			status.NodeFacts{Identity: active, Connected: true, Verdict: verdict(shut)},
 			"node_not_admitted",
 			"until lifecycle opens its gate",
 		},
-		"lost":            {status.NodeFacts{Identity: active, Gate: open}, "disconnected", "cannot be reached"},
-		"lost, as judged": {status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(fact)}, "disconnected", "cannot be reached"},
-		"down":            {status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(down)}, "agent_down", "cannot be reached"},
+		"lost": {status.NodeFacts{Identity: active, Gate: open}, "disconnected", "cannot be reached"},
+		"lost, as judged": {
+			status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(fact)}, "disconnected", "cannot be reached",
+		},
+		"down": {
+			status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(down)}, "agent_down", "cannot be reached",
+		},
 		"unreachable": {
 			status.NodeFacts{Identity: active, Gate: open, Verdict: verdict(unreachable)}, "agent_down", "cannot be reached",
 		},
@@ -252,7 +260,8 @@ func TestDescribeAgent(t *testing.T) {
 
 func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 	for _, state := range names.All[commonv1.NodeIdentityState]() {
-		if got := status.Describe(status.NodeFacts{Identity: &recoveryv1.NodeIdentity{State: state}}); got.UserState == commonv1.UserState_USER_STATE_UNSPECIFIED {
+		got := status.Describe(status.NodeFacts{Identity: &recoveryv1.NodeIdentity{State: state}})
+		if got.UserState == commonv1.UserState_USER_STATE_UNSPECIFIED {
 			t.Errorf("a node that is %s has no user state", names.Of(state))
 		}
 	}

@@ -81,8 +81,8 @@ func verdictOf(f NodeFacts) *recoveryv1.NodeVerdict {
 	return own
 }
 
-// ofSilence reports whether a reason means no more than that nothing is heard of the agent, so that it does not hold once
-// the agent is connected.
+// ofSilence reports whether a reason means no more than that nothing is heard of the agent, so that it does not hold
+// once the agent is connected.
 func ofSilence(reason commonv1.DriftReason) bool {
 	switch reason { //nolint:exhaustive // the others say more
 	case commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, commonv1.DriftReason_DRIFT_REASON_DISCONNECTED,

@@ -96,10 +96,11 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	session(admitted, time.Time{})
 	expect("back", true, "", normal)
 
+	const revoked = commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED
 	for state, reason := range map[commonv1.NodeIdentityState]commonv1.DriftReason{
 		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:        commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:      commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED: revoked,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:      revoked,
 	} {
 		at := k.Now().Truncate(time.Second)
 		identity(state, at)

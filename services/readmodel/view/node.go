@@ -90,7 +90,7 @@ var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout
 // Nodes returns one page of nodes, ordered by name.
 func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*readmodelv1.Node, string, error) {
 	s.with = &pg.Batch{}
-	all, stale := s.controlPlane(), s.verdictsStaleSince()
+	all, stale := s.verdictOfAll(), s.verdictsStaleSince()
 	l := list.Request{Layout: &nodeLayout, Statement: listNodes, Args: []any{s.Now, BeatFresh, s.scope.Arg()}}
 	l.When(f.ConnectedOnly, nodesConnected)
 	l.When(f.Disconnected, nodesDisconnected)

@@ -49,9 +49,9 @@ func present(v *recoveryv1.NodeVerdict) *recoveryv1.NodeVerdict {
 var verdictOfControlPlane = pg.Define(pg.RoleReadmodel, "view.verdict_of_control_plane", `
 	SELECT (SELECT v.body FROM readmodel.verdict v WHERE v.node_id = '00000000-0000-0000-0000-000000000000')`)
 
-// controlPlane adds to s.with a query for the verdict about the control plane; nil if there is none. The result is set
+// verdictOfAll adds to s.with a query for the verdict about the control plane; nil if there is none. The result is set
 // once the list's rows have been read.
-func (s *Snapshot) controlPlane() **recoveryv1.NodeVerdict {
+func (s *Snapshot) verdictOfAll() **recoveryv1.NodeVerdict {
 	found := new(*recoveryv1.NodeVerdict)
 	s.with.Queue(verdictOfControlPlane).QueryRow(func(row pgx.Row) error {
 		var body []byte

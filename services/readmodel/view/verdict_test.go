@@ -95,8 +95,8 @@ func TestANodeShowsItsVerdictToPeopleOfTheOperator(t *testing.T) {
 	}
 }
 
-// Scenario: a node has had three reasons, one after the other, the last of which lasts. Its history has them, the newest
-// first, page by page, and nothing of another node or of the control plane.
+// Scenario: a node has had three reasons, one after the other, the last of which lasts. Its history has them, the
+// newest first, page by page, and nothing of another node or of the control plane.
 func TestTheHistoryOfANodesVerdicts(t *testing.T) {
 	k := newKit(t)
 	at := k.Now().Truncate(time.Microsecond)

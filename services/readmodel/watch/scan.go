@@ -33,8 +33,9 @@ func (h *Hub) noteNodes(r events.Record) {
 	}
 }
 
-// scan marks the nodes whose state changed without an event of their own: their replica stopped beating, or recovery has
-// judged the control plane. While neither happens, these can only be nodes whose events have come since the last scan.
+// scan marks the nodes whose state changed without an event of their own: their replica stopped beating, or recovery
+// has judged the control plane. While neither happens, these can only be nodes whose events have come since the last
+// scan.
 func (h *Hub) scan(ctx context.Context) error {
 	beats, err := h.readBeats(ctx)
 	if err != nil {

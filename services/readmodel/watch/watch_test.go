@@ -437,66 +437,6 @@ func TestAFailedLookStopsNoWatch(t *testing.T) {
 	w.until("new task", func(f *readmodelv1.WatchResponse) bool { return f.GetItem().GetId() == id })
 }
 
-// A workspace shows whether its agent can act, which no event of the workspace contains.
-func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
-	k := newKit(t, watch.Config{Scan: 50 * time.Millisecond}, true)
-	at := k.workspace(k.A, active)
-	at.NodeId = k.A.NodeID
-	k.Put(at)
-	k.sync()
-	scope, err := list.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant"}})
-	k.check(err)
-	filter := watch.Filter{Scope: scope, Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}}
-	w := k.watch(watch.Request{Filter: filter}, nil)
-	w.bootstrapped()
-	agent := func(connected bool, reason string) func(*readmodelv1.WatchResponse) bool {
-		return func(f *readmodelv1.WatchResponse) bool {
-			ws := f.GetItem().GetWorkspace()
-			return f.GetItem().GetChange() == readmodelv1.Change_CHANGE_UPDATED && ws.GetWorkspaceId() == k.A.WorkspaceID &&
-				ws.GetAgentConnected() == connected && ws.GetReason() == reason
-		}
-	}
-	session := func(state commonv1.SessionState) {
-		k.Put(&nodev1.SessionChanged{
-			SessionId: k.A.SessionID, NodeId: k.A.NodeID, ReplicaId: k.Replica, Generation: 1, State: state,
-			LastSeenAt: timestamppb.New(k.Now()),
-		})
-		k.sync()
-	}
-	k.Beat(false)
-	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID})
-	k.judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED)
-	k.sync()
-	w.until("shut gate", agent(true, "node_not_admitted"))
-	k.Beat(false)
-	k.judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED)
-	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true})
-	k.sync()
-	w.until("open gate", agent(true, ""))
-	w.mu.Lock()
-	token := w.token
-	w.mu.Unlock()
-	session(commonv1.SessionState_SESSION_STATE_CLOSED)
-	w.until("end of the session", agent(false, "disconnected"))
-	_ = w.stop()
-	k.watch(watch.Request{Filter: filter, Resume: token}, nil).until("end of the session, resumed",
-		agent(false, "disconnected"))
-
-	session(commonv1.SessionState_SESSION_STATE_ADMITTED)
-	later := k.watch(watch.Request{Filter: filter}, nil)
-	later.bootstrapped()
-	k.Beat(false)
-	// so that the hub has scanned while all nodes were connected
-	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, Slots: 2})
-	k.sync()
-	later.until("gate", agent(true, ""))
-	testkit.SetClockOffset(k.DB, 20*time.Second)
-	later.until("silence of the replica", agent(false, "disconnected"))
-	k.judge("", commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE)
-	k.sync()
-	later.until("outage", agent(false, "control_plane_outage"))
-}
-
 // TestAWorkloadThatCrashesIsAChangeOfItsWorkspace: an observation is sent if it differs from the last one, although no
 // event of the workspace reports it, and is not sent if an agent repeats itself.
 func TestAWorkloadThatCrashesIsAChangeOfItsWorkspace(t *testing.T) {

@@ -42,8 +42,8 @@ var VerdictsView = output.View[*recoveryv1.VerdictPeriod]{
 // between returns how long before end something began, as text.
 func between(end, begin time.Time) string { return end.Sub(begin).Round(time.Millisecond).String() }
 
-// verdictColumns returns the details of a node's verdict. Those of a node of which nothing is wrong are empty, except since
-// when recovery has not judged.
+// verdictColumns returns the details of a node's verdict. Those of a healthy node are empty, except since when recovery
+// has not judged.
 func verdictColumns() []output.Column[*readmodelv1.Node] {
 	return []output.Column[*readmodelv1.Node]{
 		{Title: "verdict: reason", Path: "verdict.reason"},
