@@ -63,7 +63,6 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/authority"
 	_ "github.com/gpuaas/mesh/services/recovery/castore"
 	_ "github.com/gpuaas/mesh/services/recovery/drift"
-	_ "github.com/gpuaas/mesh/services/recovery/drift"
 	_ "github.com/gpuaas/mesh/services/recovery/enrol"
 	_ "github.com/gpuaas/mesh/services/recovery/fleet"
 	_ "github.com/gpuaas/mesh/services/recovery/identity"
