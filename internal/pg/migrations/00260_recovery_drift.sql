@@ -59,6 +59,8 @@ CREATE TABLE mesh.judged (
 ) WITH (fillfactor = 50);
 GRANT SELECT, INSERT, UPDATE ON mesh.judged TO recovery;
 GRANT SELECT ON mesh.judged TO readmodel;
+-- Until a replica of recovery of this build judges, verdicts are missing: readmodel shows since when.
+INSERT INTO mesh.judged (service, through) VALUES ('recovery', mesh.clock());
 
 -- The nodes that are there already. Their gates are read from events.
 INSERT INTO recovery.judgement (node_id, identity_state, session_id, generation, session_version, replica_id, silent_since, due_at)

@@ -13,6 +13,8 @@ import (
 // ReasonRegisterFailing is the reason of a workspace whose agent is refused when it registers.
 const ReasonRegisterFailing = "register_failing"
 
+var notAdmitted = names.Of(commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED)
+
 // AgentStatus is what is known of the agent that acts for a workspace.
 type AgentStatus struct {
 	Connected bool
@@ -33,7 +35,10 @@ func DescribeAgent(f NodeFacts) AgentStatus {
 		a.Since = time.Time{}
 	}
 	switch {
-	case mayNotAct(f.Identity) && verdict != nil && verdict == f.Verdict && !ofSilence(verdict.GetReason()):
+	case mayNotAct(f.Identity):
+		if verdict == nil || verdict != f.Verdict || ofSilence(verdict.GetReason()) {
+			a.Reason = notAdmitted // recovery has not concluded yet why, and the identity's state is known
+		}
 		a.Detail = "the agent may not act: its identity is " + names.Of(f.Identity.GetState())
 		if at := f.Identity.GetStateAt(); at != nil {
 			a.Detail += sinceText(at.AsTime())
@@ -42,6 +47,7 @@ func DescribeAgent(f NodeFacts) AgentStatus {
 		a.Reason = "" // an alarm on an active identity does not stop the agent
 		return a
 	case f.Connected:
+		a.Reason = notAdmitted // a finer reason is for people of the operator
 		a.Detail = "the agent is connected, and nothing is offered to it until lifecycle opens its gate"
 	case node.Reason == ReasonOutage:
 		a.Detail = "no replica of nodeapi listens, so nothing is heard of the agent" + sinceText(a.Since)

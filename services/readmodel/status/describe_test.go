@@ -117,6 +117,27 @@ func TestDescribeNode(t *testing.T) {
 			facts: status.NodeFacts{Identity: active, Session: closed(time.Hour), Verdict: down, ControlPlane: outage},
 			state: temporary, reason: "control_plane_outage", heard: time.Hour, since: time.Hour,
 		},
+		"its gate shut before an outage": {
+			facts: status.NodeFacts{
+				Identity: active, Session: admitted, BeatAt: now.Add(-time.Minute), ControlPlane: outage,
+				Verdict: verdict(commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED, temporary),
+			},
+			state: temporary, reason: "control_plane_outage", heard: 10 * time.Minute, since: time.Minute,
+		},
+		"its gate shut before it was lost": {
+			facts: status.NodeFacts{
+				Identity: active, Session: closed(time.Second),
+				Verdict: verdict(commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED, temporary),
+			},
+			state: temporary, reason: "disconnected", heard: time.Second, since: time.Second,
+		},
+		"its disk full before an outage": {
+			facts: status.NodeFacts{
+				Identity: active, Session: closed(time.Hour), ControlPlane: outage,
+				Verdict: verdict(commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, operator),
+			},
+			state: temporary, reason: "control_plane_outage", heard: time.Hour, since: time.Hour,
+		},
 		"disconnected before an outage": {
 			facts: status.NodeFacts{Identity: active, Session: closed(time.Hour), Verdict: fact, ControlPlane: outage},
 			state: temporary, reason: "control_plane_outage", heard: time.Hour, since: time.Hour,
@@ -194,6 +215,7 @@ func TestDescribeAgent(t *testing.T) {
 		onHold      = commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD
 		cloned      = commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED
 		shut        = commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED
+		diskFull    = commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL
 		outage      = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE
 		rollback    = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK
 	)
@@ -213,6 +235,14 @@ func TestDescribeAgent(t *testing.T) {
 			status.NodeFacts{Identity: active, Connected: true, Verdict: verdict(shut)},
 			"node_not_admitted",
 			"until lifecycle opens its gate",
+		},
+		"its gate is shut, and its disk full": {
+			status.NodeFacts{Identity: active, Connected: true, Verdict: verdict(diskFull)},
+			"node_not_admitted",
+			"until lifecycle opens its gate",
+		},
+		"held, not judged": {
+			status.NodeFacts{Identity: held, Gate: open, Connected: true}, "node_not_admitted", "its identity is held",
 		},
 		"lost": {status.NodeFacts{Identity: active, Gate: open}, "disconnected", "cannot be reached"},
 		"lost, as judged": {

@@ -41,6 +41,8 @@ type NodeStatus struct {
 	NextAction    string
 	LastHeartbeat time.Time // zero: never heard
 	Since         time.Time // of Connected as it is
+	// Verdict is the one that holds: the node's own, or that about the control plane. Nil: neither does.
+	Verdict *recoveryv1.NodeVerdict
 }
 
 // Describe returns the verdict that holds for a node. If none does, the node shows the fact that it is connected, or
@@ -51,6 +53,7 @@ func Describe(f NodeFacts) NodeStatus {
 	s := NodeStatus{LastHeartbeat: lastHeartbeat(f), Since: since(f)}
 	switch v := verdictOf(f); {
 	case v != nil:
+		s.Verdict = v
 		s.UserState = cmp.Or(v.GetUserState(), commonv1.UserState_USER_STATE_TEMPORARY)
 		s.Reason, s.NextAction = names.Of(v.GetReason()), v.GetNextAction()
 	case f.Connected:
@@ -65,17 +68,22 @@ func Describe(f NodeFacts) NodeStatus {
 }
 
 // verdictOf returns the verdict that holds for a node: its own, or that about the control plane if the node is not
-// connected and its own is of its silence; nil if neither names a reason. A verdict of silence on a node that is
-// connected is older than the connection.
+// connected and its own says nothing of the identity or the host's trust; nil if neither names a reason. A verdict of
+// silence on a node that is connected is older than the connection, and one on a closed gate holds for a node that is
+// connected alone.
 func verdictOf(f NodeFacts) *recoveryv1.NodeVerdict {
 	own, all := f.Verdict, f.ControlPlane
-	if own.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED || f.Connected && ofSilence(own.GetReason()) {
+	switch reason := own.GetReason(); {
+	case reason == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED, f.Connected && ofSilence(reason),
+		!f.Connected && reason == commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED:
 		own = nil
 	}
 	if f.Connected || pending(f.Identity) || all.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
 		return own
 	}
-	if own == nil || ofSilence(own.GetReason()) {
+	// What an agent that is not heard said of its disk is older than the outage.
+	if own == nil || ofSilence(own.GetReason()) ||
+		own.GetReason() == commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL {
 		return all
 	}
 	return own

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -128,7 +129,11 @@ func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict) (*readmode
 		WorkspaceId: cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
 	}
 	if s.scope.Everything() {
-		n.Verdict = present(f.Verdict)
+		n.Verdict = d.Verdict
+		if n.Verdict == nil && f.Verdict.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
+			n.Verdict = f.Verdict // that nothing is wrong
+		}
+		n.Verdict = present(n.Verdict)
 	}
 	return n, nil
 }

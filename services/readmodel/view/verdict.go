@@ -38,7 +38,8 @@ func (s *Snapshot) verdictsStaleSince() *time.Time {
 	return at
 }
 
-// present returns a verdict without the period that it ended, which is part of the history.
+// present returns a verdict without the period that it ended, which is part of the history. It changes v, which may
+// stand for several nodes, so that all of them lose it.
 func present(v *recoveryv1.NodeVerdict) *recoveryv1.NodeVerdict {
 	if v != nil {
 		v.Ended = nil
