@@ -81,6 +81,9 @@ func TestComposeServices(t *testing.T) {
 				if stage := regexp.MustCompile(`(?m)^FROM .* AS ` + regexp.QuoteMeta(s.Build.Target) + `$`); !stage.Match(source) {
 					t.Errorf("the dockerfile has no stage %q", s.Build.Target)
 				}
+				if !regexp.MustCompile(`go build [^\n]*-tags release`).Match(source) {
+					t.Error("the image is no release build: it takes failpoints, clock offsets and facts from its environment")
+				}
 			}
 			for dep, how := range s.DependsOn {
 				target, ok := p.Services[dep]
