@@ -14,8 +14,9 @@ const (
 	frameHeader = 9 // of HTTP/2: length, type, flags, stream
 	// mostRead bounds what is kept of a response until its first headers are complete.
 	mostRead = 32 << 10
-	// mostRetryAfter bounds the wait that an edge may ask for.
-	mostRetryAfter = time.Hour
+	// mostRetryAfter bounds the wait that an edge may ask for: nothing ends that wait early, and a node is to be back well
+	// within the hour in which an outage of the control plane must have been recovered from.
+	mostRetryAfter = 10 * time.Minute
 )
 
 // limitReader finds the Retry-After of an edge in the first response of a connection: grpc reports a response that is
