@@ -100,6 +100,9 @@ func (k *clone) drill(ctx context.Context) error {
 		return err
 	}
 	err = r.Detect(ctx, func(ctx context.Context) (kit.Verdict, error) {
+		if !k.copy.Running() {
+			return kit.Verdict{}, stage.At(stage.Injected, errors.New("the agent of the copy has ended by itself"))
+		}
 		node, err := m.Node(ctx, id)
 		v := kit.Verdict{
 			Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction(),

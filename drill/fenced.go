@@ -75,7 +75,8 @@ func fencedBy(ctx context.Context, r *kit.Run, c *cluster.Cluster, held mesh.Hel
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	s := &stream{pid: held.Machine.PID(), addr: c.Plan.Addresses.Agents}
+	pid := held.Machine.PID()
+	s := &stream{pid: pid, process: host.Kernel(pid), addr: c.Plan.Addresses.Agents}
 	if err := s.stands(); err != nil {
 		return stage.At(stage.Good, err)
 	}
@@ -165,6 +166,7 @@ func fencedBy(ctx context.Context, r *kit.Run, c *cluster.Cluster, held mesh.Hel
 // stream is the connection of an agent to the node API, as the kernel shows it.
 type stream struct {
 	pid       int
+	process   host.Process // as the kernel had it before the verb
 	addr      string
 	committed time.Time // when the verb was answered
 	ended     time.Time // when no connection was left
@@ -188,6 +190,9 @@ func (s *stream) ends() error {
 	switch {
 	case err != nil:
 		return err
+	case host.Gone(s.pid, s.process) == nil:
+		return stage.At(stage.Verdict, fmt.Errorf("the agent, process %d, has ended: that it has no connection shows nothing",
+			s.pid))
 	case count == 0:
 		s.ended = now
 		return nil
