@@ -14,6 +14,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/services/nodeapi/authority"
 	"github.com/gpuaas/mesh/services/nodeapi/beat"
@@ -59,6 +60,11 @@ func (s *Service) build(ctx context.Context) error {
 		})
 	reporter := work.NewReporter(b.Logger, b.ReplicaID, view, streamed, m)
 	outputs := s.relay(view)
+	keys := agentKeys{tasks: &session.KeyList{}, roots: &session.RootList{}}
+	// Before a port is open, since this waits for the database.
+	if keys.joins, err = s.openKeys(ctx, keys.tasks, keys.roots); err != nil {
+		return err
+	}
 	address, err := s.serveInternal(ctx, outputs)
 	if err != nil {
 		return err
@@ -67,7 +73,7 @@ func (s *Service) build(ctx context.Context) error {
 		Logger: b.Logger, DB: b.DB, ReplicaID: b.ReplicaID, Address: address, Wake: b.Wake.Notify, Counts: s.roster.Counts,
 		OnTime: clock.Set,
 	})
-	if err := s.serveAgents(ctx, clock, session.Deps{
+	if err := s.serveAgents(ctx, clock, keys, session.Deps{
 		Logger: b.Logger, Roster: s.roster, View: view, Work: sessionWork{reporter, marks}, Metrics: m,
 		Authority: peers.recovery, Gate: peers.gates,
 		Observe: func(sess *roster.Session, o *nodev1.Observation) {
@@ -156,8 +162,15 @@ func (s *Service) serveInternal(ctx context.Context, outputs *relay.Relay) (stri
 	return advertised(s.cfg.Advertise, s.internal.Addr().String())
 }
 
+// agentKeys are what proves sessions, and what agents are sent to verify tasks and services.
+type agentKeys struct {
+	joins *joinstate.Verifier // nil: without a file of join state keys
+	tasks *session.KeyList
+	roots *session.RootList
+}
+
 // serveAgents opens the agents' port.
-func (s *Service) serveAgents(ctx context.Context, clock *session.Clock, deps session.Deps) error {
+func (s *Service) serveAgents(ctx context.Context, clock *session.Clock, keys agentKeys, deps session.Deps) error {
 	b := s.base
 	nodes, err := pki.LoadBundle(s.cfg.NodeCAFile)
 	if err != nil {
@@ -171,14 +184,9 @@ func (s *Service) serveAgents(ctx context.Context, clock *session.Clock, deps se
 	if err != nil {
 		return fmt.Errorf("build agents' TLS: %w", err)
 	}
-	taskKeys, serviceRoots := &session.KeyList{}, &session.RootList{}
-	joins, err := s.openKeys(ctx, taskKeys, serviceRoots)
-	if err != nil {
-		return err
-	}
 	s.server, err = session.New(deps, session.Config{
-		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: joins,
-		TaskKeys: taskKeys, ServiceRoots: serviceRoots, Limits: s.cfg.Limits(),
+		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: keys.joins,
+		TaskKeys: keys.tasks, ServiceRoots: keys.roots, Limits: s.cfg.Limits(),
 	})
 	if err != nil {
 		return fmt.Errorf("build stream server: %w", err)

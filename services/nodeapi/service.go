@@ -52,6 +52,9 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 		if s.lis != nil {
 			_ = s.lis.Close()
 		}
+		if s.internal != nil {
+			_ = s.internal.Close()
+		}
 		base.Close()
 		return nil, fmt.Errorf("build nodeapi: %w", err)
 	}
