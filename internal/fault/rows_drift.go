@@ -146,6 +146,6 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 		Owner: ownerLifecycle, NextAction: "wait: lifecycle has yet to open its gate",
 	},
 	commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL: {
-		Owner: ownerHost, NextAction: "free room on its disk",
+		Owner: ownerAgent + " / host", NextAction: "free room on its disk",
 	},
 }

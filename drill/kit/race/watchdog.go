@@ -1,6 +1,7 @@
 package race
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,7 +103,8 @@ func (x *Race) met(ctx context.Context, recordID string, op *lifecyclev1.Operati
 	}
 	asked := record.GetStartedAt().AsTime()
 	if record.GetStartedAt() == nil || asked.Before(began) || asked.After(ended) {
-		x.r.Note("the watchdog did not ask within the %.2f s of the race", ended.Sub(began).Seconds())
+		x.r.Note("the watchdog did not ask within the %.2f s of the race: %s", ended.Sub(began).Seconds(),
+			cmp.Or(record.GetWithheldBecause(), "nothing withheld it"))
 		return false, nil
 	}
 	x.r.Evidence(record.GetRecordId())
