@@ -71,7 +71,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	beats := beat.New(beat.Deps{
 		Logger: b.Logger, DB: b.DB, ReplicaID: b.ReplicaID, Address: address, Wake: b.Wake.Notify, Counts: s.roster.Counts,
-		OnTime: clock.Set,
+		Back: s.roster.Repeat, OnTime: clock.Set,
 	})
 	if err := s.serveAgents(ctx, clock, keys, session.Deps{
 		Logger: b.Logger, Roster: s.roster, View: view, Work: sessionWork{reporter, marks}, Metrics: m,

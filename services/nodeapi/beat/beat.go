@@ -33,6 +33,8 @@ type Deps struct {
 	Wake func()
 	// Counts returns how many sessions stand here and how many of them are late.
 	Counts func() (sessions, late int)
+	// Back is called after the first beat that follows a silence in which the replica counted as gone.
+	Back func()
 	// OnTime is given each reading of the database's clock.
 	OnTime func(sent, received, server time.Time)
 }
@@ -43,7 +45,8 @@ type Publisher struct {
 	now  func() time.Time
 
 	mu     sync.Mutex
-	lastOK time.Time // of the last beat that was written
+	lastOK time.Time // when the last beat was written, by this host's clock
+	beatAt time.Time // the same by the database's clock, by which a replica counts as gone
 }
 
 // New makes a publisher. It writes nothing before Run.
@@ -84,10 +87,14 @@ func (p *Publisher) beat(ctx context.Context, leaving bool) {
 	}
 	p.deps.OnTime(sent, wallclock.Now(), written.BeatAt)
 	p.mu.Lock()
-	p.lastOK = p.now()
+	back := !leaving && !p.beatAt.IsZero() && written.BeatAt.Sub(p.beatAt) >= replicas.SilentAfter
+	p.lastOK, p.beatAt = p.now(), written.BeatAt
 	p.mu.Unlock()
 	if changed {
 		p.deps.Wake()
+	}
+	if back {
+		p.deps.Back()
 	}
 }
 

@@ -19,7 +19,7 @@ func TestBeatsAreNoEvents(t *testing.T) {
 	pool, replicaID, beats := db.Pool(pg.RoleNodeAPI), ids.New(), 0
 	p := New(Deps{
 		Logger: testkit.Logger(t), DB: pool, ReplicaID: replicaID, Address: "127.0.0.1:1", Wake: func() {},
-		Counts: func() (int, int) { return 0, 0 }, OnTime: func(time.Time, time.Time, time.Time) { beats++ },
+		Counts: func() (int, int) { return 0, 0 }, Back: func() {}, OnTime: func(time.Time, time.Time, time.Time) { beats++ },
 	})
 	now := time.Now()
 	p.now = func() time.Time { return now }
@@ -50,4 +50,37 @@ func TestBeatsAreNoEvents(t *testing.T) {
 	events("after a silence", 2)
 	p.beat(t.Context(), true)
 	events("on leaving", 3)
+}
+
+// TestAReplicaIsBackOnceAfterASilence checks that a replica is told that it is back by the beat that follows a silence
+// in which it counted as gone by the database's clock, and neither by its first beat nor by its last.
+func TestAReplicaIsBackOnceAfterASilence(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	testkit.StopClock(db)
+	backs, at := 0, time.Duration(0)
+	p := New(Deps{
+		Logger: testkit.Logger(t), DB: db.Pool(pg.RoleNodeAPI), ReplicaID: ids.New(), Address: "127.0.0.1:1", Wake: func() {},
+		Counts: func() (int, int) { return 0, 0 }, Back: func() { backs++ }, OnTime: func(time.Time, time.Time, time.Time) {},
+	})
+	for _, step := range []struct {
+		when    string
+		after   time.Duration
+		leaving bool
+		want    int
+	}{
+		{when: "the first beat"},
+		{when: "a beat in time", after: 5 * time.Second},
+		{when: "a late beat", after: 14 * time.Second},
+		{when: "a beat after a silence", after: 15 * time.Second, want: 1},
+		{when: "the beat after it", after: 5 * time.Second, want: 1},
+		{when: "the last beat, after a silence", after: time.Minute, leaving: true, want: 1},
+	} {
+		at += step.after
+		testkit.SetClockOffset(db, at)
+		p.beat(t.Context(), step.leaving)
+		if backs != step.want {
+			t.Errorf("%s: it was back %d times, want %d", step.when, backs, step.want)
+		}
+	}
 }

@@ -182,6 +182,16 @@ func (r *Roster) RepeatClosed(s *Session) {
 	r.events.Session(s.Fact(commonv1.SessionState_SESSION_STATE_CLOSED, false))
 }
 
+// Repeat reports the sessions that stand here once more, as newer versions. A replica that comes back after it counted
+// as gone calls it: nodes may have been judged silent meanwhile, and a session that goes on reports nothing by itself.
+func (r *Roster) Repeat() {
+	for _, s := range r.CurrentAll() {
+		if state := s.State(); state != commonv1.SessionState_SESSION_STATE_OPENING { // Admit reports such a one
+			r.events.Session(s.Fact(state, false))
+		}
+	}
+}
+
 // Current returns the admitted session of a node, nil if there is none here.
 func (r *Roster) Current(nodeID string) *Session {
 	r.mu.Lock()

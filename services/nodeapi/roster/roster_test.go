@@ -151,6 +151,30 @@ func TestNoFactTakesAnEndedSessionBack(t *testing.T) {
 	}
 }
 
+// TestSessionsThatStandAreRepeated checks that Repeat reports each session that was admitted as a newer version in the
+// state that it has, and none that is opening.
+func TestSessionsThatStandAreRepeated(t *testing.T) {
+	in(t, Config{}, func(r *Roster, events *facts) {
+		s, w := admitted(r, nil)
+		opening := r.Add("other", Identity{NodeID: "other", Conn: w}, w, time.Now().Add(time.Second), time.Now().Add(time.Hour))
+		before := events.seen[len(events.seen)-1]
+		r.Repeat()
+		if len(events.seen) != 2 {
+			t.Fatalf("%d facts, want two", len(events.seen))
+		}
+		if f := events.seen[1]; f.GetSessionId() != s.ID || f.GetVersion() <= before.GetVersion() || f.GetLate() ||
+			f.GetState() != commonv1.SessionState_SESSION_STATE_ADMITTED || f.GetReplicaId() != before.GetReplicaId() {
+			t.Errorf("repeated %v", f)
+		}
+		r.Remove(opening)
+		r.Remove(s)
+		r.Repeat()
+		if n := len(events.seen); n != 3 {
+			t.Errorf("%d facts, want three: a session that has ended is not repeated", n)
+		}
+	})
+}
+
 func TestOldSessionIsReplacedOrEnds(t *testing.T) {
 	in(t, Config{}, func(r *Roster, _ *facts) {
 		s, w := admitted(r, nil)

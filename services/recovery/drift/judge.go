@@ -193,7 +193,8 @@ type turn struct {
 	more  bool
 }
 
-// take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent.
+// take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent for too
+// long, whichever way they were found.
 func (t *turn) take(ctx context.Context, tx pgx.Tx) error {
 	if t.seen.Due != nil && !t.seen.Due.After(t.seen.Now) {
 		if _, err := t.lock(ctx, tx, takeDue, t.seen.Now); err != nil {
@@ -201,12 +202,8 @@ func (t *turn) take(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if before, ok := heardBefore(t.rule, t.seen.Now); ok && t.seen.Silent != nil && !t.seen.Silent.After(before) {
-		list, err := t.lock(ctx, tx, takeSilent, before)
-		if err != nil {
+		if _, err := t.lock(ctx, tx, takeSilent, before); err != nil {
 			return err
-		}
-		for _, n := range list {
-			n.down, n.downSince = true, *n.SilentSince
 		}
 	}
 	for id, beat := range t.seen.gone(t.rule) {
@@ -220,6 +217,11 @@ func (t *turn) take(ctx context.Context, tx pgx.Tx) error {
 	}
 	if len(t.nodes) == 0 {
 		return nil
+	}
+	for _, n := range t.nodes {
+		if n.SilentSince != nil && t.rule.Down(*n.SilentSince, t.seen.Now) {
+			n.down, n.downSince = true, *n.SilentSince
+		}
 	}
 	return loadEvidence(ctx, tx, t.nodes)
 }

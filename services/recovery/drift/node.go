@@ -23,6 +23,9 @@ type node struct {
 	downSince  time.Time // when it was heard last
 }
 
+// clockError is how far apart two readings of one moment by a replica's estimate of the database's clock may be.
+const clockError = time.Second
+
 // activeState is the state of an identity in which its node is expected to be connected.
 var activeState = names.Of(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE)
 
@@ -104,11 +107,11 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 		return
 	}
 	n.SessionVersion = version
-	if n.ReplicaID == "" { // it was late, or lost with its replica, and is closed now
+	heardAt := lastHeard(s, at)
+	if n.ReplicaID == "" && !n.heardSince(heardAt) { // it was late, or lost with its replica, and is closed now
 		return
 	}
 	n.ReplicaID = ""
-	heardAt := lastHeard(s, at)
 	if n.State == activeState {
 		n.SilentSince = &heardAt
 	}
@@ -117,6 +120,17 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 		detail = "no heartbeat"
 	}
 	n.notServed(commonv1.DriftReason_DRIFT_REASON_DISCONNECTED, heardAt, detail, correlation)
+}
+
+// heardSince reports whether a node that no session serves was heard later than is kept, at the given time: its replica
+// was lost and has come back, or a session that was late ends after another heartbeat.
+func (n *node) heardSince(heardAt time.Time) bool {
+	for _, e := range n.evidence {
+		if e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS && e.Source == session {
+			return e.Reason != 0 && heardAt.After(e.ObservedAt.Add(clockError))
+		}
+	}
+	return false
 }
 
 // lastHeard returns when the agent was heard last in a session that serves no more.
