@@ -21,6 +21,8 @@
 // that differs from the present one with its event. It relies on the order of events and on the database's clock. It
 // decides nothing about an identity, a session or a gate: it tells what follows from them. Its guarantees:
 //   - of replicas that judge at once, one writes a verdict; one that dies leaves its work to the others;
+//   - evidence that this build cannot read hides nothing that it can read: a worse verdict is written, a milder one is
+//     left to a replica of the newer build;
 //   - a verdict is written when its reason changes, or who acts next and how, and never because time passes;
 //   - a node is judged silent only if a replica of nodeapi listened for the whole threshold (package silence), and an
 //     outage of nodeapi is one verdict, whatever the number of nodes.

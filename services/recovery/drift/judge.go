@@ -251,13 +251,6 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 	var changed []*standing
 	for _, id := range idsOf(t.nodes) {
 		n := t.nodes[id]
-		n.DueAt = nil
-		if n.unread != nil {
-			aside.Note(ctx, "drift.evidence", id, n.unread)
-			again := t.seen.Now.Add(unreadAgain)
-			n.DueAt = &again
-			continue
-		}
 		if n.down {
 			detail := ""
 			if n.lost {
@@ -271,7 +264,17 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 		if v == nil {
 			v = &standing{nodeID: id}
 		}
-		if v.become(Classify(list, t.seen.Now), list, t.seen.Now) {
+		verdict := Classify(list, t.seen.Now)
+		if n.unread != nil {
+			aside.Note(ctx, "drift.evidence", id, n.unread)
+			if at := t.seen.Now.Add(unreadAgain); again == nil || at.Before(*again) {
+				n.DueAt = &at
+			}
+			if !proves(verdict.Reason, v.body.GetReason()) {
+				continue
+			}
+		}
+		if v.become(verdict, list, t.seen.Now) {
 			changed = append(changed, v)
 		}
 	}
@@ -280,6 +283,17 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 		return err
 	}
 	return saveVerdicts(ctx, tx, changed)
+}
+
+// proves reports whether a reason that was concluded without some of the evidence may take the place of the present one:
+// it must be proven by what was read, and be no milder. That the agent was not heard at all is not proven by it, and of
+// a present reason of a newer build it is not known how bad it is.
+func proves(reason, present commonv1.DriftReason) bool {
+	if reason == 0 || reason == commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE {
+		return false
+	}
+	row, known := RowOf(present)
+	return present == 0 || known && rows[reason].rank >= row.rank
 }
 
 // evidenceOf returns the evidence about a node that counts now, and when it must be judged again without news. That its

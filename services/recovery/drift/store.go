@@ -115,8 +115,8 @@ var (
 			version = EXCLUDED.version`)
 )
 
-// loadEvidence adds what is stored about nodes to them. A node with evidence that this build cannot read is marked, for
-// a verdict without it might be milder than what is proven.
+// loadEvidence adds what is stored about nodes to them. A node with evidence that this build cannot read is marked: a
+// verdict without it may be milder than what is proven.
 func loadEvidence(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error {
 	rows, err := pg.All[evidenceRow](ctx, tx, readEvidence, idsOf(nodes))
 	if err != nil {
