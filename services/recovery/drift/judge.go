@@ -297,7 +297,8 @@ func proves(reason, present commonv1.DriftReason) bool {
 }
 
 // evidenceOf returns the evidence about a node that counts now, and when it must be judged again without news. That its
-// gate is closed does not count for a moment, and not while it may be open for long and that is unread.
+// gate is closed does not count for a moment, and not while it may be open for long and that is unread. What the gate
+// tells of a node that is down does not count: lifecycle knows it from the agent, and hides nothing else by it.
 func (t *turn) evidenceOf(n *node) ([]Evidence, *time.Time) {
 	var again *time.Time
 	earlier := func(at time.Time) {
@@ -306,13 +307,18 @@ func (t *turn) evidenceOf(n *node) ([]Evidence, *time.Time) {
 		}
 	}
 	served := time.Time{}
+	down := false
 	for _, e := range n.evidence {
 		if e.Source == session && e.Reason == 0 {
 			served = e.ObservedAt
 		}
+		down = down || e.Source == session && e.Reason == commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
 	}
 	out := make([]Evidence, 0, len(n.evidence))
 	for _, e := range n.evidence {
+		if down && e.Source == gate {
+			continue
+		}
 		if e.Reason == commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED && n.ReplicaID != "" {
 			since := e.ObservedAt
 			if served.After(since) {

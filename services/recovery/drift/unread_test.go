@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
-
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
 // unreadable adds evidence of a newer build about nodes.
@@ -31,7 +29,6 @@ func TestEvidenceOfANewerBuildHidesNothing(t *testing.T) {
 	k.unreadable(n)
 	k.enter(n, heldState, "")
 	k.round()
-	held := commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD
 	k.wantReasons(n.id(), held)
 	k.enter(n, fencedState, "")
 	k.round()
