@@ -173,8 +173,12 @@ var (
 		ON CONFLICT (service) DO UPDATE SET through = EXCLUDED.through WHERE d.through < EXCLUDED.through`)
 )
 
-// noteJudged notes, every few seconds, up to when all is judged.
+// noteJudged notes, every few seconds, up to when all is judged; for the first time when the consumer has read the whole
+// log.
 func noteJudged(ctx context.Context, tx pgx.Tx, s *seen) error {
+	if s.first() {
+		return nil
+	}
 	through := s.Now.Add(-s.unread())
 	if s.Through != nil && through.Sub(*s.Through) < every*4/5 {
 		return nil
@@ -196,7 +200,7 @@ type turn struct {
 // take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent for too
 // long, whichever way they were found.
 func (t *turn) take(ctx context.Context, tx pgx.Tx) error {
-	if t.seen.Due != nil && !t.seen.Due.After(t.seen.Now) {
+	if t.seen.Due != nil && !t.seen.Due.After(t.seen.Now) && !t.seen.first() {
 		if _, err := t.lock(ctx, tx, takeDue, t.seen.Now); err != nil {
 			return err
 		}
@@ -258,12 +262,12 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 			}
 			n.judgedSilent(n.downSince, detail)
 		}
-		list, again := t.evidenceOf(n)
-		n.DueAt = again
 		v := present[id]
 		if v == nil {
 			v = &standing{nodeID: id}
 		}
+		list, again := t.evidenceOf(n, v.body.GetReason())
+		n.DueAt = again
 		verdict := Classify(list, t.seen.Now)
 		if n.unread != nil {
 			aside.Note(ctx, "drift.evidence", id, n.unread)
@@ -294,49 +298,4 @@ func proves(reason, present commonv1.DriftReason) bool {
 	}
 	row, known := RowOf(present)
 	return present == 0 || known && rows[reason].rank >= row.rank
-}
-
-// evidenceOf returns the evidence about a node that counts now, and when it must be judged again without news. That its
-// gate is closed does not count for a moment, and not while it may be open for long and that is unread. What the gate
-// tells of a node that is down does not count: lifecycle knows it from the agent, and hides nothing else by it.
-func (t *turn) evidenceOf(n *node) ([]Evidence, *time.Time) {
-	var again *time.Time
-	earlier := func(at time.Time) {
-		if again == nil || at.Before(*again) {
-			again = &at
-		}
-	}
-	served := time.Time{}
-	down := false
-	for _, e := range n.evidence {
-		if e.Source == session && e.Reason == 0 {
-			served = e.ObservedAt
-		}
-		down = down || e.Source == session && e.Reason == commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
-	}
-	out := make([]Evidence, 0, len(n.evidence))
-	for _, e := range n.evidence {
-		if down && e.Source == gate {
-			continue
-		}
-		if e.Reason == commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED && n.ReplicaID != "" {
-			since := e.ObservedAt
-			if served.After(since) {
-				since = served
-			}
-			counts := since.Add(settle)
-			if t.seen.unread() > upToDate {
-				counts = t.seen.Now.Add(settle)
-			}
-			if t.seen.Now.Before(counts) {
-				earlier(counts)
-				continue
-			}
-		}
-		if e.FreshUntil.After(t.seen.Now) {
-			earlier(e.FreshUntil)
-		}
-		out = append(out, e.Evidence)
-	}
-	return out, again
 }

@@ -81,6 +81,10 @@ func (s *seen) rule(after time.Duration) silence.Rule {
 
 func (s *seen) unread() time.Duration { return time.Duration(s.Unread * float64(time.Second)) }
 
+// first reports whether the consumer has yet to read the log for the first time: nodes that were there when drift was
+// installed may have been decided on since.
+func (s *seen) first() bool { return s.Through == nil && s.unread() > upToDate }
+
 // heardBefore returns the time before which a silent node must have been heard last to be down now, and whether any can
 // be.
 func heardBefore(r silence.Rule, now time.Time) (time.Time, bool) {
