@@ -107,7 +107,7 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 		return
 	}
 	n.SessionVersion = version
-	heardAt := lastHeard(s, at)
+	heardAt := n.lastHeard(s, at)
 	if n.ReplicaID == "" && !n.heardSince(heardAt) { // it was late, or lost with its replica, and is closed now
 		return
 	}
@@ -133,15 +133,26 @@ func (n *node) heardSince(heardAt time.Time) bool {
 	return false
 }
 
-// lastHeard returns when the agent was heard last in a session that serves no more.
-func lastHeard(s *nodev1.SessionChanged, otherwise time.Time) time.Time {
+// lastHeard returns when the agent was heard last in a session that serves no more. The replica tells it by its estimate
+// of the database's clock: it is not after the event, nor before the node was seen to be served.
+func (n *node) lastHeard(s *nodev1.SessionChanged, at time.Time) time.Time {
+	heardAt := at
 	switch {
 	case s.GetLastSeenAt() != nil:
-		return s.GetLastSeenAt().AsTime()
+		heardAt = s.GetLastSeenAt().AsTime()
 	case s.GetClosedAt() != nil:
-		return s.GetClosedAt().AsTime()
+		heardAt = s.GetClosedAt().AsTime()
 	}
-	return otherwise
+	for _, e := range n.evidence {
+		if e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS && e.Source == session && e.Reason == 0 &&
+			heardAt.Before(e.ObservedAt) {
+			heardAt = e.ObservedAt
+		}
+	}
+	if heardAt.After(at) {
+		return at
+	}
+	return heardAt
 }
 
 // notServed keeps that no session serves the node.

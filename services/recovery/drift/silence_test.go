@@ -83,3 +83,23 @@ func TestALateSessionThatWasHeardAgainHasTheThreshold(t *testing.T) {
 	k.round()
 	k.wantReasons(n.id(), agentDown)
 }
+
+// TestSilenceIsCountedByTheDatabasesClock checks that a replica whose clock is wrong moves no threshold: a node was not
+// heard after its session was reported as ended, nor before it was served.
+func TestSilenceIsCountedByTheDatabasesClock(t *testing.T) {
+	k := newKit(t)
+	k.listen(20 * time.Second)
+	ahead, behind := k.up(), k.up()
+	for n, wrong := range map[*machine]time.Duration{ahead: time.Hour, behind: -time.Hour} {
+		n.session.State, n.session.LastSeenAt = closedState, timestamppb.New(k.now().Add(wrong))
+		k.put(n.session)
+	}
+	k.listen(staleAfter - time.Second)
+	k.round()
+	k.wantReasons(behind.id())
+	k.wantReasons(ahead.id())
+	k.listen(time.Second)
+	k.round()
+	k.wantReasons(behind.id(), agentDown)
+	k.wantReasons(ahead.id(), agentDown)
+}
