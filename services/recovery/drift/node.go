@@ -30,14 +30,18 @@ const clockError = time.Second
 var activeState = names.Of(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE)
 
 // note keeps evidence, in place of what its source saw of the part before. The version is that of the source's row:
-// what is older than the evidence that is kept is ignored. What a source goes on to see is kept as it was seen first.
+// what is older than the evidence that is kept is ignored. What a source goes on to see is kept as it was seen first,
+// with the newest version: an event that was set aside and is read late takes nothing back.
 func (n *node) note(e Evidence, version int64) {
 	for _, old := range n.evidence {
 		if old.Part != e.Part || old.Source != e.Source {
 			continue
 		}
-		if version >= old.version && !old.same(e) {
-			old.Evidence, old.version = e, version
+		if version >= old.version {
+			old.version = version
+			if !old.same(e) {
+				old.Evidence = e
+			}
 		}
 		return
 	}

@@ -46,6 +46,7 @@ type kept struct {
 	Evidence
 	version int64
 	was     *Evidence // as it is stored; nil: it is not
+	written int64     // the version that is stored
 }
 
 // news reports whether the evidence differs from what is stored.
@@ -57,7 +58,7 @@ func (k *kept) same(e Evidence) bool {
 }
 
 func (r evidenceRow) read() (*kept, error) {
-	out := &kept{version: r.Version, Evidence: Evidence{
+	out := &kept{version: r.Version, written: r.Version, Evidence: Evidence{
 		NodeID: r.NodeID, ObservedAt: r.ObservedAt, Detail: r.Detail, CorrelationID: r.CorrelationID,
 	}}
 	if r.NodeID == everyNode {
@@ -143,7 +144,7 @@ func save(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error {
 	for _, id := range idsOf(nodes) {
 		n := nodes[id]
 		for _, e := range n.evidence {
-			if e.news() {
+			if e.news() || e.version != e.written {
 				observed = append(observed, e)
 			}
 		}
