@@ -44,6 +44,9 @@ type Publisher struct {
 	deps Deps
 	now  func() time.Time
 
+	writing sync.Mutex // held for a beat, so that none that began before the last one is written after it
+	left    bool       // the last beat has begun; guarded by writing
+
 	mu     sync.Mutex
 	lastOK time.Time // when the last beat was written, by this host's clock
 	beatAt time.Time // the same by the database's clock, by which a replica counts as gone
@@ -72,6 +75,12 @@ func (p *Publisher) Leave(ctx context.Context) { p.beat(ctx, true) }
 // beat writes the replica's row, which marks it as listening. It appends an event only on a change: the replica has
 // started, is back after a silence in which it counted as gone, or leaves.
 func (p *Publisher) beat(ctx context.Context, leaving bool) {
+	p.writing.Lock()
+	defer p.writing.Unlock()
+	if p.left && !leaving {
+		return
+	}
+	p.left = p.left || leaving
 	ctx, cancel := context.WithTimeout(ctx, replicas.Every)
 	defer cancel()
 	sessions, late := p.deps.Counts()

@@ -50,6 +50,12 @@ func TestBeatsAreNoEvents(t *testing.T) {
 	events("after a silence", 2)
 	p.beat(t.Context(), true)
 	events("on leaving", 3)
+	p.beat(t.Context(), false) // of a tick that came while it left
+	var leaving bool
+	if err := pool.QueryRow(t.Context(), `SELECT leaving FROM mesh.replica WHERE replica_id = $1`,
+		replicaID).Scan(&leaving); err != nil || !leaving {
+		t.Errorf("after a beat that followed the last one the replica is leaving %t, %v", leaving, err)
+	}
 }
 
 // TestAReplicaIsBackOnceAfterASilence checks that a replica is told that it is back by the beat that follows a silence
