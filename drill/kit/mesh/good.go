@@ -10,6 +10,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
@@ -21,7 +22,24 @@ func (m *Mesh) Good(ctx context.Context) error {
 	if err := await.Until(ctx, "every part of the mesh to be well", await.Settle, m.Well); err != nil {
 		return err
 	}
+	if err := m.ReleaseBrake(ctx); err != nil {
+		return err
+	}
 	return m.bystander(ctx)
+}
+
+// ReleaseBrake releases the fleet brake if it is engaged, as an operator does who knows what failed: the faults of
+// earlier drills are in its window.
+func (m *Mesh) ReleaseBrake(ctx context.Context) error {
+	resp, err := m.Client.Incidents.GetBrake(ctx, &readmodelv1.GetBrakeRequest{})
+	if err != nil || !resp.GetBrake().GetEngaged() {
+		return err
+	}
+	_, err = m.Client.Incidents.ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "faults of drills"})
+	if fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) {
+		return nil // it has let go meanwhile
+	}
+	return err
 }
 
 // Well returns nil if all parts of the mesh are well and all machines connected.

@@ -43,7 +43,7 @@ func (x *Race) together(ctx context.Context, run start) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if err := x.Invite(ctx); err != nil {
+	if err := errors.Join(x.Invite(ctx), x.r.Mesh.ReleaseBrake(ctx)); err != nil {
 		return false, stage.At(stage.Good, err)
 	}
 	open, err := x.orphan(ctx, c)

@@ -37,7 +37,7 @@ type Config struct {
 	// Offset returns the database's clock minus this host's. Certificates expire by the database's clock. Nil: zero.
 	Offset func() time.Duration
 	// StaleAfter returns the policy's bound of silence: a session that has sent nothing for this long is late, whatever
-	// its heartbeat interval. Nil: no bound.
+	// its heartbeat interval. It is asked when the agent is told its interval (Session.SetInterval). Nil: no bound.
 	StaleAfter func() time.Duration
 }
 
@@ -263,6 +263,9 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	dbNow := now.Add(r.cfg.Offset())
 	stale := r.cfg.StaleAfter()
 	s.mu.Lock()
+	if s.bound > 0 {
+		stale = s.bound
+	}
 	if s.cutAt.IsZero() && !s.writingSince.IsZero() && now.Sub(s.writingSince) > r.cfg.WriteWithin {
 		s.closeLocked(commonv1.Reason_REASON_SLOW_CONSUMER, "the agent does not read what it is sent", now)
 	}
@@ -275,7 +278,7 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	overdue := !s.openBy.IsZero() && now.After(s.openBy) && s.cutAt.IsZero()
 	wasLate := s.late
 	isLate := state == commonv1.SessionState_SESSION_STATE_ADMITTED &&
-		now.Sub(s.LastSeen()) > min(max(r.cfg.LateAfter, 3*s.interval), stale)
+		s.silentLocked(now) > min(max(r.cfg.LateAfter, 3*s.interval), stale)
 	s.late = isLate
 	retire := state == commonv1.SessionState_SESSION_STATE_ADMITTED && !s.retiring &&
 		(now.After(s.RetireAt) || endsSoon)

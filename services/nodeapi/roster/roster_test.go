@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -151,12 +152,38 @@ func TestNoFactTakesAnEndedSessionBack(t *testing.T) {
 	}
 }
 
+// TestATighterBoundCountsFromWhenTheAgentIsTold: an agent that sends every 15 s is not late at once when the policy
+// wants to hear of it every 6 s, and late when it sends nothing for 6 s from then on.
+func TestATighterBoundCountsFromWhenTheAgentIsTold(t *testing.T) {
+	var bound atomic.Int64
+	bound.Store(int64(15 * time.Minute))
+	in(t, Config{StaleAfter: func() time.Duration { return time.Duration(bound.Load()) }}, func(r *Roster, events *facts) {
+		s, w := admitted(r, nil)
+		s.SetInterval(15 * time.Second)
+		time.Sleep(14 * time.Second)
+		bound.Store(int64(6 * time.Second))
+		time.Sleep(2 * time.Second) // the policy is read here, and the agent not told yet
+		s.SetInterval(3 * time.Second)
+		time.Sleep(5 * time.Second)
+		if got := events.late(); len(got) != 1 {
+			t.Errorf("late before the agent could follow: %v", got)
+		}
+		time.Sleep(3 * time.Second)
+		if got := events.late(); len(got) != 2 || !got[1] {
+			t.Errorf("facts of lateness %v, want one that it is", got)
+		}
+		s.Close(nil)
+		<-w.closed
+	})
+}
+
 // TestSessionsThatStandAreRepeated checks that Repeat reports each session that was admitted as a newer version in the
 // state that it has, and none that is opening.
 func TestSessionsThatStandAreRepeated(t *testing.T) {
 	in(t, Config{}, func(r *Roster, events *facts) {
 		s, w := admitted(r, nil)
-		opening := r.Add("other", Identity{NodeID: "other", Conn: w}, w, time.Now().Add(time.Second), time.Now().Add(time.Hour))
+		now := time.Now()
+		opening := r.Add("other", Identity{NodeID: "other", Conn: w}, w, now.Add(time.Second), now.Add(time.Hour))
 		before := events.seen[len(events.seen)-1]
 		r.Repeat()
 		if len(events.seen) != 2 {

@@ -61,6 +61,8 @@ type Session struct {
 	// writingSince is when the frame under way was begun; zero: none is.
 	writingSince time.Time
 	interval     time.Duration // of heartbeats, as sent to the agent
+	bound        time.Duration // of silence, by the policy that the agent was told last
+	toldAt       time.Time     // when it was told
 	gone         bool
 	cutAt        time.Time // when the connection is closed for good
 	openBy       time.Time // when it must have been admitted
@@ -109,11 +111,25 @@ func (s *Session) Welcomed(instanceID string, generation int64, nonce, replaces 
 	s.instanceID, s.generation, s.nonce, s.replaces, s.agent = instanceID, generation, nonce, replaces, facts
 }
 
-// SetInterval records the heartbeat interval that the agent was told to use.
+// SetInterval records the heartbeat interval that the agent is told to use. The policy's bound of silence as it is now
+// holds for the session from now on: an agent that was told of longer intervals keeps them until it reads this.
 func (s *Session) SetInterval(d time.Duration) {
+	bound, now := s.roster.cfg.StaleAfter(), wallclock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.interval = d
+	if bound < s.bound || d < s.interval {
+		s.toldAt = now
+	}
+	s.interval, s.bound = d, bound
+}
+
+// silentLocked returns for how long the agent has sent nothing since it was told how often to.
+func (s *Session) silentLocked(now time.Time) time.Duration {
+	from := s.LastSeen()
+	if s.toldAt.After(from) {
+		from = s.toldAt
+	}
+	return now.Sub(from)
 }
 
 // guarded returns a field that mu guards.

@@ -129,11 +129,11 @@ func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict) (*readmode
 		WorkspaceId: cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
 	}
 	if s.scope.Everything() {
-		n.Verdict = d.Verdict
-		if n.Verdict == nil && f.Verdict.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
-			n.Verdict = f.Verdict // that nothing is wrong
+		holds := d.Verdict
+		if holds == nil && f.Verdict.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
+			holds = f.Verdict // that nothing is wrong
 		}
-		n.Verdict = present(n.Verdict)
+		n.Verdict = present(holds)
 	}
 	return n, nil
 }

@@ -12,8 +12,8 @@ func (n *machine) full() {
 	n.gate.Host = &commonv1.HostFacts{StateDisk: &commonv1.StateDisk{Path: "/var/lib/agent", Full: true, Detail: "full"}}
 }
 
-// TestANodeThatIsDownHasNoFullDisk checks that what the gate told of a node's disk hides for the threshold that the node
-// is away, and no longer, and counts again when it is back.
+// TestANodeThatIsDownHasNoFullDisk checks that what the gate told of a node's disk hides that the node is away for the
+// threshold and no longer, and counts again when it is back.
 func TestANodeThatIsDownHasNoFullDisk(t *testing.T) {
 	k := newKit(t)
 	n := k.up()
@@ -43,8 +43,8 @@ func (k *kit) behind() {
 	k.listen(20 * time.Second)
 }
 
-// TestAnOldGateIsNoVerdict checks that what was read of a gate while later events are unread for long begins no verdict,
-// and counts once all is read.
+// TestAnOldGateIsNoVerdict checks that what was read of a gate while later events are unread for long begins no
+// verdict, and counts once all is read.
 func TestAnOldGateIsNoVerdict(t *testing.T) {
 	k := newKit(t)
 	over, stays := k.up(), k.up()
@@ -74,14 +74,15 @@ func TestAVerdictOutlastsUnreadEvents(t *testing.T) {
 	k.wantReasons(n.id(), notAdmitted)
 	k.put()
 	k.behind()
-	_, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.judgement SET due_at = mesh.clock() WHERE node_id = $1`, n.id())
+	_, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.judgement SET due_at = mesh.clock() WHERE node_id = $1`,
+		n.id())
 	k.must(err)
 	k.round()
 	k.wantReasons(n.id(), notAdmitted)
 }
 
-// TestTheFirstStartJudgesWhenTheLogIsRead checks that nodes that were there when drift was installed are judged when the
-// log has been read, and not by what their identities were then.
+// TestTheFirstStartJudgesWhenTheLogIsRead checks that nodes that were there when drift was installed are judged when
+// the log has been read, and not by what their identities were then.
 func TestTheFirstStartJudgesWhenTheLogIsRead(t *testing.T) {
 	k := newKit(t)
 	freed, stays := k.made(), k.made()

@@ -173,8 +173,8 @@ var (
 		ON CONFLICT (service) DO UPDATE SET through = EXCLUDED.through WHERE d.through < EXCLUDED.through`)
 )
 
-// noteJudged notes, every few seconds, up to when all is judged; for the first time when the consumer has read the whole
-// log.
+// noteJudged notes, every few seconds, up to when all is judged; for the first time when the consumer has read the
+// whole log.
 func noteJudged(ctx context.Context, tx pgx.Tx, s *seen) error {
 	if s.first() {
 		return nil
@@ -197,8 +197,8 @@ type turn struct {
 	more  bool
 }
 
-// take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent for too
-// long, whichever way they were found.
+// take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent for
+// too long, whichever way they were found.
 func (t *turn) take(ctx context.Context, tx pgx.Tx) error {
 	if t.seen.Due != nil && !t.seen.Due.After(t.seen.Now) && !t.seen.first() {
 		if _, err := t.lock(ctx, tx, takeDue, t.seen.Now); err != nil {
@@ -289,9 +289,9 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 	return saveVerdicts(ctx, tx, changed)
 }
 
-// proves reports whether a reason that was concluded without some of the evidence may take the place of the present one:
-// it must be proven by what was read, and be no milder. That the agent was not heard at all is not proven by it, and of
-// a present reason of a newer build it is not known how bad it is.
+// proves reports whether a reason that was concluded without some of the evidence may take the place of the present
+// one: it must be proven by what was read, and be no milder. That no source tells whether the agent is heard is not
+// proven by it, and of a present reason of a newer build it is not known how bad it is.
 func proves(reason, present commonv1.DriftReason) bool {
 	if reason == 0 || reason == commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE {
 		return false

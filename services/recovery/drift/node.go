@@ -137,8 +137,8 @@ func (n *node) heardSince(heardAt time.Time) bool {
 	return false
 }
 
-// lastHeard returns when the agent was heard last in a session that serves no more. The replica tells it by its estimate
-// of the database's clock: it is not after the event, nor before the node was seen to be served.
+// lastHeard returns when the agent was heard last in a session that serves no more. The replica has it by its estimate
+// of the database's clock: it is taken as not after the event, and not before the node was seen to be served.
 func (n *node) lastHeard(s *nodev1.SessionChanged, at time.Time) time.Time {
 	heardAt := at
 	switch {
