@@ -55,12 +55,13 @@ CREATE TABLE recovery.verdict_period (
 -- Up to which time a service has judged what was there to be judged: an older verdict is as good as its evidence no more.
 CREATE TABLE mesh.judged (
     service text        PRIMARY KEY,
-    through timestamptz NOT NULL
+    through timestamptz NOT NULL,
+    noted   boolean     NOT NULL DEFAULT true -- by the service; false: by the migration, before the service has judged anything
 ) WITH (fillfactor = 50);
 GRANT SELECT, INSERT, UPDATE ON mesh.judged TO recovery;
 GRANT SELECT ON mesh.judged TO readmodel;
 -- Until a replica of recovery of this build judges, verdicts are missing: readmodel shows since when.
-INSERT INTO mesh.judged (service, through) VALUES ('recovery', mesh.clock());
+INSERT INTO mesh.judged (service, through, noted) VALUES ('recovery', mesh.clock(), false);
 
 -- The nodes that are there already. Their gates are read from events.
 INSERT INTO recovery.judgement (node_id, identity_state, session_id, generation, session_version, replica_id, silent_since, due_at)

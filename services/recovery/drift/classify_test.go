@@ -171,7 +171,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		},
 		"disk of the agent is full": {
 			evidence: []drift.Evidence{isHeard, detail(saw(gate, hostPart, diskFull), "/var/lib/agent: 2 MiB free")},
-			reason:   diskFull, state: operator, severity: p1, owner: "host",
+			reason:   diskFull, state: operator, severity: p1, owner: "agent / host",
 			next:   "free room on its disk, in /var/lib/agent: 2 MiB free",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},

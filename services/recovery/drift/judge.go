@@ -170,7 +170,8 @@ var (
 
 	noteThrough = pg.Define(pg.RoleRecovery, "drift.note_through", `
 		INSERT INTO mesh.judged AS d (service, through) VALUES ('recovery', $1)
-		ON CONFLICT (service) DO UPDATE SET through = EXCLUDED.through WHERE d.through < EXCLUDED.through`)
+		ON CONFLICT (service) DO UPDATE SET through = EXCLUDED.through, noted = true
+			WHERE d.through < EXCLUDED.through OR NOT d.noted`)
 )
 
 // noteJudged notes, every few seconds, up to when all is judged; for the first time when the consumer has read the

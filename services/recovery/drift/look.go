@@ -57,7 +57,7 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 		`+events.UnreadSQL("recovery", ConsumerName)+`::float8 AS unread,
 		(SELECT min(j.due_at) FROM recovery.judgement j) AS due,
 		(SELECT min(j.silent_since) FROM recovery.judgement j) AS silent,
-		(SELECT d.through FROM mesh.judged d WHERE d.service = 'recovery') AS through,
+		(SELECT d.through FROM mesh.judged d WHERE d.service = 'recovery' AND d.noted) AS through,
 		(SELECT v.reason FROM recovery.verdict v WHERE v.node_id = '`+everyNode+`') AS fleet,
 		ARRAY(SELECT l.replica_id::text FROM lost l ORDER BY l.replica_id) AS lost,
 		ARRAY(SELECT l.beat_at FROM lost l ORDER BY l.replica_id) AS lost_at`)
