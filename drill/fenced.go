@@ -113,7 +113,7 @@ func fencedBy(ctx context.Context, r *kit.Run, c *cluster.Cluster, held mesh.Hel
 		v := kit.Verdict{
 			Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction(),
 		}
-		if err == nil && (v.Reason == "" || node.GetConnected()) {
+		if err == nil && (v.Reason != r.Drill.Expect.Reason || node.GetConnected()) {
 			err = fmt.Errorf("the node is connected %t, %s to its user: %q", node.GetConnected(), v.UserState, v.Reason)
 		}
 		return v, err
