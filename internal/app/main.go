@@ -43,8 +43,9 @@ func WithSignals(
 	exit := os.Exit //nolint:forbidigo // a forced stop ends the process
 	ctx, release := watchSignals(parent, logger, signals, exit, force...)
 	return ctx, func() {
-		signal.Stop(signals)
+		// In this order: while a forced stop ends what was started, a further signal must not end the process before it.
 		release()
+		signal.Stop(signals)
 	}
 }
 
