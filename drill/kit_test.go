@@ -175,7 +175,8 @@ func (t rig) edge(ctx context.Context, service, addr string) *edge.Edge {
 	return e
 }
 
-// edgeLimits answers an agent's streams with a page and then with 429. The agent slows down, and says so afterwards.
+// edgeLimits has an edge return a page, and then 429, for an agent's streams. The agent slows down, and says so
+// afterwards.
 func edgeLimits(ctx context.Context, t rig) {
 	before, addr := t.node(ctx), t.cluster.Plan.Addresses.Agents
 	e := t.edge(ctx, material.NodeAPI, addr)

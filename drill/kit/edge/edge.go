@@ -1,5 +1,5 @@
 // Package edge is a proxy before a port of a mesh that ends TLS and decides about each request, as the edge of a
-// provider does: it passes the request on, refuses it as one too many, or answers with a page for browsers.
+// provider does: it passes the request on, refuses it as one too many, or returns a page for browsers.
 //
 // It decides nothing about the mesh and knows no drill. A client's certificate ends at a proxy that ends TLS: requests
 // to a port that needs one, as agents' streams do, cannot be passed on but only answered, so agents are led around the
@@ -38,7 +38,7 @@ func Limited(retryAfter time.Duration) Answer {
 	return Answer{Status: http.StatusTooManyRequests, RetryAfter: retryAfter}
 }
 
-// Page returns the answer of an edge that shows a page to whoever asks.
+// Page returns the answer of an edge that shows every client a page.
 func Page() Answer { return Answer{Status: http.StatusOK} }
 
 // Request is a request that an edge got.

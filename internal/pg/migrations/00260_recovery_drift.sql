@@ -1,6 +1,7 @@
 -- +goose Up
 
--- What recovery has seen of each node, and when it must be judged again. A row is made with the node's identity and goes with it.
+-- What recovery has seen of each node, and when it must be judged again. A row is made with the node's identity and goes
+-- with it.
 CREATE TABLE recovery.judgement (
     node_id         uuid        PRIMARY KEY,
     identity_state  text        NOT NULL,
