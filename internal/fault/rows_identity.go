@@ -172,6 +172,25 @@ var identityRows = map[commonv1.Reason]Row{
 		Remedy: "update this replica to the build that wrote the value",
 		Impact: "the node gets no new work and is not put on hold; all other nodes are served",
 	},
+	commonv1.Reason_REASON_CERTIFICATE_UNTRUSTED: {
+		Code: connect.CodeUnauthenticated, Action: recov, Owner: ownerRecovery,
+		Public: "the issuer of the certificate is not among those that the ingress trusts",
+		Remedy: "compare what the ingress trusts with what the authority signs (`gpuaas status`); repair that side first, then " +
+			"let the node recover",
+		Impact: "the node has no session; its workloads go on",
+	},
+	commonv1.Reason_REASON_AUTO_RECOVERY_OFF: {
+		Code: connect.CodeFailedPrecondition, Action: rebundle, Owner: ownerOperator,
+		Public: "the policy lets only an operator's bundle bring a node back",
+		Remedy: "issue a bundle for the node, or set node.auto_recovery to true",
+		Impact: "the node has no session; its workloads go on",
+	},
+	commonv1.Reason_REASON_RECOVERY_LIMIT_REACHED: {
+		Code: connect.CodeResourceExhausted, Action: wait, RetryAfter: 10 * time.Minute, Owner: ownerRecovery,
+		Public: "the node has recovered as often in this hour as the policy allows",
+		Remedy: "look at why its certificates do not last; the limit is node.recovery_attempts_per_hour",
+		Impact: "the node has no session until then; its workloads go on",
+	},
 	commonv1.Reason_REASON_CHALLENGE_FAILED: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerNodeapi,
 		Public: "the challenge was not answered in time or not by this node's key",

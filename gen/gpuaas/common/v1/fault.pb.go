@@ -141,8 +141,11 @@ const (
 	Reason_REASON_RESUME_TOKEN_EXPIRED            Reason = 123 // take a new snapshot
 	Reason_REASON_POSITION_NOT_REACHED            Reason = 124 // the projection has not come to min_pos in time
 	// Identity of nodes and their sessions, continued.
-	Reason_REASON_RECORDS_MISSING   Reason = 126 // the control plane lacks records of many nodes at once, and suspects itself: nobody is refused for good
-	Reason_REASON_RECORD_UNREADABLE Reason = 127 // a record of this node has a value that this build does not know
+	Reason_REASON_RECORDS_MISSING        Reason = 126 // the control plane lacks records of many nodes at once, and suspects itself: nobody is refused for good
+	Reason_REASON_RECORD_UNREADABLE      Reason = 127 // a record of this node has a value that this build does not know
+	Reason_REASON_CERTIFICATE_UNTRUSTED  Reason = 150 // its issuer is not among those that the ingress trusts
+	Reason_REASON_AUTO_RECOVERY_OFF      Reason = 151 // the policy lets only an operator's bundle bring a node back
+	Reason_REASON_RECOVERY_LIMIT_REACHED Reason = 152 // the node has recovered as often in this hour as the policy allows
 )
 
 // Enum value maps for Reason.
@@ -253,6 +256,9 @@ var (
 		124: "REASON_POSITION_NOT_REACHED",
 		126: "REASON_RECORDS_MISSING",
 		127: "REASON_RECORD_UNREADABLE",
+		150: "REASON_CERTIFICATE_UNTRUSTED",
+		151: "REASON_AUTO_RECOVERY_OFF",
+		152: "REASON_RECOVERY_LIMIT_REACHED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":                       0,
@@ -360,6 +366,9 @@ var (
 		"REASON_POSITION_NOT_REACHED":              124,
 		"REASON_RECORDS_MISSING":                   126,
 		"REASON_RECORD_UNREADABLE":                 127,
+		"REASON_CERTIFICATE_UNTRUSTED":             150,
+		"REASON_AUTO_RECOVERY_OFF":                 151,
+		"REASON_RECOVERY_LIMIT_REACHED":            152,
 	}
 )
 
@@ -564,7 +573,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x93\x18\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xf9\x18\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -671,7 +680,10 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x1bREASON_RESUME_TOKEN_EXPIRED\x10{\x12\x1f\n" +
 	"\x1bREASON_POSITION_NOT_REACHED\x10|\x12\x1a\n" +
 	"\x16REASON_RECORDS_MISSING\x10~\x12\x1c\n" +
-	"\x18REASON_RECORD_UNREADABLE\x10\x7f*}\n" +
+	"\x18REASON_RECORD_UNREADABLE\x10\x7f\x12!\n" +
+	"\x1cREASON_CERTIFICATE_UNTRUSTED\x10\x96\x01\x12\x1d\n" +
+	"\x18REASON_AUTO_RECOVERY_OFF\x10\x97\x01\x12\"\n" +
+	"\x1dREASON_RECOVERY_LIMIT_REACHED\x10\x98\x01*}\n" +
 	"\x06Action\x12\x16\n" +
 	"\x12ACTION_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACTION_WAIT\x10\x01\x12\x10\n" +

@@ -1460,6 +1460,11 @@ const (
 	DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE            DiagnosticCode = 15 // the task ledger was another node's or corrupt, and a new one began
 	DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL             DiagnosticCode = 17 // the agent's own directories have no room
 	DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED           DiagnosticCode = 18 // a list of the keys of tasks led from no key held, or was not stored
+	DiagnosticCode_DIAGNOSTIC_CODE_SERVER_NAME_MISMATCH        DiagnosticCode = 19 // the server's certificate is of a trusted issuer and of another identity
+	DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT        DiagnosticCode = 20 // no answer to a connect, a handshake or an open
+	DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID   DiagnosticCode = 21 // a certificate begins later than the host's clock
+	DiagnosticCode_DIAGNOSTIC_CODE_CLOCK_SKEWED                DiagnosticCode = 22 // the host's clock differs from the control plane's by more than certificates allow
+	DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING      DiagnosticCode = 23 // automatic recovery has no token, or its token is not accepted any more
 )
 
 // Enum value maps for DiagnosticCode.
@@ -1483,6 +1488,11 @@ var (
 		15: "DIAGNOSTIC_CODE_LEDGER_SET_ASIDE",
 		17: "DIAGNOSTIC_CODE_STATE_DISK_FULL",
 		18: "DIAGNOSTIC_CODE_TASK_KEYS_REFUSED",
+		19: "DIAGNOSTIC_CODE_SERVER_NAME_MISMATCH",
+		20: "DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT",
+		21: "DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID",
+		22: "DIAGNOSTIC_CODE_CLOCK_SKEWED",
+		23: "DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING",
 	}
 	DiagnosticCode_value = map[string]int32{
 		"DIAGNOSTIC_CODE_UNSPECIFIED":                 0,
@@ -1503,6 +1513,11 @@ var (
 		"DIAGNOSTIC_CODE_LEDGER_SET_ASIDE":            15,
 		"DIAGNOSTIC_CODE_STATE_DISK_FULL":             17,
 		"DIAGNOSTIC_CODE_TASK_KEYS_REFUSED":           18,
+		"DIAGNOSTIC_CODE_SERVER_NAME_MISMATCH":        19,
+		"DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT":        20,
+		"DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID":   21,
+		"DIAGNOSTIC_CODE_CLOCK_SKEWED":                22,
+		"DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING":      23,
 	}
 )
 
@@ -1729,6 +1744,8 @@ const (
 	EvidenceSource_EVIDENCE_SOURCE_ROLLBACK    EvidenceSource = 5 // recovery's rollback mode
 	EvidenceSource_EVIDENCE_SOURCE_HOST        EvidenceSource = 6 // diagnostics of the host: they explain, and alone declare nothing healthy or secure
 	EvidenceSource_EVIDENCE_SOURCE_INGRESS     EvidenceSource = 7 // connections that the ingress refused, with the identity that they claimed
+	EvidenceSource_EVIDENCE_SOURCE_TASKS       EvidenceSource = 8 // lifecycle's record of the node's tasks
+	EvidenceSource_EVIDENCE_SOURCE_ENROLLMENT  EvidenceSource = 9 // recovery's record of attempts to enrol, each after its proof
 )
 
 // Enum value maps for EvidenceSource.
@@ -1742,6 +1759,8 @@ var (
 		5: "EVIDENCE_SOURCE_ROLLBACK",
 		6: "EVIDENCE_SOURCE_HOST",
 		7: "EVIDENCE_SOURCE_INGRESS",
+		8: "EVIDENCE_SOURCE_TASKS",
+		9: "EVIDENCE_SOURCE_ENROLLMENT",
 	}
 	EvidenceSource_value = map[string]int32{
 		"EVIDENCE_SOURCE_UNSPECIFIED": 0,
@@ -1752,6 +1771,8 @@ var (
 		"EVIDENCE_SOURCE_ROLLBACK":    5,
 		"EVIDENCE_SOURCE_HOST":        6,
 		"EVIDENCE_SOURCE_INGRESS":     7,
+		"EVIDENCE_SOURCE_TASKS":       8,
+		"EVIDENCE_SOURCE_ENROLLMENT":  9,
 	}
 )
 
@@ -1973,7 +1994,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1aTASK_TYPE_NODE_SELF_UPDATE\x10\v\x12#\n" +
 	"\x1fTASK_TYPE_RECOVERY_TOKEN_ROTATE\x10\f\x12\x1d\n" +
 	"\x19TASK_TYPE_VERIFIER_ROTATE\x10\r\x12!\n" +
-	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\xd8\x05\n" +
+	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\xa9\a\n" +
 	"\x0eDiagnosticCode\x12\x1f\n" +
 	"\x1bDIAGNOSTIC_CODE_UNSPECIFIED\x10\x00\x12!\n" +
 	"\x1dDIAGNOSTIC_CODE_PROCESS_ALIVE\x10\x01\x12(\n" +
@@ -1993,7 +2014,12 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1cDIAGNOSTIC_CODE_TASK_REFUSED\x10\x0e\x12$\n" +
 	" DIAGNOSTIC_CODE_LEDGER_SET_ASIDE\x10\x0f\x12#\n" +
 	"\x1fDIAGNOSTIC_CODE_STATE_DISK_FULL\x10\x11\x12%\n" +
-	"!DIAGNOSTIC_CODE_TASK_KEYS_REFUSED\x10\x12*\xc4\a\n" +
+	"!DIAGNOSTIC_CODE_TASK_KEYS_REFUSED\x10\x12\x12(\n" +
+	"$DIAGNOSTIC_CODE_SERVER_NAME_MISMATCH\x10\x13\x12(\n" +
+	"$DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT\x10\x14\x12-\n" +
+	")DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID\x10\x15\x12 \n" +
+	"\x1cDIAGNOSTIC_CODE_CLOCK_SKEWED\x10\x16\x12*\n" +
+	"&DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING\x10\x17*\xc4\a\n" +
 	"\vDriftReason\x12\x1c\n" +
 	"\x18DRIFT_REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17DRIFT_REASON_AGENT_DOWN\x10\x01\x12\x1d\n" +
@@ -2030,7 +2056,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x14DRIFT_PART_AUTHORITY\x10\x04\x12\x14\n" +
 	"\x10DRIFT_PART_TASKS\x10\x05\x12\x13\n" +
 	"\x0fDRIFT_PART_HOST\x10\x06\x12\x1c\n" +
-	"\x18DRIFT_PART_CONTROL_PLANE\x10\a*\xf9\x01\n" +
+	"\x18DRIFT_PART_CONTROL_PLANE\x10\a*\xb4\x02\n" +
 	"\x0eEvidenceSource\x12\x1f\n" +
 	"\x1bEVIDENCE_SOURCE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EVIDENCE_SOURCE_IDENTITY\x10\x01\x12\x1b\n" +
@@ -2039,7 +2065,9 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x18EVIDENCE_SOURCE_REPLICAS\x10\x04\x12\x1c\n" +
 	"\x18EVIDENCE_SOURCE_ROLLBACK\x10\x05\x12\x18\n" +
 	"\x14EVIDENCE_SOURCE_HOST\x10\x06\x12\x1b\n" +
-	"\x17EVIDENCE_SOURCE_INGRESS\x10\aB\xbb\x01\n" +
+	"\x17EVIDENCE_SOURCE_INGRESS\x10\a\x12\x19\n" +
+	"\x15EVIDENCE_SOURCE_TASKS\x10\b\x12\x1e\n" +
+	"\x1aEVIDENCE_SOURCE_ENROLLMENT\x10\tB\xbb\x01\n" +
 	"\x14com.gpuaas.common.v1B\vStatesProtoP\x01Z4github.com/gpuaas/mesh/gen/gpuaas/common/v1;commonv1\xa2\x02\x03GCX\xaa\x02\x10Gpuaas.Common.V1\xca\x02\x10Gpuaas\\Common\\V1\xe2\x02\x1cGpuaas\\Common\\V1\\GPBMetadata\xea\x02\x12Gpuaas::Common::V1b\x06proto3"
 
 var (

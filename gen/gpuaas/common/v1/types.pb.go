@@ -25,21 +25,22 @@ const (
 
 // HostFacts is what an agent knows of its host. Untrusted: it explains, it never decides identity.
 type HostFacts struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Hostname      string                 `protobuf:"bytes,1,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Kernel        string                 `protobuf:"bytes,2,opt,name=kernel,proto3" json:"kernel,omitempty"`
-	Os            string                 `protobuf:"bytes,3,opt,name=os,proto3" json:"os,omitempty"`
-	Arch          string                 `protobuf:"bytes,4,opt,name=arch,proto3" json:"arch,omitempty"`
-	Cpus          int32                  `protobuf:"varint,5,opt,name=cpus,proto3" json:"cpus,omitempty"`
-	MemoryBytes   int64                  `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	Disks         []*Disk                `protobuf:"bytes,7,rep,name=disks,proto3" json:"disks,omitempty"`
-	Gpus          []*Gpu                 `protobuf:"bytes,8,rep,name=gpus,proto3" json:"gpus,omitempty"`
-	Addresses     []string               `protobuf:"bytes,9,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	MachineId     string                 `protobuf:"bytes,10,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
-	Root          bool                   `protobuf:"varint,11,opt,name=root,proto3" json:"root,omitempty"`                           // the agent may give each workspace a uid and a cgroup of its own
-	StateDisk     *StateDisk             `protobuf:"bytes,12,opt,name=state_disk,json=stateDisk,proto3" json:"state_disk,omitempty"` // unset: the agent does not report it
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Hostname         string                 `protobuf:"bytes,1,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Kernel           string                 `protobuf:"bytes,2,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Os               string                 `protobuf:"bytes,3,opt,name=os,proto3" json:"os,omitempty"`
+	Arch             string                 `protobuf:"bytes,4,opt,name=arch,proto3" json:"arch,omitempty"`
+	Cpus             int32                  `protobuf:"varint,5,opt,name=cpus,proto3" json:"cpus,omitempty"`
+	MemoryBytes      int64                  `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	Disks            []*Disk                `protobuf:"bytes,7,rep,name=disks,proto3" json:"disks,omitempty"`
+	Gpus             []*Gpu                 `protobuf:"bytes,8,rep,name=gpus,proto3" json:"gpus,omitempty"`
+	Addresses        []string               `protobuf:"bytes,9,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	MachineId        string                 `protobuf:"bytes,10,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
+	Root             bool                   `protobuf:"varint,11,opt,name=root,proto3" json:"root,omitempty"`                                                // the agent may give each workspace a uid and a cgroup of its own
+	StateDisk        *StateDisk             `protobuf:"bytes,12,opt,name=state_disk,json=stateDisk,proto3" json:"state_disk,omitempty"`                      // unset: the agent does not report it
+	ContainerRuntime string                 `protobuf:"bytes,13,opt,name=container_runtime,json=containerRuntime,proto3" json:"container_runtime,omitempty"` // name and version, as `containerd 1.7.22`; empty: none was found, or the agent does not report it
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *HostFacts) Reset() {
@@ -154,6 +155,13 @@ func (x *HostFacts) GetStateDisk() *StateDisk {
 		return x.StateDisk
 	}
 	return nil
+}
+
+func (x *HostFacts) GetContainerRuntime() string {
+	if x != nil {
+		return x.ContainerRuntime
+	}
+	return ""
 }
 
 // StateDisk is whether the directories that the agent itself writes to have room.
@@ -583,14 +591,15 @@ func (x *Profile) GetRecoveryCaBundlePem() []byte {
 
 // NodePolicy is what the control plane tells an agent of its cadence.
 type NodePolicy struct {
-	state             protoimpl.MessageState `protogen:"open.v1"`
-	HeartbeatInterval *durationpb.Duration   `protobuf:"bytes,1,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
-	CertificateTtl    *durationpb.Duration   `protobuf:"bytes,2,opt,name=certificate_ttl,json=certificateTtl,proto3" json:"certificate_ttl,omitempty"`
-	StreamMaxAge      *durationpb.Duration   `protobuf:"bytes,3,opt,name=stream_max_age,json=streamMaxAge,proto3" json:"stream_max_age,omitempty"`
-	AutoRecovery      bool                   `protobuf:"varint,4,opt,name=auto_recovery,json=autoRecovery,proto3" json:"auto_recovery,omitempty"`
-	CrashLoopRestarts int32                  `protobuf:"varint,5,opt,name=crash_loop_restarts,json=crashLoopRestarts,proto3" json:"crash_loop_restarts,omitempty"` // of a workload, before it counts as a crash loop; 0: from an earlier control plane
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	state                   protoimpl.MessageState `protogen:"open.v1"`
+	HeartbeatInterval       *durationpb.Duration   `protobuf:"bytes,1,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
+	CertificateTtl          *durationpb.Duration   `protobuf:"bytes,2,opt,name=certificate_ttl,json=certificateTtl,proto3" json:"certificate_ttl,omitempty"`
+	StreamMaxAge            *durationpb.Duration   `protobuf:"bytes,3,opt,name=stream_max_age,json=streamMaxAge,proto3" json:"stream_max_age,omitempty"`
+	AutoRecovery            bool                   `protobuf:"varint,4,opt,name=auto_recovery,json=autoRecovery,proto3" json:"auto_recovery,omitempty"`
+	CrashLoopRestarts       int32                  `protobuf:"varint,5,opt,name=crash_loop_restarts,json=crashLoopRestarts,proto3" json:"crash_loop_restarts,omitempty"`                     // of a workload, before it counts as a crash loop; 0: from an earlier control plane
+	RecoveryAttemptsPerHour int32                  `protobuf:"varint,6,opt,name=recovery_attempts_per_hour,json=recoveryAttemptsPerHour,proto3" json:"recovery_attempts_per_hour,omitempty"` // of automatic recovery; 0: from an earlier control plane
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *NodePolicy) Reset() {
@@ -658,6 +667,13 @@ func (x *NodePolicy) GetCrashLoopRestarts() int32 {
 	return 0
 }
 
+func (x *NodePolicy) GetRecoveryAttemptsPerHour() int32 {
+	if x != nil {
+		return x.RecoveryAttemptsPerHour
+	}
+	return 0
+}
+
 // TaskInFlight is a task as the agent's ledger has it.
 type TaskInFlight struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -721,15 +737,18 @@ func (x *TaskInFlight) GetState() TaskState {
 
 // Diagnostic is a record that the agent wrote to disk before a retry. Untrusted evidence.
 type Diagnostic struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Code          DiagnosticCode         `protobuf:"varint,1,opt,name=code,proto3,enum=gpuaas.common.v1.DiagnosticCode" json:"code,omitempty"`
-	Detail        string                 `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"`
-	ObservedAt    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"` // the host's clock
-	Count         int64                  `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`                            // times seen in a row
-	NextRetry     *durationpb.Duration   `protobuf:"bytes,5,opt,name=next_retry,json=nextRetry,proto3" json:"next_retry,omitempty"`
-	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"` // set once what it reports is over; the host's clock
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	Code               DiagnosticCode         `protobuf:"varint,1,opt,name=code,proto3,enum=gpuaas.common.v1.DiagnosticCode" json:"code,omitempty"`
+	Detail             string                 `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"`
+	ObservedAt         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"` // the host's clock
+	Count              int64                  `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`                            // times seen in a row
+	NextRetry          *durationpb.Duration   `protobuf:"bytes,5,opt,name=next_retry,json=nextRetry,proto3" json:"next_retry,omitempty"`
+	EndedAt            *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`                                    // set once what it reports is over; the host's clock
+	FirstSeenAt        *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=first_seen_at,json=firstSeenAt,proto3" json:"first_seen_at,omitempty"`                      // the first of `count`; the host's clock
+	RetryCorrelationId string                 `protobuf:"bytes,8,opt,name=retry_correlation_id,json=retryCorrelationId,proto3" json:"retry_correlation_id,omitempty"` // correlation id of the attempts that failed in a row, from the first failure until a session is admitted
+	DedupeKeyHash      string                 `protobuf:"bytes,9,opt,name=dedupe_key_hash,json=dedupeKeyHash,proto3" json:"dedupe_key_hash,omitempty"`                // the same for all records of one cause: hex, of code and detail
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Diagnostic) Reset() {
@@ -804,11 +823,117 @@ func (x *Diagnostic) GetEndedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Diagnostic) GetFirstSeenAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstSeenAt
+	}
+	return nil
+}
+
+func (x *Diagnostic) GetRetryCorrelationId() string {
+	if x != nil {
+		return x.RetryCorrelationId
+	}
+	return ""
+}
+
+func (x *Diagnostic) GetDedupeKeyHash() string {
+	if x != nil {
+		return x.DedupeKeyHash
+	}
+	return ""
+}
+
+// RecoveryCounters are what an agent's automatic recovery has done since its state directory was made. Untrusted.
+type RecoveryCounters struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attempts      int64                  `protobuf:"varint,1,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	Successes     int64                  `protobuf:"varint,2,opt,name=successes,proto3" json:"successes,omitempty"`
+	Failures      int64                  `protobuf:"varint,3,opt,name=failures,proto3" json:"failures,omitempty"`
+	Suppressed    int64                  `protobuf:"varint,4,opt,name=suppressed,proto3" json:"suppressed,omitempty"`                             // not attempted: the limit of an hour, a wait, or a fresh certificate that was rejected again
+	LastAttemptAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_attempt_at,json=lastAttemptAt,proto3" json:"last_attempt_at,omitempty"` // the host's clock; unset: there was none
+	LastOutcome   string                 `protobuf:"bytes,6,opt,name=last_outcome,json=lastOutcome,proto3" json:"last_outcome,omitempty"`         // of the last attempt: `succeeded`, or the reason of its refusal
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoveryCounters) Reset() {
+	*x = RecoveryCounters{}
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoveryCounters) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoveryCounters) ProtoMessage() {}
+
+func (x *RecoveryCounters) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoveryCounters.ProtoReflect.Descriptor instead.
+func (*RecoveryCounters) Descriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RecoveryCounters) GetAttempts() int64 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *RecoveryCounters) GetSuccesses() int64 {
+	if x != nil {
+		return x.Successes
+	}
+	return 0
+}
+
+func (x *RecoveryCounters) GetFailures() int64 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *RecoveryCounters) GetSuppressed() int64 {
+	if x != nil {
+		return x.Suppressed
+	}
+	return 0
+}
+
+func (x *RecoveryCounters) GetLastAttemptAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastAttemptAt
+	}
+	return nil
+}
+
+func (x *RecoveryCounters) GetLastOutcome() string {
+	if x != nil {
+		return x.LastOutcome
+	}
+	return ""
+}
+
 var File_gpuaas_common_v1_types_proto protoreflect.FileDescriptor
 
 const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x1cgpuaas/common/v1/types.proto\x12\x10gpuaas.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dgpuaas/common/v1/states.proto\"\x80\x03\n" +
+	"\x1cgpuaas/common/v1/types.proto\x12\x10gpuaas.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dgpuaas/common/v1/states.proto\"\xad\x03\n" +
 	"\tHostFacts\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x0e\n" +
@@ -824,7 +949,8 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	" \x01(\tR\tmachineId\x12\x12\n" +
 	"\x04root\x18\v \x01(\bR\x04root\x12:\n" +
 	"\n" +
-	"state_disk\x18\f \x01(\v2\x1b.gpuaas.common.v1.StateDiskR\tstateDisk\"\xbb\x01\n" +
+	"state_disk\x18\f \x01(\v2\x1b.gpuaas.common.v1.StateDiskR\tstateDisk\x12+\n" +
+	"\x11container_runtime\x18\r \x01(\tR\x10containerRuntime\"\xbb\x01\n" +
 	"\tStateDisk\x12\x12\n" +
 	"\x04full\x18\x01 \x01(\bR\x04full\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1d\n" +
@@ -863,18 +989,19 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\frecovery_url\x18\x04 \x01(\tR\vrecoveryUrl\x12!\n" +
 	"\fterminal_url\x18\x05 \x01(\tR\vterminalUrl\x12\"\n" +
 	"\rca_bundle_pem\x18\x06 \x01(\fR\vcaBundlePem\x123\n" +
-	"\x16recovery_ca_bundle_pem\x18\a \x01(\fR\x13recoveryCaBundlePem\"\xb0\x02\n" +
+	"\x16recovery_ca_bundle_pem\x18\a \x01(\fR\x13recoveryCaBundlePem\"\xed\x02\n" +
 	"\n" +
 	"NodePolicy\x12H\n" +
 	"\x12heartbeat_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12B\n" +
 	"\x0fcertificate_ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ecertificateTtl\x12?\n" +
 	"\x0estream_max_age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fstreamMaxAge\x12#\n" +
 	"\rauto_recovery\x18\x04 \x01(\bR\fautoRecovery\x12.\n" +
-	"\x13crash_loop_restarts\x18\x05 \x01(\x05R\x11crashLoopRestarts\"t\n" +
+	"\x13crash_loop_restarts\x18\x05 \x01(\x05R\x11crashLoopRestarts\x12;\n" +
+	"\x1arecovery_attempts_per_hour\x18\x06 \x01(\x05R\x17recoveryAttemptsPerHour\"t\n" +
 	"\fTaskInFlight\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x121\n" +
-	"\x05state\x18\x03 \x01(\x0e2\x1b.gpuaas.common.v1.TaskStateR\x05state\"\x9e\x02\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x1b.gpuaas.common.v1.TaskStateR\x05state\"\xb8\x03\n" +
 	"\n" +
 	"Diagnostic\x124\n" +
 	"\x04code\x18\x01 \x01(\x0e2 .gpuaas.common.v1.DiagnosticCodeR\x04code\x12\x16\n" +
@@ -884,7 +1011,19 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\x05count\x18\x04 \x01(\x03R\x05count\x128\n" +
 	"\n" +
 	"next_retry\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tnextRetry\x125\n" +
-	"\bended_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAtB\xba\x01\n" +
+	"\bended_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12>\n" +
+	"\rfirst_seen_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\vfirstSeenAt\x120\n" +
+	"\x14retry_correlation_id\x18\b \x01(\tR\x12retryCorrelationId\x12&\n" +
+	"\x0fdedupe_key_hash\x18\t \x01(\tR\rdedupeKeyHash\"\xef\x01\n" +
+	"\x10RecoveryCounters\x12\x1a\n" +
+	"\battempts\x18\x01 \x01(\x03R\battempts\x12\x1c\n" +
+	"\tsuccesses\x18\x02 \x01(\x03R\tsuccesses\x12\x1a\n" +
+	"\bfailures\x18\x03 \x01(\x03R\bfailures\x12\x1e\n" +
+	"\n" +
+	"suppressed\x18\x04 \x01(\x03R\n" +
+	"suppressed\x12B\n" +
+	"\x0flast_attempt_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\rlastAttemptAt\x12!\n" +
+	"\flast_outcome\x18\x06 \x01(\tR\vlastOutcomeB\xba\x01\n" +
 	"\x14com.gpuaas.common.v1B\n" +
 	"TypesProtoP\x01Z4github.com/gpuaas/mesh/gen/gpuaas/common/v1;commonv1\xa2\x02\x03GCX\xaa\x02\x10Gpuaas.Common.V1\xca\x02\x10Gpuaas\\Common\\V1\xe2\x02\x1cGpuaas\\Common\\V1\\GPBMetadata\xea\x02\x12Gpuaas::Common::V1b\x06proto3"
 
@@ -900,7 +1039,7 @@ func file_gpuaas_common_v1_types_proto_rawDescGZIP() []byte {
 	return file_gpuaas_common_v1_types_proto_rawDescData
 }
 
-var file_gpuaas_common_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_gpuaas_common_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_gpuaas_common_v1_types_proto_goTypes = []any{
 	(*HostFacts)(nil),             // 0: gpuaas.common.v1.HostFacts
 	(*StateDisk)(nil),             // 1: gpuaas.common.v1.StateDisk
@@ -911,29 +1050,32 @@ var file_gpuaas_common_v1_types_proto_goTypes = []any{
 	(*NodePolicy)(nil),            // 6: gpuaas.common.v1.NodePolicy
 	(*TaskInFlight)(nil),          // 7: gpuaas.common.v1.TaskInFlight
 	(*Diagnostic)(nil),            // 8: gpuaas.common.v1.Diagnostic
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
-	(TaskState)(0),                // 11: gpuaas.common.v1.TaskState
-	(DiagnosticCode)(0),           // 12: gpuaas.common.v1.DiagnosticCode
+	(*RecoveryCounters)(nil),      // 9: gpuaas.common.v1.RecoveryCounters
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
+	(TaskState)(0),                // 12: gpuaas.common.v1.TaskState
+	(DiagnosticCode)(0),           // 13: gpuaas.common.v1.DiagnosticCode
 }
 var file_gpuaas_common_v1_types_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.common.v1.HostFacts.disks:type_name -> gpuaas.common.v1.Disk
 	3,  // 1: gpuaas.common.v1.HostFacts.gpus:type_name -> gpuaas.common.v1.Gpu
 	1,  // 2: gpuaas.common.v1.HostFacts.state_disk:type_name -> gpuaas.common.v1.StateDisk
-	9,  // 3: gpuaas.common.v1.StateDisk.since:type_name -> google.protobuf.Timestamp
-	10, // 4: gpuaas.common.v1.NodePolicy.heartbeat_interval:type_name -> google.protobuf.Duration
-	10, // 5: gpuaas.common.v1.NodePolicy.certificate_ttl:type_name -> google.protobuf.Duration
-	10, // 6: gpuaas.common.v1.NodePolicy.stream_max_age:type_name -> google.protobuf.Duration
-	11, // 7: gpuaas.common.v1.TaskInFlight.state:type_name -> gpuaas.common.v1.TaskState
-	12, // 8: gpuaas.common.v1.Diagnostic.code:type_name -> gpuaas.common.v1.DiagnosticCode
-	9,  // 9: gpuaas.common.v1.Diagnostic.observed_at:type_name -> google.protobuf.Timestamp
-	10, // 10: gpuaas.common.v1.Diagnostic.next_retry:type_name -> google.protobuf.Duration
-	9,  // 11: gpuaas.common.v1.Diagnostic.ended_at:type_name -> google.protobuf.Timestamp
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	10, // 3: gpuaas.common.v1.StateDisk.since:type_name -> google.protobuf.Timestamp
+	11, // 4: gpuaas.common.v1.NodePolicy.heartbeat_interval:type_name -> google.protobuf.Duration
+	11, // 5: gpuaas.common.v1.NodePolicy.certificate_ttl:type_name -> google.protobuf.Duration
+	11, // 6: gpuaas.common.v1.NodePolicy.stream_max_age:type_name -> google.protobuf.Duration
+	12, // 7: gpuaas.common.v1.TaskInFlight.state:type_name -> gpuaas.common.v1.TaskState
+	13, // 8: gpuaas.common.v1.Diagnostic.code:type_name -> gpuaas.common.v1.DiagnosticCode
+	10, // 9: gpuaas.common.v1.Diagnostic.observed_at:type_name -> google.protobuf.Timestamp
+	11, // 10: gpuaas.common.v1.Diagnostic.next_retry:type_name -> google.protobuf.Duration
+	10, // 11: gpuaas.common.v1.Diagnostic.ended_at:type_name -> google.protobuf.Timestamp
+	10, // 12: gpuaas.common.v1.Diagnostic.first_seen_at:type_name -> google.protobuf.Timestamp
+	10, // 13: gpuaas.common.v1.RecoveryCounters.last_attempt_at:type_name -> google.protobuf.Timestamp
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_common_v1_types_proto_init() }
@@ -948,7 +1090,7 @@ func file_gpuaas_common_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_common_v1_types_proto_rawDesc), len(file_gpuaas_common_v1_types_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

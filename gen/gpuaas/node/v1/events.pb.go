@@ -10,6 +10,7 @@ import (
 	v1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -47,8 +48,12 @@ type SessionChanged struct {
 	Profile        *v1.ProfileFacts       `protobuf:"bytes,19,opt,name=profile,proto3" json:"profile,omitempty"`
 	Diagnostics    []*v1.Diagnostic       `protobuf:"bytes,20,rep,name=diagnostics,proto3" json:"diagnostics,omitempty"`
 	Version        int64                  `protobuf:"varint,21,opt,name=version,proto3" json:"version,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	TaskTypes      []v1.TaskType          `protobuf:"varint,22,rep,packed,name=task_types,json=taskTypes,proto3,enum=gpuaas.common.v1.TaskType" json:"task_types,omitempty"` // what the agent can do; on admission
+	// How far the host's clock is ahead of the database's, where that is more than certificates allow; unset: it is not, or it is not known.
+	ClockOffset   *durationpb.Duration `protobuf:"bytes,23,opt,name=clock_offset,json=clockOffset,proto3" json:"clock_offset,omitempty"`
+	Recovery      *v1.RecoveryCounters `protobuf:"bytes,24,opt,name=recovery,proto3" json:"recovery,omitempty"` // on admission
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionChanged) Reset() {
@@ -228,6 +233,169 @@ func (x *SessionChanged) GetVersion() int64 {
 	return 0
 }
 
+func (x *SessionChanged) GetTaskTypes() []v1.TaskType {
+	if x != nil {
+		return x.TaskTypes
+	}
+	return nil
+}
+
+func (x *SessionChanged) GetClockOffset() *durationpb.Duration {
+	if x != nil {
+		return x.ClockOffset
+	}
+	return nil
+}
+
+func (x *SessionChanged) GetRecovery() *v1.RecoveryCounters {
+	if x != nil {
+		return x.Recovery
+	}
+	return nil
+}
+
+// IngressRejected reports handshakes of clients that the ingress refused, of one claimed identity for one reason. What they claimed is not verified.
+// Kind `ingress.rejected`; aggregate: ingress_rejection.
+type IngressRejected struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	RejectionId       string                 `protobuf:"bytes,1,opt,name=rejection_id,json=rejectionId,proto3" json:"rejection_id,omitempty"` // of the replica, the claimed identity and the reason
+	ReplicaId         string                 `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	ClaimedNodeId     string                 `protobuf:"bytes,3,opt,name=claimed_node_id,json=claimedNodeId,proto3" json:"claimed_node_id,omitempty"`           // from the URI SAN of the certificate that was presented; empty: it had none of a node
+	ClaimedSan        string                 `protobuf:"bytes,4,opt,name=claimed_san,json=claimedSan,proto3" json:"claimed_san,omitempty"`                      // cleaned and bounded
+	Serial            string                 `protobuf:"bytes,5,opt,name=serial,proto3" json:"serial,omitempty"`                                                // of that certificate, hex
+	IssuerFingerprint string                 `protobuf:"bytes,6,opt,name=issuer_fingerprint,json=issuerFingerprint,proto3" json:"issuer_fingerprint,omitempty"` // of the issuer's certificate where the chain had it, else empty
+	Reason            v1.Reason              `protobuf:"varint,7,opt,name=reason,proto3,enum=gpuaas.common.v1.Reason" json:"reason,omitempty"`                  // certificate_expired, certificate_untrusted or certificate_invalid
+	Detail            string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
+	RemoteAddress     string                 `protobuf:"bytes,9,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"` // of the last one
+	FirstSeenAt       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=first_seen_at,json=firstSeenAt,proto3" json:"first_seen_at,omitempty"`    // the database's clock, by the replica's estimate
+	LastSeenAt        *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=last_seen_at,json=lastSeenAt,proto3" json:"last_seen_at,omitempty"`
+	Count             int64                  `protobuf:"varint,12,opt,name=count,proto3" json:"count,omitempty"` // since first_seen_at
+	Version           int64                  `protobuf:"varint,13,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *IngressRejected) Reset() {
+	*x = IngressRejected{}
+	mi := &file_gpuaas_node_v1_events_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IngressRejected) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IngressRejected) ProtoMessage() {}
+
+func (x *IngressRejected) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_events_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IngressRejected.ProtoReflect.Descriptor instead.
+func (*IngressRejected) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_events_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *IngressRejected) GetRejectionId() string {
+	if x != nil {
+		return x.RejectionId
+	}
+	return ""
+}
+
+func (x *IngressRejected) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
+func (x *IngressRejected) GetClaimedNodeId() string {
+	if x != nil {
+		return x.ClaimedNodeId
+	}
+	return ""
+}
+
+func (x *IngressRejected) GetClaimedSan() string {
+	if x != nil {
+		return x.ClaimedSan
+	}
+	return ""
+}
+
+func (x *IngressRejected) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *IngressRejected) GetIssuerFingerprint() string {
+	if x != nil {
+		return x.IssuerFingerprint
+	}
+	return ""
+}
+
+func (x *IngressRejected) GetReason() v1.Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return v1.Reason(0)
+}
+
+func (x *IngressRejected) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *IngressRejected) GetRemoteAddress() string {
+	if x != nil {
+		return x.RemoteAddress
+	}
+	return ""
+}
+
+func (x *IngressRejected) GetFirstSeenAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstSeenAt
+	}
+	return nil
+}
+
+func (x *IngressRejected) GetLastSeenAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSeenAt
+	}
+	return nil
+}
+
+func (x *IngressRejected) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *IngressRejected) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 // ReplicaBeat says that one nodeapi replica began to listen to agents, does so again after a silence, or leaves. Kind `replica.beat`; aggregate: replica.
 // That it goes on listening is no event: the row of mesh.replica says so.
 type ReplicaBeat struct {
@@ -246,7 +414,7 @@ type ReplicaBeat struct {
 
 func (x *ReplicaBeat) Reset() {
 	*x = ReplicaBeat{}
-	mi := &file_gpuaas_node_v1_events_proto_msgTypes[1]
+	mi := &file_gpuaas_node_v1_events_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -258,7 +426,7 @@ func (x *ReplicaBeat) String() string {
 func (*ReplicaBeat) ProtoMessage() {}
 
 func (x *ReplicaBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_events_proto_msgTypes[1]
+	mi := &file_gpuaas_node_v1_events_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -271,7 +439,7 @@ func (x *ReplicaBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaBeat.ProtoReflect.Descriptor instead.
 func (*ReplicaBeat) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_events_proto_rawDescGZIP(), []int{1}
+	return file_gpuaas_node_v1_events_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ReplicaBeat) GetReplicaId() string {
@@ -334,7 +502,7 @@ var File_gpuaas_node_v1_events_proto protoreflect.FileDescriptor
 
 const file_gpuaas_node_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x1bgpuaas/node/v1/events.proto\x12\x0egpuaas.node.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\"\xea\x06\n" +
+	"\x1bgpuaas/node/v1/events.proto\x12\x0egpuaas.node.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\"\xa3\b\n" +
 	"\x0eSessionChanged\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n" +
@@ -362,7 +530,29 @@ const file_gpuaas_node_v1_events_proto_rawDesc = "" +
 	"\x04host\x18\x12 \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\x128\n" +
 	"\aprofile\x18\x13 \x01(\v2\x1e.gpuaas.common.v1.ProfileFactsR\aprofile\x12>\n" +
 	"\vdiagnostics\x18\x14 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics\x12\x18\n" +
-	"\aversion\x18\x15 \x01(\x03R\aversion\"\x9a\x02\n" +
+	"\aversion\x18\x15 \x01(\x03R\aversion\x129\n" +
+	"\n" +
+	"task_types\x18\x16 \x03(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\ttaskTypes\x12<\n" +
+	"\fclock_offset\x18\x17 \x01(\v2\x19.google.protobuf.DurationR\vclockOffset\x12>\n" +
+	"\brecovery\x18\x18 \x01(\v2\".gpuaas.common.v1.RecoveryCountersR\brecovery\"\x82\x04\n" +
+	"\x0fIngressRejected\x12!\n" +
+	"\frejection_id\x18\x01 \x01(\tR\vrejectionId\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\tR\treplicaId\x12&\n" +
+	"\x0fclaimed_node_id\x18\x03 \x01(\tR\rclaimedNodeId\x12\x1f\n" +
+	"\vclaimed_san\x18\x04 \x01(\tR\n" +
+	"claimedSan\x12\x16\n" +
+	"\x06serial\x18\x05 \x01(\tR\x06serial\x12-\n" +
+	"\x12issuer_fingerprint\x18\x06 \x01(\tR\x11issuerFingerprint\x120\n" +
+	"\x06reason\x18\a \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\x12\x16\n" +
+	"\x06detail\x18\b \x01(\tR\x06detail\x12%\n" +
+	"\x0eremote_address\x18\t \x01(\tR\rremoteAddress\x12>\n" +
+	"\rfirst_seen_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\vfirstSeenAt\x12<\n" +
+	"\flast_seen_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"lastSeenAt\x12\x14\n" +
+	"\x05count\x18\f \x01(\x03R\x05count\x12\x18\n" +
+	"\aversion\x18\r \x01(\x03R\aversion\"\x9a\x02\n" +
 	"\vReplicaBeat\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x129\n" +
@@ -388,33 +578,43 @@ func file_gpuaas_node_v1_events_proto_rawDescGZIP() []byte {
 	return file_gpuaas_node_v1_events_proto_rawDescData
 }
 
-var file_gpuaas_node_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_gpuaas_node_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_gpuaas_node_v1_events_proto_goTypes = []any{
 	(*SessionChanged)(nil),        // 0: gpuaas.node.v1.SessionChanged
-	(*ReplicaBeat)(nil),           // 1: gpuaas.node.v1.ReplicaBeat
-	(v1.SessionState)(0),          // 2: gpuaas.common.v1.SessionState
-	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
-	(v1.Reason)(0),                // 4: gpuaas.common.v1.Reason
-	(*v1.HostFacts)(nil),          // 5: gpuaas.common.v1.HostFacts
-	(*v1.ProfileFacts)(nil),       // 6: gpuaas.common.v1.ProfileFacts
-	(*v1.Diagnostic)(nil),         // 7: gpuaas.common.v1.Diagnostic
+	(*IngressRejected)(nil),       // 1: gpuaas.node.v1.IngressRejected
+	(*ReplicaBeat)(nil),           // 2: gpuaas.node.v1.ReplicaBeat
+	(v1.SessionState)(0),          // 3: gpuaas.common.v1.SessionState
+	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
+	(v1.Reason)(0),                // 5: gpuaas.common.v1.Reason
+	(*v1.HostFacts)(nil),          // 6: gpuaas.common.v1.HostFacts
+	(*v1.ProfileFacts)(nil),       // 7: gpuaas.common.v1.ProfileFacts
+	(*v1.Diagnostic)(nil),         // 8: gpuaas.common.v1.Diagnostic
+	(v1.TaskType)(0),              // 9: gpuaas.common.v1.TaskType
+	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
+	(*v1.RecoveryCounters)(nil),   // 11: gpuaas.common.v1.RecoveryCounters
 }
 var file_gpuaas_node_v1_events_proto_depIdxs = []int32{
-	2,  // 0: gpuaas.node.v1.SessionChanged.state:type_name -> gpuaas.common.v1.SessionState
-	3,  // 1: gpuaas.node.v1.SessionChanged.opened_at:type_name -> google.protobuf.Timestamp
-	3,  // 2: gpuaas.node.v1.SessionChanged.last_seen_at:type_name -> google.protobuf.Timestamp
-	3,  // 3: gpuaas.node.v1.SessionChanged.closed_at:type_name -> google.protobuf.Timestamp
-	4,  // 4: gpuaas.node.v1.SessionChanged.close_reason:type_name -> gpuaas.common.v1.Reason
-	5,  // 5: gpuaas.node.v1.SessionChanged.host:type_name -> gpuaas.common.v1.HostFacts
-	6,  // 6: gpuaas.node.v1.SessionChanged.profile:type_name -> gpuaas.common.v1.ProfileFacts
-	7,  // 7: gpuaas.node.v1.SessionChanged.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	3,  // 8: gpuaas.node.v1.ReplicaBeat.started_at:type_name -> google.protobuf.Timestamp
-	3,  // 9: gpuaas.node.v1.ReplicaBeat.beat_at:type_name -> google.protobuf.Timestamp
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	3,  // 0: gpuaas.node.v1.SessionChanged.state:type_name -> gpuaas.common.v1.SessionState
+	4,  // 1: gpuaas.node.v1.SessionChanged.opened_at:type_name -> google.protobuf.Timestamp
+	4,  // 2: gpuaas.node.v1.SessionChanged.last_seen_at:type_name -> google.protobuf.Timestamp
+	4,  // 3: gpuaas.node.v1.SessionChanged.closed_at:type_name -> google.protobuf.Timestamp
+	5,  // 4: gpuaas.node.v1.SessionChanged.close_reason:type_name -> gpuaas.common.v1.Reason
+	6,  // 5: gpuaas.node.v1.SessionChanged.host:type_name -> gpuaas.common.v1.HostFacts
+	7,  // 6: gpuaas.node.v1.SessionChanged.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	8,  // 7: gpuaas.node.v1.SessionChanged.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	9,  // 8: gpuaas.node.v1.SessionChanged.task_types:type_name -> gpuaas.common.v1.TaskType
+	10, // 9: gpuaas.node.v1.SessionChanged.clock_offset:type_name -> google.protobuf.Duration
+	11, // 10: gpuaas.node.v1.SessionChanged.recovery:type_name -> gpuaas.common.v1.RecoveryCounters
+	5,  // 11: gpuaas.node.v1.IngressRejected.reason:type_name -> gpuaas.common.v1.Reason
+	4,  // 12: gpuaas.node.v1.IngressRejected.first_seen_at:type_name -> google.protobuf.Timestamp
+	4,  // 13: gpuaas.node.v1.IngressRejected.last_seen_at:type_name -> google.protobuf.Timestamp
+	4,  // 14: gpuaas.node.v1.ReplicaBeat.started_at:type_name -> google.protobuf.Timestamp
+	4,  // 15: gpuaas.node.v1.ReplicaBeat.beat_at:type_name -> google.protobuf.Timestamp
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_events_proto_init() }
@@ -428,7 +628,7 @@ func file_gpuaas_node_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_events_proto_rawDesc), len(file_gpuaas_node_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

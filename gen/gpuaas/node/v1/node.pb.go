@@ -639,6 +639,7 @@ type Hello struct {
 	Host            *v1.HostFacts          `protobuf:"bytes,11,opt,name=host,proto3" json:"host,omitempty"`
 	TasksInFlight   []*v1.TaskInFlight     `protobuf:"bytes,12,rep,name=tasks_in_flight,json=tasksInFlight,proto3" json:"tasks_in_flight,omitempty"`
 	Diagnostics     []*v1.Diagnostic       `protobuf:"bytes,13,rep,name=diagnostics,proto3" json:"diagnostics,omitempty"` // since the control plane was last seen
+	Recovery        *v1.RecoveryCounters   `protobuf:"bytes,14,opt,name=recovery,proto3" json:"recovery,omitempty"`       // unset: the agent does not report it
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -760,6 +761,13 @@ func (x *Hello) GetTasksInFlight() []*v1.TaskInFlight {
 func (x *Hello) GetDiagnostics() []*v1.Diagnostic {
 	if x != nil {
 		return x.Diagnostics
+	}
+	return nil
+}
+
+func (x *Hello) GetRecovery() *v1.RecoveryCounters {
+	if x != nil {
+		return x.Recovery
 	}
 	return nil
 }
@@ -2438,11 +2446,12 @@ func (x *DiagnosticReport) GetDiagnostics() []*v1.Diagnostic {
 
 // RenewRequest asks for the next certificate with a new key, which is on the agent's disk already.
 type RenewRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Csr           []byte                 `protobuf:"bytes,2,opt,name=csr,proto3" json:"csr,omitempty"` // DER
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	RequestId         string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Csr               []byte                 `protobuf:"bytes,2,opt,name=csr,proto3" json:"csr,omitempty"`                                                        // DER
+	RecoveryPublicKey []byte                 `protobuf:"bytes,3,opt,name=recovery_public_key,json=recoveryPublicKey,proto3" json:"recovery_public_key,omitempty"` // DER (SubjectPublicKeyInfo) of the node's recovery key; empty: it has none
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *RenewRequest) Reset() {
@@ -2489,12 +2498,19 @@ func (x *RenewRequest) GetCsr() []byte {
 	return nil
 }
 
+func (x *RenewRequest) GetRecoveryPublicKey() []byte {
+	if x != nil {
+		return x.RecoveryPublicKey
+	}
+	return nil
+}
+
 // CertificateIssued offers the next certificate. The present one stays valid until a session is ready on the next.
 type CertificateIssued struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	RequestId           string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	CertificateChainPem []byte                 `protobuf:"bytes,2,opt,name=certificate_chain_pem,json=certificateChainPem,proto3" json:"certificate_chain_pem,omitempty"`
-	RecoveryToken       string                 `protobuf:"bytes,3,opt,name=recovery_token,json=recoveryToken,proto3" json:"recovery_token,omitempty"` // empty until recovery tokens are issued
+	RecoveryToken       string                 `protobuf:"bytes,3,opt,name=recovery_token,json=recoveryToken,proto3" json:"recovery_token,omitempty"` // the next one, bound to the recovery key of the request; it counts when a session is ready on this certificate
 	Denied              *v1.Denial             `protobuf:"bytes,4,opt,name=denied,proto3" json:"denied,omitempty"`                                    // set instead of a chain
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
@@ -2946,7 +2962,7 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x0eoutput_request\x18\x0e \x01(\v2\x1d.gpuaas.node.v1.OutputRequestH\x00R\routputRequest\x127\n" +
 	"\ttask_keys\x18\x0f \x01(\v2\x18.gpuaas.node.v1.TaskKeysH\x00R\btaskKeys\x12C\n" +
 	"\rservice_roots\x18\x10 \x01(\v2\x1c.gpuaas.node.v1.ServiceRootsH\x00R\fserviceRootsB\a\n" +
-	"\x05frame\"\xa7\x05\n" +
+	"\x05frame\"\xe7\x05\n" +
 	"\x05Hello\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
 	"\x10node_instance_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x0enodeInstanceId\x12!\n" +
@@ -2963,7 +2979,8 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	" \x01(\v2\x1e.gpuaas.common.v1.ProfileFactsR\aprofile\x12/\n" +
 	"\x04host\x18\v \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\x12Q\n" +
 	"\x0ftasks_in_flight\x18\f \x03(\v2\x1e.gpuaas.common.v1.TaskInFlightB\t\xbaH\x06\x92\x01\x03\x10\x80 R\rtasksInFlight\x12H\n" +
-	"\vdiagnostics\x18\r \x03(\v2\x1c.gpuaas.common.v1.DiagnosticB\b\xbaH\x05\x92\x01\x02\x10@R\vdiagnostics\"\x9a\x03\n" +
+	"\vdiagnostics\x18\r \x03(\v2\x1c.gpuaas.common.v1.DiagnosticB\b\xbaH\x05\x92\x01\x02\x10@R\vdiagnostics\x12>\n" +
+	"\brecovery\x18\x0e \x01(\v2\".gpuaas.common.v1.RecoveryCountersR\brecovery\"\x9a\x03\n" +
 	"\aWelcome\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x03R\n" +
@@ -3100,12 +3117,13 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x05names\x18\x01 \x03(\tB\b\xbaH\x05\x92\x01\x02\x10@R\x05names\"^\n" +
 	"\x10DiagnosticReport\x12J\n" +
 	"\vdiagnostics\x18\x01 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticB\n" +
-	"\xbaH\a\x92\x01\x04\b\x01\x10@R\vdiagnostics\"U\n" +
+	"\xbaH\a\x92\x01\x04\b\x01\x10@R\vdiagnostics\"\x8f\x01\n" +
 	"\fRenewRequest\x12'\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\trequestId\x12\x1c\n" +
 	"\x03csr\x18\x02 \x01(\fB\n" +
-	"\xbaH\az\x05\x10@\x18\x80@R\x03csr\"\xbf\x01\n" +
+	"\xbaH\az\x05\x10@\x18\x80@R\x03csr\x128\n" +
+	"\x13recovery_public_key\x18\x03 \x01(\fB\b\xbaH\x05z\x03\x18\x80\x02R\x11recoveryPublicKey\"\xbf\x01\n" +
 	"\x11CertificateIssued\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x122\n" +
@@ -3199,14 +3217,15 @@ var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*v1.HostFacts)(nil),          // 41: gpuaas.common.v1.HostFacts
 	(*v1.TaskInFlight)(nil),       // 42: gpuaas.common.v1.TaskInFlight
 	(*v1.Diagnostic)(nil),         // 43: gpuaas.common.v1.Diagnostic
-	(*v1.NodePolicy)(nil),         // 44: gpuaas.common.v1.NodePolicy
-	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
-	(v1.TaskState)(0),             // 47: gpuaas.common.v1.TaskState
-	(v1.Reason)(0),                // 48: gpuaas.common.v1.Reason
-	(*WorkloadStatus)(nil),        // 49: gpuaas.node.v1.WorkloadStatus
-	(*OutputCursor)(nil),          // 50: gpuaas.node.v1.OutputCursor
-	(*WorkloadOutput)(nil),        // 51: gpuaas.node.v1.WorkloadOutput
+	(*v1.RecoveryCounters)(nil),   // 44: gpuaas.common.v1.RecoveryCounters
+	(*v1.NodePolicy)(nil),         // 45: gpuaas.common.v1.NodePolicy
+	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 47: google.protobuf.Duration
+	(v1.TaskState)(0),             // 48: gpuaas.common.v1.TaskState
+	(v1.Reason)(0),                // 49: gpuaas.common.v1.Reason
+	(*WorkloadStatus)(nil),        // 50: gpuaas.node.v1.WorkloadStatus
+	(*OutputCursor)(nil),          // 51: gpuaas.node.v1.OutputCursor
+	(*WorkloadOutput)(nil),        // 52: gpuaas.node.v1.WorkloadOutput
 }
 var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.node.v1.ConnectRequest.hello:type_name -> gpuaas.node.v1.Hello
@@ -3245,54 +3264,55 @@ var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	41, // 33: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
 	42, // 34: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
 	43, // 35: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	44, // 36: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
-	45, // 37: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	6,  // 38: gpuaas.node.v1.Welcome.task_keys:type_name -> gpuaas.node.v1.TaskKey
-	5,  // 39: gpuaas.node.v1.Welcome.service_roots:type_name -> gpuaas.node.v1.ServiceRoots
-	4,  // 40: gpuaas.node.v1.ServiceRoots.roots:type_name -> gpuaas.node.v1.ServiceRoot
-	6,  // 41: gpuaas.node.v1.TaskKeys.keys:type_name -> gpuaas.node.v1.TaskKey
-	45, // 42: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
-	12, // 43: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
-	46, // 44: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
-	46, // 45: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
-	45, // 46: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
-	41, // 47: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
-	45, // 48: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
-	19, // 49: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
-	18, // 50: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
-	19, // 51: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
-	45, // 52: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
-	19, // 53: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
-	19, // 54: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
-	47, // 55: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
-	48, // 56: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
-	45, // 57: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
-	45, // 58: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
-	18, // 59: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
-	19, // 60: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
-	19, // 61: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
-	38, // 62: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
-	19, // 63: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
-	19, // 64: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
-	49, // 65: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	45, // 66: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
-	28, // 67: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
-	45, // 68: gpuaas.node.v1.Observation.stale_since:type_name -> google.protobuf.Timestamp
-	43, // 69: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	38, // 70: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	44, // 71: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	48, // 72: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	46, // 73: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	50, // 74: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	38, // 75: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
-	51, // 76: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	0,  // 77: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 78: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	78, // [78:79] is the sub-list for method output_type
-	77, // [77:78] is the sub-list for method input_type
-	77, // [77:77] is the sub-list for extension type_name
-	77, // [77:77] is the sub-list for extension extendee
-	0,  // [0:77] is the sub-list for field type_name
+	44, // 36: gpuaas.node.v1.Hello.recovery:type_name -> gpuaas.common.v1.RecoveryCounters
+	45, // 37: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
+	46, // 38: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	6,  // 39: gpuaas.node.v1.Welcome.task_keys:type_name -> gpuaas.node.v1.TaskKey
+	5,  // 40: gpuaas.node.v1.Welcome.service_roots:type_name -> gpuaas.node.v1.ServiceRoots
+	4,  // 41: gpuaas.node.v1.ServiceRoots.roots:type_name -> gpuaas.node.v1.ServiceRoot
+	6,  // 42: gpuaas.node.v1.TaskKeys.keys:type_name -> gpuaas.node.v1.TaskKey
+	46, // 43: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
+	12, // 44: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	47, // 45: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
+	47, // 46: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
+	46, // 47: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
+	41, // 48: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
+	46, // 49: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
+	19, // 50: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
+	18, // 51: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
+	19, // 52: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
+	46, // 53: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
+	19, // 54: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
+	19, // 55: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
+	48, // 56: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
+	49, // 57: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
+	46, // 58: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
+	46, // 59: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
+	18, // 60: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
+	19, // 61: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
+	19, // 62: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
+	38, // 63: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
+	19, // 64: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
+	19, // 65: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
+	50, // 66: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	46, // 67: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
+	28, // 68: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
+	46, // 69: gpuaas.node.v1.Observation.stale_since:type_name -> google.protobuf.Timestamp
+	43, // 70: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	38, // 71: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	45, // 72: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	49, // 73: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	47, // 74: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	51, // 75: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	38, // 76: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
+	52, // 77: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	0,  // 78: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 79: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	79, // [79:80] is the sub-list for method output_type
+	78, // [78:79] is the sub-list for method input_type
+	78, // [78:78] is the sub-list for extension type_name
+	78, // [78:78] is the sub-list for extension extendee
+	0,  // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }

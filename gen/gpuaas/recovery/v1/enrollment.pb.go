@@ -26,14 +26,19 @@ const (
 
 // EnrollRequest: the CSR's key is on the agent's disk before it is sent.
 type EnrollRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"` // `gbt_…` (operator's bootstrap token) or `gls_…` (launch secret of an instance)
-	Csr           []byte                 `protobuf:"bytes,2,opt,name=csr,proto3" json:"csr,omitempty"`     // DER; its self-signature is the proof of possession
-	AgentVersion  string                 `protobuf:"bytes,3,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	BootId        string                 `protobuf:"bytes,4,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	JoinState     []byte                 `protobuf:"bytes,5,opt,name=join_state,json=joinState,proto3" json:"join_state,omitempty"`
-	Host          *v1.HostFacts          `protobuf:"bytes,6,opt,name=host,proto3" json:"host,omitempty"`
-	Profile       *v1.ProfileFacts       `protobuf:"bytes,7,opt,name=profile,proto3" json:"profile,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Token        string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"` // `gbt_…` (operator's bootstrap token), `gls_…` (launch secret of an instance) or `grt_…` (recovery token)
+	Csr          []byte                 `protobuf:"bytes,2,opt,name=csr,proto3" json:"csr,omitempty"`     // DER; its self-signature is the proof of possession
+	AgentVersion string                 `protobuf:"bytes,3,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
+	BootId       string                 `protobuf:"bytes,4,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	JoinState    []byte                 `protobuf:"bytes,5,opt,name=join_state,json=joinState,proto3" json:"join_state,omitempty"`
+	Host         *v1.HostFacts          `protobuf:"bytes,6,opt,name=host,proto3" json:"host,omitempty"`
+	Profile      *v1.ProfileFacts       `protobuf:"bytes,7,opt,name=profile,proto3" json:"profile,omitempty"`
+	// DER (SubjectPublicKeyInfo) of the key to which the recovery token of the answer is bound. Empty: the agent wants none.
+	RecoveryPublicKey []byte `protobuf:"bytes,8,opt,name=recovery_public_key,json=recoveryPublicKey,proto3" json:"recovery_public_key,omitempty"`
+	// Of a recovery token: the signature of its recovery key over token and CSR (see internal/recoverykey).
+	RecoveryProof []byte `protobuf:"bytes,9,opt,name=recovery_proof,json=recoveryProof,proto3" json:"recovery_proof,omitempty"`
+	CorrelationId string `protobuf:"bytes,10,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"` // of the failures that led to this attempt, as in Diagnostic
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -117,13 +122,34 @@ func (x *EnrollRequest) GetProfile() *v1.ProfileFacts {
 	return nil
 }
 
+func (x *EnrollRequest) GetRecoveryPublicKey() []byte {
+	if x != nil {
+		return x.RecoveryPublicKey
+	}
+	return nil
+}
+
+func (x *EnrollRequest) GetRecoveryProof() []byte {
+	if x != nil {
+		return x.RecoveryProof
+	}
+	return nil
+}
+
+func (x *EnrollRequest) GetCorrelationId() string {
+	if x != nil {
+		return x.CorrelationId
+	}
+	return ""
+}
+
 // EnrollResponse is everything an agent needs to connect.
 type EnrollResponse struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	NodeId              string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	NodeInstanceId      string                 `protobuf:"bytes,2,opt,name=node_instance_id,json=nodeInstanceId,proto3" json:"node_instance_id,omitempty"`
 	CertificateChainPem []byte                 `protobuf:"bytes,3,opt,name=certificate_chain_pem,json=certificateChainPem,proto3" json:"certificate_chain_pem,omitempty"`
-	RecoveryToken       string                 `protobuf:"bytes,4,opt,name=recovery_token,json=recoveryToken,proto3" json:"recovery_token,omitempty"` // empty until recovery tokens are issued
+	RecoveryToken       string                 `protobuf:"bytes,4,opt,name=recovery_token,json=recoveryToken,proto3" json:"recovery_token,omitempty"` // bound to the recovery key of the request; empty where that was empty
 	Profile             *v1.Profile            `protobuf:"bytes,5,opt,name=profile,proto3" json:"profile,omitempty"`
 	Policy              *v1.NodePolicy         `protobuf:"bytes,6,opt,name=policy,proto3" json:"policy,omitempty"`
 	TaskSigningPubkeys  string                 `protobuf:"bytes,7,opt,name=task_signing_pubkeys,json=taskSigningPubkeys,proto3" json:"task_signing_pubkeys,omitempty"` // `keyid:base64[,…]`, for GPUAAS_TASK_SIGNING_PUBKEYS
@@ -246,10 +272,10 @@ var File_gpuaas_recovery_v1_enrollment_proto protoreflect.FileDescriptor
 
 const file_gpuaas_recovery_v1_enrollment_proto_rawDesc = "" +
 	"\n" +
-	"#gpuaas/recovery/v1/enrollment.proto\x12\x12gpuaas.recovery.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1cgpuaas/common/v1/types.proto\"\xb4\x02\n" +
+	"#gpuaas/recovery/v1/enrollment.proto\x12\x12gpuaas.recovery.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1cgpuaas/common/v1/types.proto\"\xcf\x03\n" +
 	"\rEnrollRequest\x12 \n" +
 	"\x05token\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x10\x18\x80\x04R\x05token\x12\x1c\n" +
+	"\xbaH\ar\x05\x10\x10\x18\x80 R\x05token\x12\x1c\n" +
 	"\x03csr\x18\x02 \x01(\fB\n" +
 	"\xbaH\az\x05\x10@\x18\x80@R\x03csr\x12,\n" +
 	"\ragent_version\x18\x03 \x01(\tB\a\xbaH\x04r\x02\x18@R\fagentVersion\x12!\n" +
@@ -257,7 +283,11 @@ const file_gpuaas_recovery_v1_enrollment_proto_rawDesc = "" +
 	"\n" +
 	"join_state\x18\x05 \x01(\fB\b\xbaH\x05z\x03\x18\x80\bR\tjoinState\x12/\n" +
 	"\x04host\x18\x06 \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\x128\n" +
-	"\aprofile\x18\a \x01(\v2\x1e.gpuaas.common.v1.ProfileFactsR\aprofile\"\xde\x03\n" +
+	"\aprofile\x18\a \x01(\v2\x1e.gpuaas.common.v1.ProfileFactsR\aprofile\x128\n" +
+	"\x13recovery_public_key\x18\b \x01(\fB\b\xbaH\x05z\x03\x18\x80\x02R\x11recoveryPublicKey\x12/\n" +
+	"\x0erecovery_proof\x18\t \x01(\fB\b\xbaH\x05z\x03\x18\x80\bR\rrecoveryProof\x12.\n" +
+	"\x0ecorrelation_id\x18\n" +
+	" \x01(\tB\a\xbaH\x04r\x02\x18@R\rcorrelationId\"\xde\x03\n" +
 	"\x0eEnrollResponse\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12(\n" +
 	"\x10node_instance_id\x18\x02 \x01(\tR\x0enodeInstanceId\x122\n" +

@@ -853,14 +853,15 @@ func (x *ReportChallengeResponse) GetDenial() *v1.Denial {
 
 // RenewCertificateRequest comes over an admitted session.
 type RenewCertificateRequest struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	NodeId         string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	NodeInstanceId string                 `protobuf:"bytes,2,opt,name=node_instance_id,json=nodeInstanceId,proto3" json:"node_instance_id,omitempty"`
-	SessionId      string                 `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Serial         string                 `protobuf:"bytes,4,opt,name=serial,proto3" json:"serial,omitempty"`
-	Csr            []byte                 `protobuf:"bytes,5,opt,name=csr,proto3" json:"csr,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	NodeId            string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	NodeInstanceId    string                 `protobuf:"bytes,2,opt,name=node_instance_id,json=nodeInstanceId,proto3" json:"node_instance_id,omitempty"`
+	SessionId         string                 `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	Serial            string                 `protobuf:"bytes,4,opt,name=serial,proto3" json:"serial,omitempty"`
+	Csr               []byte                 `protobuf:"bytes,5,opt,name=csr,proto3" json:"csr,omitempty"`
+	RecoveryPublicKey []byte                 `protobuf:"bytes,6,opt,name=recovery_public_key,json=recoveryPublicKey,proto3" json:"recovery_public_key,omitempty"` // as in the agent's RenewRequest
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *RenewCertificateRequest) Reset() {
@@ -924,6 +925,13 @@ func (x *RenewCertificateRequest) GetSerial() string {
 func (x *RenewCertificateRequest) GetCsr() []byte {
 	if x != nil {
 		return x.Csr
+	}
+	return nil
+}
+
+func (x *RenewCertificateRequest) GetRecoveryPublicKey() []byte {
+	if x != nil {
+		return x.RecoveryPublicKey
 	}
 	return nil
 }
@@ -2819,7 +2827,7 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"join_state\x18\x05 \x01(\fR\tjoinState\x12%\n" +
 	"\x0eremote_address\x18\x06 \x01(\tR\rremoteAddress\"K\n" +
 	"\x17ReportChallengeResponse\x120\n" +
-	"\x06denial\x18\x01 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\"\xd8\x01\n" +
+	"\x06denial\x18\x01 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\"\x92\x02\n" +
 	"\x17RenewCertificateRequest\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
 	"\x10node_instance_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x0enodeInstanceId\x12'\n" +
@@ -2827,7 +2835,8 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"session_id\x18\x03 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsessionId\x12\x1f\n" +
 	"\x06serial\x18\x04 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06serial\x12\x1c\n" +
 	"\x03csr\x18\x05 \x01(\fB\n" +
-	"\xbaH\az\x05\x10@\x18\x80@R\x03csr\"\xc6\x01\n" +
+	"\xbaH\az\x05\x10@\x18\x80@R\x03csr\x128\n" +
+	"\x13recovery_public_key\x18\x06 \x01(\fB\b\xbaH\x05z\x03\x18\x80\x02R\x11recoveryPublicKey\"\xc6\x01\n" +
 	"\x18RenewCertificateResponse\x122\n" +
 	"\x15certificate_chain_pem\x18\x01 \x01(\fR\x13certificateChainPem\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\tR\x06serial\x127\n" +

@@ -24,6 +24,65 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// HealthCheck is one of the five things that prove a node healthy. Each must be present and fresh.
+type HealthCheck int32
+
+const (
+	HealthCheck_HEALTH_CHECK_UNSPECIFIED               HealthCheck = 0
+	HealthCheck_HEALTH_CHECK_HEARTBEAT                 HealthCheck = 1 // its session is open and on time, at a replica that beats
+	HealthCheck_HEALTH_CHECK_ISSUER_TRUSTED            HealthCheck = 2 // the issuer of its certificate is one that the ingress trusts
+	HealthCheck_HEALTH_CHECK_SESSION_ON_CURRENT_SERIAL HealthCheck = 3 // that session was opened through the ingress on the current certificate
+	HealthCheck_HEALTH_CHECK_PROBE_COMPLETED           HealthCheck = 4 // a typed no-op completed in that session
+	HealthCheck_HEALTH_CHECK_NO_EXPIRED_TASK_CURRENT   HealthCheck = 5 // no task past its time counts as current
+)
+
+// Enum value maps for HealthCheck.
+var (
+	HealthCheck_name = map[int32]string{
+		0: "HEALTH_CHECK_UNSPECIFIED",
+		1: "HEALTH_CHECK_HEARTBEAT",
+		2: "HEALTH_CHECK_ISSUER_TRUSTED",
+		3: "HEALTH_CHECK_SESSION_ON_CURRENT_SERIAL",
+		4: "HEALTH_CHECK_PROBE_COMPLETED",
+		5: "HEALTH_CHECK_NO_EXPIRED_TASK_CURRENT",
+	}
+	HealthCheck_value = map[string]int32{
+		"HEALTH_CHECK_UNSPECIFIED":               0,
+		"HEALTH_CHECK_HEARTBEAT":                 1,
+		"HEALTH_CHECK_ISSUER_TRUSTED":            2,
+		"HEALTH_CHECK_SESSION_ON_CURRENT_SERIAL": 3,
+		"HEALTH_CHECK_PROBE_COMPLETED":           4,
+		"HEALTH_CHECK_NO_EXPIRED_TASK_CURRENT":   5,
+	}
+)
+
+func (x HealthCheck) Enum() *HealthCheck {
+	p := new(HealthCheck)
+	*p = x
+	return p
+}
+
+func (x HealthCheck) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (HealthCheck) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_recovery_v1_verdict_proto_enumTypes[0].Descriptor()
+}
+
+func (HealthCheck) Type() protoreflect.EnumType {
+	return &file_gpuaas_recovery_v1_verdict_proto_enumTypes[0]
+}
+
+func (x HealthCheck) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use HealthCheck.Descriptor instead.
+func (HealthCheck) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_recovery_v1_verdict_proto_rawDescGZIP(), []int{0}
+}
+
 // Evidence is one observation of a part of a node by one source. A later observation of the same part by the same source replaces it.
 type Evidence struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -143,7 +202,9 @@ type NodeVerdict struct {
 	RecoverWithin *durationpb.Duration   `protobuf:"bytes,12,opt,name=recover_within,json=recoverWithin,proto3" json:"recover_within,omitempty"` // how soon after detected_at it must have ended; unset: a person decides
 	CorrelationId string                 `protobuf:"bytes,13,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
 	Version       int64                  `protobuf:"varint,14,opt,name=version,proto3" json:"version,omitempty"`
-	Ended         *VerdictPeriod         `protobuf:"bytes,15,opt,name=ended,proto3" json:"ended,omitempty"` // the reason that this verdict ends, if it ends one
+	Ended         *VerdictPeriod         `protobuf:"bytes,15,opt,name=ended,proto3" json:"ended,omitempty"`                                   // the reason that this verdict ends, if it ends one
+	Checklist     []*HealthItem          `protobuf:"bytes,16,rep,name=checklist,proto3" json:"checklist,omitempty"`                           // in the order of HealthCheck; empty of the verdict about the control plane
+	HealthySince  *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=healthy_since,json=healthySince,proto3" json:"healthy_since,omitempty"` // since when no reason holds and every item is present; unset: it is not healthy
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -283,6 +344,89 @@ func (x *NodeVerdict) GetEnded() *VerdictPeriod {
 	return nil
 }
 
+func (x *NodeVerdict) GetChecklist() []*HealthItem {
+	if x != nil {
+		return x.Checklist
+	}
+	return nil
+}
+
+func (x *NodeVerdict) GetHealthySince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HealthySince
+	}
+	return nil
+}
+
+// HealthItem is whether one check is proven.
+type HealthItem struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Check         HealthCheck            `protobuf:"varint,1,opt,name=check,proto3,enum=gpuaas.recovery.v1.HealthCheck" json:"check,omitempty"`
+	Present       bool                   `protobuf:"varint,2,opt,name=present,proto3" json:"present,omitempty"`
+	ObservedAt    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"` // of what proves it; unset: nothing does
+	Detail        string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`                           // what proves it, or what is missing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthItem) Reset() {
+	*x = HealthItem{}
+	mi := &file_gpuaas_recovery_v1_verdict_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthItem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthItem) ProtoMessage() {}
+
+func (x *HealthItem) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_recovery_v1_verdict_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthItem.ProtoReflect.Descriptor instead.
+func (*HealthItem) Descriptor() ([]byte, []int) {
+	return file_gpuaas_recovery_v1_verdict_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *HealthItem) GetCheck() HealthCheck {
+	if x != nil {
+		return x.Check
+	}
+	return HealthCheck_HEALTH_CHECK_UNSPECIFIED
+}
+
+func (x *HealthItem) GetPresent() bool {
+	if x != nil {
+		return x.Present
+	}
+	return false
+}
+
+func (x *HealthItem) GetObservedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ObservedAt
+	}
+	return nil
+}
+
+func (x *HealthItem) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 // VerdictPeriod is the time for which a node had one reason.
 type VerdictPeriod struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -300,7 +444,7 @@ type VerdictPeriod struct {
 
 func (x *VerdictPeriod) Reset() {
 	*x = VerdictPeriod{}
-	mi := &file_gpuaas_recovery_v1_verdict_proto_msgTypes[2]
+	mi := &file_gpuaas_recovery_v1_verdict_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +456,7 @@ func (x *VerdictPeriod) String() string {
 func (*VerdictPeriod) ProtoMessage() {}
 
 func (x *VerdictPeriod) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_verdict_proto_msgTypes[2]
+	mi := &file_gpuaas_recovery_v1_verdict_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +469,7 @@ func (x *VerdictPeriod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerdictPeriod.ProtoReflect.Descriptor instead.
 func (*VerdictPeriod) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_verdict_proto_rawDescGZIP(), []int{2}
+	return file_gpuaas_recovery_v1_verdict_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *VerdictPeriod) GetNodeId() string {
@@ -399,7 +543,7 @@ const file_gpuaas_recovery_v1_verdict_proto_rawDesc = "" +
 	"\vfresh_until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"freshUntil\x12\x16\n" +
 	"\x06detail\x18\a \x01(\tR\x06detail\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId\"\xd2\x05\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId\"\xd1\x06\n" +
 	"\vNodeVerdict\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x125\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x1d.gpuaas.common.v1.DriftReasonR\x06reason\x12:\n" +
@@ -420,7 +564,16 @@ const file_gpuaas_recovery_v1_verdict_proto_rawDesc = "" +
 	"\x0erecover_within\x18\f \x01(\v2\x19.google.protobuf.DurationR\rrecoverWithin\x12%\n" +
 	"\x0ecorrelation_id\x18\r \x01(\tR\rcorrelationId\x12\x18\n" +
 	"\aversion\x18\x0e \x01(\x03R\aversion\x127\n" +
-	"\x05ended\x18\x0f \x01(\v2!.gpuaas.recovery.v1.VerdictPeriodR\x05ended\"\x89\x03\n" +
+	"\x05ended\x18\x0f \x01(\v2!.gpuaas.recovery.v1.VerdictPeriodR\x05ended\x12<\n" +
+	"\tchecklist\x18\x10 \x03(\v2\x1e.gpuaas.recovery.v1.HealthItemR\tchecklist\x12?\n" +
+	"\rhealthy_since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\fhealthySince\"\xb2\x01\n" +
+	"\n" +
+	"HealthItem\x125\n" +
+	"\x05check\x18\x01 \x01(\x0e2\x1f.gpuaas.recovery.v1.HealthCheckR\x05check\x12\x18\n" +
+	"\apresent\x18\x02 \x01(\bR\apresent\x12;\n" +
+	"\vobserved_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"observedAt\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\"\x89\x03\n" +
 	"\rVerdictPeriod\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x125\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x1d.gpuaas.common.v1.DriftReasonR\x06reason\x126\n" +
@@ -431,7 +584,14 @@ const file_gpuaas_recovery_v1_verdict_proto_rawDesc = "" +
 	"detectedAt\x125\n" +
 	"\bended_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12%\n" +
 	"\x0ecorrelation_id\x18\a \x01(\tR\rcorrelationId\x12\x18\n" +
-	"\aversion\x18\b \x01(\x03R\aversionB\xca\x01\n" +
+	"\aversion\x18\b \x01(\x03R\aversion*\xe0\x01\n" +
+	"\vHealthCheck\x12\x1c\n" +
+	"\x18HEALTH_CHECK_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16HEALTH_CHECK_HEARTBEAT\x10\x01\x12\x1f\n" +
+	"\x1bHEALTH_CHECK_ISSUER_TRUSTED\x10\x02\x12*\n" +
+	"&HEALTH_CHECK_SESSION_ON_CURRENT_SERIAL\x10\x03\x12 \n" +
+	"\x1cHEALTH_CHECK_PROBE_COMPLETED\x10\x04\x12(\n" +
+	"$HEALTH_CHECK_NO_EXPIRED_TASK_CURRENT\x10\x05B\xca\x01\n" +
 	"\x16com.gpuaas.recovery.v1B\fVerdictProtoP\x01Z8github.com/gpuaas/mesh/gen/gpuaas/recovery/v1;recoveryv1\xa2\x02\x03GRX\xaa\x02\x12Gpuaas.Recovery.V1\xca\x02\x12Gpuaas\\Recovery\\V1\xe2\x02\x1eGpuaas\\Recovery\\V1\\GPBMetadata\xea\x02\x14Gpuaas::Recovery::V1b\x06proto3"
 
 var (
@@ -446,44 +606,51 @@ func file_gpuaas_recovery_v1_verdict_proto_rawDescGZIP() []byte {
 	return file_gpuaas_recovery_v1_verdict_proto_rawDescData
 }
 
-var file_gpuaas_recovery_v1_verdict_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_gpuaas_recovery_v1_verdict_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_gpuaas_recovery_v1_verdict_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_gpuaas_recovery_v1_verdict_proto_goTypes = []any{
-	(*Evidence)(nil),              // 0: gpuaas.recovery.v1.Evidence
-	(*NodeVerdict)(nil),           // 1: gpuaas.recovery.v1.NodeVerdict
-	(*VerdictPeriod)(nil),         // 2: gpuaas.recovery.v1.VerdictPeriod
-	(v1.DriftPart)(0),             // 3: gpuaas.common.v1.DriftPart
-	(v1.DriftReason)(0),           // 4: gpuaas.common.v1.DriftReason
-	(v1.EvidenceSource)(0),        // 5: gpuaas.common.v1.EvidenceSource
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(v1.UserState)(0),             // 7: gpuaas.common.v1.UserState
-	(v1.Severity)(0),              // 8: gpuaas.common.v1.Severity
-	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
+	(HealthCheck)(0),              // 0: gpuaas.recovery.v1.HealthCheck
+	(*Evidence)(nil),              // 1: gpuaas.recovery.v1.Evidence
+	(*NodeVerdict)(nil),           // 2: gpuaas.recovery.v1.NodeVerdict
+	(*HealthItem)(nil),            // 3: gpuaas.recovery.v1.HealthItem
+	(*VerdictPeriod)(nil),         // 4: gpuaas.recovery.v1.VerdictPeriod
+	(v1.DriftPart)(0),             // 5: gpuaas.common.v1.DriftPart
+	(v1.DriftReason)(0),           // 6: gpuaas.common.v1.DriftReason
+	(v1.EvidenceSource)(0),        // 7: gpuaas.common.v1.EvidenceSource
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(v1.UserState)(0),             // 9: gpuaas.common.v1.UserState
+	(v1.Severity)(0),              // 10: gpuaas.common.v1.Severity
+	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
 }
 var file_gpuaas_recovery_v1_verdict_proto_depIdxs = []int32{
-	3,  // 0: gpuaas.recovery.v1.Evidence.part:type_name -> gpuaas.common.v1.DriftPart
-	4,  // 1: gpuaas.recovery.v1.Evidence.reason:type_name -> gpuaas.common.v1.DriftReason
-	5,  // 2: gpuaas.recovery.v1.Evidence.source:type_name -> gpuaas.common.v1.EvidenceSource
-	6,  // 3: gpuaas.recovery.v1.Evidence.observed_at:type_name -> google.protobuf.Timestamp
-	6,  // 4: gpuaas.recovery.v1.Evidence.fresh_until:type_name -> google.protobuf.Timestamp
-	4,  // 5: gpuaas.recovery.v1.NodeVerdict.reason:type_name -> gpuaas.common.v1.DriftReason
-	7,  // 6: gpuaas.recovery.v1.NodeVerdict.user_state:type_name -> gpuaas.common.v1.UserState
-	8,  // 7: gpuaas.recovery.v1.NodeVerdict.severity:type_name -> gpuaas.common.v1.Severity
-	0,  // 8: gpuaas.recovery.v1.NodeVerdict.evidence:type_name -> gpuaas.recovery.v1.Evidence
-	6,  // 9: gpuaas.recovery.v1.NodeVerdict.observed_at:type_name -> google.protobuf.Timestamp
-	6,  // 10: gpuaas.recovery.v1.NodeVerdict.detected_at:type_name -> google.protobuf.Timestamp
-	9,  // 11: gpuaas.recovery.v1.NodeVerdict.detect_within:type_name -> google.protobuf.Duration
-	9,  // 12: gpuaas.recovery.v1.NodeVerdict.recover_within:type_name -> google.protobuf.Duration
-	2,  // 13: gpuaas.recovery.v1.NodeVerdict.ended:type_name -> gpuaas.recovery.v1.VerdictPeriod
-	4,  // 14: gpuaas.recovery.v1.VerdictPeriod.reason:type_name -> gpuaas.common.v1.DriftReason
-	8,  // 15: gpuaas.recovery.v1.VerdictPeriod.severity:type_name -> gpuaas.common.v1.Severity
-	6,  // 16: gpuaas.recovery.v1.VerdictPeriod.observed_at:type_name -> google.protobuf.Timestamp
-	6,  // 17: gpuaas.recovery.v1.VerdictPeriod.detected_at:type_name -> google.protobuf.Timestamp
-	6,  // 18: gpuaas.recovery.v1.VerdictPeriod.ended_at:type_name -> google.protobuf.Timestamp
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	5,  // 0: gpuaas.recovery.v1.Evidence.part:type_name -> gpuaas.common.v1.DriftPart
+	6,  // 1: gpuaas.recovery.v1.Evidence.reason:type_name -> gpuaas.common.v1.DriftReason
+	7,  // 2: gpuaas.recovery.v1.Evidence.source:type_name -> gpuaas.common.v1.EvidenceSource
+	8,  // 3: gpuaas.recovery.v1.Evidence.observed_at:type_name -> google.protobuf.Timestamp
+	8,  // 4: gpuaas.recovery.v1.Evidence.fresh_until:type_name -> google.protobuf.Timestamp
+	6,  // 5: gpuaas.recovery.v1.NodeVerdict.reason:type_name -> gpuaas.common.v1.DriftReason
+	9,  // 6: gpuaas.recovery.v1.NodeVerdict.user_state:type_name -> gpuaas.common.v1.UserState
+	10, // 7: gpuaas.recovery.v1.NodeVerdict.severity:type_name -> gpuaas.common.v1.Severity
+	1,  // 8: gpuaas.recovery.v1.NodeVerdict.evidence:type_name -> gpuaas.recovery.v1.Evidence
+	8,  // 9: gpuaas.recovery.v1.NodeVerdict.observed_at:type_name -> google.protobuf.Timestamp
+	8,  // 10: gpuaas.recovery.v1.NodeVerdict.detected_at:type_name -> google.protobuf.Timestamp
+	11, // 11: gpuaas.recovery.v1.NodeVerdict.detect_within:type_name -> google.protobuf.Duration
+	11, // 12: gpuaas.recovery.v1.NodeVerdict.recover_within:type_name -> google.protobuf.Duration
+	4,  // 13: gpuaas.recovery.v1.NodeVerdict.ended:type_name -> gpuaas.recovery.v1.VerdictPeriod
+	3,  // 14: gpuaas.recovery.v1.NodeVerdict.checklist:type_name -> gpuaas.recovery.v1.HealthItem
+	8,  // 15: gpuaas.recovery.v1.NodeVerdict.healthy_since:type_name -> google.protobuf.Timestamp
+	0,  // 16: gpuaas.recovery.v1.HealthItem.check:type_name -> gpuaas.recovery.v1.HealthCheck
+	8,  // 17: gpuaas.recovery.v1.HealthItem.observed_at:type_name -> google.protobuf.Timestamp
+	6,  // 18: gpuaas.recovery.v1.VerdictPeriod.reason:type_name -> gpuaas.common.v1.DriftReason
+	10, // 19: gpuaas.recovery.v1.VerdictPeriod.severity:type_name -> gpuaas.common.v1.Severity
+	8,  // 20: gpuaas.recovery.v1.VerdictPeriod.observed_at:type_name -> google.protobuf.Timestamp
+	8,  // 21: gpuaas.recovery.v1.VerdictPeriod.detected_at:type_name -> google.protobuf.Timestamp
+	8,  // 22: gpuaas.recovery.v1.VerdictPeriod.ended_at:type_name -> google.protobuf.Timestamp
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_recovery_v1_verdict_proto_init() }
@@ -496,13 +663,14 @@ func file_gpuaas_recovery_v1_verdict_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_recovery_v1_verdict_proto_rawDesc), len(file_gpuaas_recovery_v1_verdict_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   3,
+			NumEnums:      1,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_gpuaas_recovery_v1_verdict_proto_goTypes,
 		DependencyIndexes: file_gpuaas_recovery_v1_verdict_proto_depIdxs,
+		EnumInfos:         file_gpuaas_recovery_v1_verdict_proto_enumTypes,
 		MessageInfos:      file_gpuaas_recovery_v1_verdict_proto_msgTypes,
 	}.Build()
 	File_gpuaas_recovery_v1_verdict_proto = out.File
