@@ -73,6 +73,7 @@ type Agent struct {
 	lastSeen     time.Time // when a session was admitted last: Hello brings the diagnostics since then
 	nudge        chan struct{}
 	outputs      chan *nodev1.OutputRequest
+	expected     expected
 }
 
 // New opens everything that this agent owns on its host, and reports all problems of cfg. Another agent on the same

@@ -109,6 +109,7 @@ func (a *Agent) session() *session.Client {
 // no list: its admission alone means that this node is not replaced, and every deployed workload may start.
 func (a *Agent) runList(_ context.Context, list *nodev1.RunList) {
 	if list == nil || list.GetUnlisted() {
+		a.expected.set(nil)
 		a.work.SetRunAll()
 		return
 	}
@@ -117,6 +118,10 @@ func (a *Agent) runList(_ context.Context, list *nodev1.RunList) {
 		epochs = append(epochs, process.WorkspaceEpoch{WorkspaceID: e.GetWorkspaceId(), Epoch: e.GetEpoch()})
 	}
 	a.work.SetRunList(epochs)
+	if node, _ := a.store.Node(); node.WorkspaceID == "" {
+		// A launched instance that loses its directories is replaced as a whole, and reports nothing before its deployment.
+		a.expected.set(list.GetMayRun())
+	}
 }
 
 func (a *Agent) wakeObserver() {
@@ -157,6 +162,10 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Dig
 		return
 	}
 	seen := a.work.Observe(ctx)
+	missing := a.expected.missing(seen)
+	for workspace := range missing {
+		seen[workspace] = nil
+	}
 	for workspace := range told {
 		if _, still := seen[workspace]; !still {
 			delete(told, workspace)
@@ -168,7 +177,7 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Dig
 			workloads = workloads[:maxWorkloads]
 		}
 		message := &nodev1.Observation{
-			WorkspaceId: workspace, Workloads: workloads,
+			WorkspaceId: workspace, Workloads: workloads, Epoch: missing[workspace],
 			Storage: a.observeStorage(ctx, workspace),
 		}
 		for _, w := range workloads {

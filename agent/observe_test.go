@@ -64,3 +64,34 @@ func TestAWipedDirectoryIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestAMachineReportsWhatItHasNothingOf: a workspace that the control plane lists and the host knows nothing of is
+// reported without workloads and directories.
+func TestAMachineReportsWhatItHasNothingOf(t *testing.T) {
+	testkit.IO(t)
+	m := newMesh(t)
+	cfg := config(passable(t))
+	cfg.ObserveEvery = 50 * time.Millisecond
+	enrolled(t, m, cfg)
+	m.mu.Lock()
+	m.lists = true
+	m.mu.Unlock()
+	end, _ := run(t, open(t, cfg))
+	m.wait("admitted")
+	workspace := ids.New()
+	m.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_RunList{RunList: &nodev1.RunList{
+		MayRun: []*nodev1.WorkspaceEpoch{{WorkspaceId: workspace, Epoch: 4}},
+	}}})
+	select {
+	case o := <-m.observed:
+		if o.GetWorkspaceId() != workspace || o.GetEpoch() != 4 || len(o.GetWorkloads()) != 0 || o.GetStorage() == nil ||
+			len(o.GetStorage().GetNames()) != 0 {
+			t.Errorf("reported %v", o)
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatal("nothing is reported of a workspace that is gone")
+	}
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/findings/detect"
 	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
@@ -88,5 +89,34 @@ func TestAStorageDirectoryThatWasWiped(t *testing.T) {
 		f.Before["directory"] != "/boxes/data" || f.After["reported_at"] == nil {
 		t.Errorf("got %+v", f)
 	}
+	if f.After[finding.Emptied] != false {
+		t.Errorf("a machine with another directory and a workload counts as emptied: %+v", f)
+	}
 	wantOnly(t, sweepTwice(&nodev1.StorageReport{Names: []string{"data"}}))
+}
+
+// TestAMachineThatHasNothingOfAWorkspace: of its claims each is a finding, which tells that nothing is left.
+func TestAMachineThatHasNothingOfAWorkspace(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	claim := func(kind string) string {
+		return "claim_without_resource claim " +
+			b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = $2`, id, kind)
+	}
+	for range 2 {
+		b.pass(time.Minute + time.Second)
+		b.observe(node, &nodev1.Observation{WorkspaceId: id, Epoch: 1, Storage: &nodev1.StorageReport{}})
+		b.sweep()
+	}
+	for _, f := range wantOnly(t, b.open(), claim("storage"), claim("workload")) {
+		if f.After[finding.Emptied] != true {
+			t.Errorf("got %+v", f)
+		}
+	}
+	e := testkit.Events(t, b.db.Pool(pg.RoleLifecycle), `kind = 'finding.changed'`)
+	f := &lifecyclev1.Finding{}
+	if err := e[0].Decode(f); err != nil || !f.GetEmptied() {
+		t.Errorf("announced as %v (%v)", f, err)
+	}
 }

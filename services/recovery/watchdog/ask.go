@@ -40,7 +40,7 @@ func (w *Watchdog) request(ctx context.Context, r *record) error {
 	reason := []rune(names.Of(r.Trigger) + ": " + r.Cause)
 	resp, err := w.deps.Lifecycle.RequestOperation(call, &lifecyclev1.RequestOperationRequest{
 		Kind:   commonv1.OperationKind_OPERATION_KIND_RECREATE,
-		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: r.WorkspaceID}, Requester: requesterName,
+		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: r.WorkspaceID}, Requester: r.requester(),
 		IdempotencyKey: r.key(), Reason: string(reason[:min(len(reason), reasonMost)]), CorrelationId: r.CorrelationID,
 		ExpectedEpoch: r.AskedEpoch,
 	})

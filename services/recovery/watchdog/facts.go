@@ -22,7 +22,9 @@ const ConsumerName = "watchdog"
 
 // Kinds returns the kinds of events that the watchdog consumes.
 func Kinds() []string {
-	return []string{"workspace.changed", "run.changed", "step.changed", "instance.changed", "session.changed"}
+	return []string{
+		"workspace.changed", "run.changed", "step.changed", "instance.changed", "session.changed", "finding.changed",
+	}
 }
 
 // stalledStep is the error code that workspaces which hang at the same step have in common.
@@ -41,6 +43,8 @@ func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		return instanceChanged(ctx, tx, r)
 	case "session.changed":
 		return sessionChanged(ctx, tx, r)
+	case "finding.changed":
+		return findingChanged(ctx, tx, r)
 	default:
 		return nil // a kind that the watchdog does not consume
 	}
@@ -210,6 +214,31 @@ func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		s.GetNodeId())
 	if err != nil {
 		return fmt.Errorf("forget sessions: %w", err)
+	}
+	return nil
+}
+
+// findingChanged keeps that a machine has nothing of a workspace, for as long as lifecycle's finding says so: two scans a
+// minute apart have compared what the connected agent reports with what the workspace claims there.
+func findingChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
+	f := &lifecyclev1.Finding{}
+	if err := r.Decode(f); err != nil {
+		return err
+	}
+	if f.GetKind() != commonv1.FindingKind_FINDING_KIND_CLAIM_WITHOUT_RESOURCE || f.GetWorkspaceId() == "" ||
+		f.GetNodeId() == "" {
+		return nil
+	}
+	if !f.GetEmptied() || f.GetResolvedAt() != nil {
+		if err := pg.Queue(ctx, tx, forgetEmptied, f.GetFindingId()); err != nil {
+			return fmt.Errorf("forget an emptied machine: %w", err)
+		}
+		return nil
+	}
+	err := pg.Queue(ctx, tx, noteEmptied,
+		f.GetFindingId(), f.GetWorkspaceId(), f.GetNodeId(), at(f.GetFirstSeenAt(), r.CreatedAt))
+	if err != nil {
+		return fmt.Errorf("note an emptied machine: %w", err)
 	}
 	return nil
 }

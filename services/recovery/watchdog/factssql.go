@@ -52,6 +52,13 @@ var (
 		WHERE o.node_id = $1 AND n.node_id = $1 AND NOT o.serving
 			AND (n.generation, n.session_id) > (o.generation, o.session_id)`)
 
+	noteEmptied = pg.Define(pg.RoleRecovery, "watchdog.note_emptied", `
+		INSERT INTO recovery.watch_emptied (finding_id, workspace_id, node_id, since) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (finding_id) DO NOTHING`)
+
+	forgetEmptied = pg.Define(pg.RoleRecovery, "watchdog.forget_emptied", `
+		DELETE FROM recovery.watch_emptied WHERE finding_id = $1`)
+
 	noteRun = pg.Define(pg.RoleRecovery, "watchdog.note_run", `
 		INSERT INTO recovery.watch_run AS t (run_id, version, kind, state, phase, step, stalled, stuck_reason, attempt,
 			attempt_ver, requester,
@@ -77,6 +84,10 @@ var forgottenByRule = []*pg.Statement{
 		SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = i.workspace_id)`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
 		DELETE FROM recovery.class_sighting WHERE seen_at < mesh.clock() - interval '1 day'`),
+	// A finding resolves within minutes of the change of its workspace; its event may have been set aside.
+	pg.Define(pg.RoleRecovery, "watchdog.forget_settled_emptied", `
+		DELETE FROM recovery.watch_emptied e WHERE NOT EXISTS (SELECT FROM recovery.watch_workspace w
+			WHERE w.workspace_id = e.workspace_id AND w.state <> 'decommissioned')`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_budgets", `
 		DELETE FROM recovery.churn_bucket WHERE at < mesh.clock() - interval '1 day'`),
 }

@@ -175,6 +175,8 @@ func (k *kit) append(m proto.Message) {
 		e.Kind, e.AggregateType, e.AggregateID = "instance.changed", "instance", x.GetInstanceId()
 	case *nodev1.SessionChanged:
 		role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleNodeAPI, "session.changed", "session", x.GetSessionId()
+	case *lifecyclev1.Finding:
+		e.Kind, e.AggregateType, e.AggregateID = "finding.changed", "finding", x.GetFindingId()
 	default:
 		k.t.Fatalf("no event of %T", m)
 	}
@@ -456,6 +458,7 @@ func (k *kit) digest() string {
 		(SELECT jsonb_agg(to_jsonb(x) - 'seen_at' ORDER BY x.run_id) FROM recovery.watch_run x),
 		(SELECT jsonb_agg(to_jsonb(x) ORDER BY x.workspace_id, x.epoch) FROM recovery.watch_instance x),
 		(SELECT jsonb_agg(to_jsonb(x) ORDER BY x.session_id) FROM recovery.watch_session x),
+		(SELECT jsonb_agg(to_jsonb(x) ORDER BY x.finding_id) FROM recovery.watch_emptied x),
 		(SELECT jsonb_agg(to_jsonb(x) ORDER BY x.record_id) FROM recovery.recovery_record x),
 		(SELECT jsonb_agg(to_jsonb(x) ORDER BY x.run_id, x.step, x.error_code) FROM recovery.class_sighting x))`).Scan(&out))
 	return out

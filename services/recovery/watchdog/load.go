@@ -58,11 +58,16 @@ type subject struct {
 	LostSince                           time.Time // for reachLost: since when
 	CloseReason                         string
 	Identity                            string // state of the node's identity; empty if recovery has none
+	// EmptiedAt is since when its machine is known to have nothing of it; nil: it is not.
+	EmptiedAt *time.Time
 }
 
 func (s *subject) path() string { return s.Tenant + "/" + s.Name }
 
 func (s *subject) static() bool { return s.Placement == placementStatic }
+
+// emptied reports whether its shared machine is connected and has nothing of it.
+func (s *subject) emptied() bool { return s.EmptiedAt != nil && s.static() && s.Reach == reachServing }
 
 // unit returns the id of the unit that fails as one: a workspace with its own instance, or a shared machine with all
 // its workspaces.
@@ -103,6 +108,7 @@ WITH RECURSIVE listening AS (
 	SELECT c.workspace_id FROM recovery.recovery_record c WHERE c.ended_at IS NULL
 	UNION SELECT r.workspace_id FROM recovery.watch_run r WHERE r.stalled
 	UNION SELECT w.workspace_id FROM recovery.watch_workspace w WHERE w.register_failures > 0
+	UNION SELECT e.workspace_id FROM recovery.watch_emptied e
 	UNION SELECT w.workspace_id FROM recovery.watch_workspace w
 		WHERE EXISTS (SELECT FROM fresh) AND w.state = 'active' AND w.served_by IS NULL
 	UNION SELECT u.workspace_id FROM server s CROSS JOIN LATERAL (
@@ -115,6 +121,8 @@ SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.sta
 	EXISTS (SELECT FROM fresh) AND `+events.UnreadSQL("recovery", ConsumerName)+` <= `+upToDate+`,
 	COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l), COALESCE(lost.reason, ''),
 		COALESCE(d.state, ''), COALESCE(i.state, ''),
+	(SELECT min(e.since) FROM recovery.watch_emptied e
+		WHERE e.workspace_id = w.workspace_id AND e.node_id = w.node_id AND e.since > w.state_at),
 	`+fmt.Sprintf(runFieldsSQL, "r")+`, `+fmt.Sprintf(runFieldsSQL, "o")+`
 FROM wanted x
 JOIN recovery.watch_workspace w USING (workspace_id)
@@ -185,6 +193,7 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 			&s.CloseReason,
 			&s.Identity,
 			&s.Instance,
+			&s.EmptiedAt,
 		}, append(present.targets(), op.targets()...)...)
 		if err := row.Scan(targets...); err != nil {
 			return nil, err

@@ -35,7 +35,7 @@ var findManual = pg.Define(pg.RoleRecovery, "watchdog.find_manual_recoveries", `
 		ORDER BY b.created_at DESC LIMIT 1) p ON p.state = 'failed'
 	WHERE r.state = 'succeeded' AND r.kind IN ('retry', 'recreate')
 		AND r.finished_at > mesh.clock() - make_interval(secs => $1)
-		AND NOT starts_with(r.requester, $2)
+		AND NOT EXISTS (SELECT FROM unnest($2::text[]) AS p (prefix) WHERE starts_with(r.requester, p.prefix))
 		AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.operation_id = r.run_id)
 		AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)`)
 
@@ -45,7 +45,7 @@ const manualFor = time.Hour
 // manual adds a record for each recovery that a person made without the watchdog: a retry or a recreation that
 // succeeded after an operation that had failed or hung, and that no record has yet.
 func (j *evaluation) manual(ctx context.Context) error {
-	list, err := pg.All[manualRecovery](ctx, j.tx, findManual, manualFor.Seconds(), requesterPrefix)
+	list, err := pg.All[manualRecovery](ctx, j.tx, findManual, manualFor.Seconds(), requesterPrefixes)
 	if err != nil {
 		return fmt.Errorf("look for recoveries by people: %w", err)
 	}

@@ -24,6 +24,7 @@ const (
 	triggerSession     = commonv1.RecoveryTrigger_RECOVERY_TRIGGER_SESSION_LOST
 	triggerRegister    = commonv1.RecoveryTrigger_RECOVERY_TRIGGER_REGISTER_FAILING
 	triggerManual      = commonv1.RecoveryTrigger_RECOVERY_TRIGGER_MANUAL
+	triggerEmptied     = commonv1.RecoveryTrigger_RECOVERY_TRIGGER_NODE_EMPTIED
 	outcomeOpen        = commonv1.RecoveryOutcome_RECOVERY_OUTCOME_OPEN
 	outcomeRecovered   = commonv1.RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED
 	outcomeFailed      = commonv1.RecoveryOutcome_RECOVERY_OUTCOME_FAILED
@@ -76,6 +77,14 @@ type record struct {
 	ByPerson    bool   `db:"by_person"`
 	Refusals    int32  `db:"refusals"`
 	LastFailure string `db:"last_failure"`
+}
+
+// requester returns as whom lifecycle is asked.
+func (r *record) requester() string {
+	if r.Trigger == triggerEmptied {
+		return requesterRecovery
+	}
+	return requesterWatchdog
 }
 
 // recordRow is a record as it is stored.

@@ -85,6 +85,7 @@ type evaluation struct {
 	of       map[string]*subject
 	records  map[string]*record // open ones, by workspace
 	rate     int                // recreations an hour
+	auto     bool               // what a machine came back without is recreated
 	out      *Round
 	counts   []prometheus.Counter // counters of the changes, to be incremented after the commit
 	forgot   bool                 // facts that are over were deleted; noted after the commit
@@ -125,7 +126,8 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 		// Every decision that leads to a write or a request is made under the lock on the brake's row, so that two replicas
 		// that act at once do so one after the other.
 		j := &evaluation{
-			w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{},
+			w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), auto: set.AutoRecovery(), out: out,
+			of: map[string]*subject{},
 		}
 		if j.fleet, err = w.deps.Fleet.Begin(ctx, tx, now, locked); err != nil {
 			return err
@@ -237,7 +239,7 @@ func (j *evaluation) detectAll(ctx context.Context) error {
 			continue
 		}
 		trigger := detect(s, j.w.cfg, j.now)
-		if trigger == 0 {
+		if trigger == 0 || trigger == triggerEmptied && !j.auto {
 			continue
 		}
 		if err := j.fleet.Writes(); err != nil {

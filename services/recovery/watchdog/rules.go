@@ -2,6 +2,7 @@ package watchdog
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,8 +28,11 @@ func detect(s *subject, cfg Config, now time.Time) commonv1.RecoveryTrigger {
 			return triggerRegister
 		}
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
-		if s.Reach == reachLost && !s.static() {
+		switch {
+		case s.Reach == reachLost && !s.static():
 			return triggerSession
+		case s.emptied():
+			return triggerEmptied
 		}
 	}
 	return commonv1.RecoveryTrigger_RECOVERY_TRIGGER_UNSPECIFIED
@@ -55,6 +59,11 @@ func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
 			r.Step = s.Run.Step
 		}
 		r.Impact = "the workspace was not to be used: its instance could not enrol"
+	case triggerEmptied:
+		r.ErrorCode = names.Of(commonv1.FindingKind_FINDING_KIND_CLAIM_WITHOUT_RESOURCE)
+		r.Cause = "its machine is connected and has had nothing of it since " + s.EmptiedAt.UTC().Format(time.RFC3339) +
+			", neither workloads nor directories"
+		r.Impact = "what ran in the workspace has ended, and what it had stored on its machine is gone"
 	default:
 		r.ErrorCode = s.CloseReason
 		r.Cause = "its instance has had no session since " + s.LostSince.UTC().Format(time.RFC3339)
@@ -167,6 +176,12 @@ func whileActive(r *record, s *subject, now time.Time) request {
 	worked := byItself
 	if s.RunID != r.RunID && s.Run != nil {
 		worked = s.Run.Kind
+	}
+	if r.Trigger == triggerEmptied && s.RunID == r.RunID && s.EmptiedAt != nil {
+		if s.Reach == reachServing {
+			return recreate
+		}
+		return nothing // that it has nothing is no news of a machine that is not heard now
 	}
 	if r.Trigger != triggerSession && !(r.Trigger == triggerManual && s.RunID == r.RunID) {
 		r.end(outcomeRecovered, worked, now)
@@ -283,4 +298,6 @@ func stuck(r *record, op *run) {
 }
 
 // ours reports whether a requester, as lifecycle stores it, is a watchdog.
-func ours(requester string) bool { return strings.HasPrefix(requester, requesterPrefix) }
+func ours(requester string) bool {
+	return slices.ContainsFunc(requesterPrefixes, func(prefix string) bool { return strings.HasPrefix(requester, prefix) })
+}

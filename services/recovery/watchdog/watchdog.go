@@ -18,12 +18,15 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/fleet"
 )
 
-// requesterName is the requester in requests to lifecycle.
-const requesterName = "watchdog"
+// The requesters in requests to lifecycle: of what fails, and of what a machine came back without.
+const (
+	requesterWatchdog = "watchdog"
+	requesterRecovery = "auto_recovery"
+)
 
-// requesterPrefix begins the requester as lifecycle stores it, which is followed by the service that made the request.
-// Where a person's request names no requester, lifecycle stores the person's name alone, which has no colon.
-const requesterPrefix = requesterName + ":"
+// requesterPrefixes begin our requesters as lifecycle stores them, which are followed by the service that made the
+// request. Where a person's request names no requester, lifecycle stores the person's name alone, which has no colon.
+var requesterPrefixes = []string{requesterWatchdog + ":", requesterRecovery + ":"}
 
 // Lifecycle is the service that decides about workspaces.
 type Lifecycle interface {

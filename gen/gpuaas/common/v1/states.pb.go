@@ -1019,6 +1019,7 @@ const (
 	RecoveryTrigger_RECOVERY_TRIGGER_SESSION_LOST     RecoveryTrigger = 2 // the box of an active workspace has no session
 	RecoveryTrigger_RECOVERY_TRIGGER_REGISTER_FAILING RecoveryTrigger = 3 // the box cannot enrol
 	RecoveryTrigger_RECOVERY_TRIGGER_MANUAL           RecoveryTrigger = 4 // a person asked
+	RecoveryTrigger_RECOVERY_TRIGGER_NODE_EMPTIED     RecoveryTrigger = 5 // its machine is connected and has nothing of it any more
 )
 
 // Enum value maps for RecoveryTrigger.
@@ -1029,6 +1030,7 @@ var (
 		2: "RECOVERY_TRIGGER_SESSION_LOST",
 		3: "RECOVERY_TRIGGER_REGISTER_FAILING",
 		4: "RECOVERY_TRIGGER_MANUAL",
+		5: "RECOVERY_TRIGGER_NODE_EMPTIED",
 	}
 	RecoveryTrigger_value = map[string]int32{
 		"RECOVERY_TRIGGER_UNSPECIFIED":      0,
@@ -1036,6 +1038,7 @@ var (
 		"RECOVERY_TRIGGER_SESSION_LOST":     2,
 		"RECOVERY_TRIGGER_REGISTER_FAILING": 3,
 		"RECOVERY_TRIGGER_MANUAL":           4,
+		"RECOVERY_TRIGGER_NODE_EMPTIED":     5,
 	}
 )
 
@@ -1937,13 +1940,14 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"!INCIDENT_KIND_MACHINE_UNREACHABLE\x10\x04\x12(\n" +
 	"$INCIDENT_KIND_CONTROL_PLANE_ROLLBACK\x10\x05\x12\x1e\n" +
 	"\x1aINCIDENT_KIND_SIGNING_KEYS\x10\f\x12\x1a\n" +
-	"\x15INCIDENT_KIND_STORAGE\x10\x96\x01*\xb8\x01\n" +
+	"\x15INCIDENT_KIND_STORAGE\x10\x96\x01*\xdb\x01\n" +
 	"\x0fRecoveryTrigger\x12 \n" +
 	"\x1cRECOVERY_TRIGGER_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18RECOVERY_TRIGGER_STALLED\x10\x01\x12!\n" +
 	"\x1dRECOVERY_TRIGGER_SESSION_LOST\x10\x02\x12%\n" +
 	"!RECOVERY_TRIGGER_REGISTER_FAILING\x10\x03\x12\x1b\n" +
-	"\x17RECOVERY_TRIGGER_MANUAL\x10\x04*\xaa\x01\n" +
+	"\x17RECOVERY_TRIGGER_MANUAL\x10\x04\x12!\n" +
+	"\x1dRECOVERY_TRIGGER_NODE_EMPTIED\x10\x05*\xaa\x01\n" +
 	"\x0fRecoveryOutcome\x12 \n" +
 	"\x1cRECOVERY_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15RECOVERY_OUTCOME_OPEN\x10\x01\x12\x1e\n" +

@@ -2392,6 +2392,7 @@ type Finding struct {
 	AcknowledgeReason string                 `protobuf:"bytes,21,opt,name=acknowledge_reason,json=acknowledgeReason,proto3" json:"acknowledge_reason,omitempty"`
 	Workspace         string                 `protobuf:"bytes,22,opt,name=workspace,proto3" json:"workspace,omitempty"`               // tenant/name of `workspace_id`, in answers to people
 	NodeName          string                 `protobuf:"bytes,23,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"` // of `node_id`, in answers to people
+	Emptied           bool                   `protobuf:"varint,24,opt,name=emptied,proto3" json:"emptied,omitempty"`                  // of claim_without_resource: the node's agent reports that it has nothing of the workspace, neither workloads nor directories
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -2585,6 +2586,13 @@ func (x *Finding) GetNodeName() string {
 		return x.NodeName
 	}
 	return ""
+}
+
+func (x *Finding) GetEmptied() bool {
+	if x != nil {
+		return x.Emptied
+	}
+	return false
 }
 
 var File_gpuaas_lifecycle_v1_entities_proto protoreflect.FileDescriptor
@@ -2882,7 +2890,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\bpossible\x18\x02 \x01(\bR\bpossible\x12\x14\n" +
 	"\x05unmet\x18\x03 \x03(\tR\x05unmet\x12 \n" +
 	"\vconsequence\x18\x04 \x01(\tR\vconsequence\x120\n" +
-	"\x06reason\x18\x05 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\"\x88\a\n" +
+	"\x06reason\x18\x05 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\"\xa2\a\n" +
 	"\aFinding\x12\x1d\n" +
 	"\n" +
 	"finding_id\x18\x01 \x01(\tR\tfindingId\x121\n" +
@@ -2912,7 +2920,8 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\x0facknowledged_by\x18\x14 \x01(\tR\x0eacknowledgedBy\x12-\n" +
 	"\x12acknowledge_reason\x18\x15 \x01(\tR\x11acknowledgeReason\x12\x1c\n" +
 	"\tworkspace\x18\x16 \x01(\tR\tworkspace\x12\x1b\n" +
-	"\tnode_name\x18\x17 \x01(\tR\bnodeNameB\xd2\x01\n" +
+	"\tnode_name\x18\x17 \x01(\tR\bnodeName\x12\x18\n" +
+	"\aemptied\x18\x18 \x01(\bR\aemptiedB\xd2\x01\n" +
 	"\x17com.gpuaas.lifecycle.v1B\rEntitiesProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1;lifecyclev1\xa2\x02\x03GLX\xaa\x02\x13Gpuaas.Lifecycle.V1\xca\x02\x13Gpuaas\\Lifecycle\\V1\xe2\x02\x1fGpuaas\\Lifecycle\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Lifecycle::V1b\x06proto3"
 
 var (

@@ -24,6 +24,27 @@ type report struct {
 	storage   *nodev1.StorageReport // nil: the agent does not report directories
 }
 
+// after returns what a finding tells of the report: how many of a kind it has, and whether it has nothing at all.
+func (r *report) after(reported int) map[string]any {
+	return map[string]any{
+		"reported": reported, "reported_at": r.at.UTC().Format(time.RFC3339), finding.Emptied: r.empty(),
+	}
+}
+
+// empty reports whether the agent has nothing of the workspace, neither workloads nor directories. Of an agent that does
+// not report directories that is not known.
+func (r *report) empty() bool {
+	if r.storage == nil || len(r.storage.GetNames()) > 0 {
+		return false
+	}
+	for _, phase := range r.workloads {
+		if phase != nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT {
+			return false
+		}
+	}
+	return true
+}
+
 // place is a workspace on a node.
 type place struct {
 	WorkspaceID string `db:"workspace_id"`
@@ -145,7 +166,7 @@ func (d *Detectors) compareClaims(r report, f placeFacts, claims []nodeClaim) []
 			TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: NextClaimEmpty,
 			Summary: fmt.Sprintf("the workload that is claimed as %q is not on its node", c.Name),
 			Before:  map[string]any{"workload": c.Name},
-			After:   map[string]any{"reported": len(r.workloads), "reported_at": r.at.UTC().Format(time.RFC3339)},
+			After:   r.after(len(r.workloads)),
 		})
 	}
 	for name, phase := range r.workloads {
@@ -176,7 +197,7 @@ func (d *Detectors) storageGone(r report, f placeFacts, c nodeClaim) (finding.Se
 		TenantID: c.TenantID, NodeID: r.NodeID, AllocationID: f.AllocationID, NextAction: NextStorageGone,
 		Summary: fmt.Sprintf("the storage directory that is claimed as %q is not on its node", c.Name),
 		Before:  map[string]any{"storage": c.Name, "directory": c.Ref},
-		After:   map[string]any{"reported": len(r.storage.GetNames()), "reported_at": r.at.UTC().Format(time.RFC3339)},
+		After:   r.after(len(r.storage.GetNames())),
 	}, true
 }
 

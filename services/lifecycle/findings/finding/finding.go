@@ -29,6 +29,9 @@ const (
 	P2 = commonv1.Severity_SEVERITY_P2
 )
 
+// Emptied is the name in After by which a finding about a claim tells that the node has nothing of the workspace.
+const Emptied = "emptied"
+
 // Seen is one contradiction that a detector found.
 type Seen struct {
 	Kind                                        commonv1.FindingKind
@@ -153,6 +156,7 @@ func (r *Row) event() (events.Event, error) {
 		Version: r.Version, AcknowledgedBy: r.ackBy,
 		AcknowledgeReason: r.ackReason,
 	}
+	p.Emptied, _ = r.After[Emptied].(bool)
 	if r.Resolved != nil {
 		p.ResolvedAt = timestamppb.New(*r.Resolved)
 	}
