@@ -6,9 +6,9 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// expected are the workspaces that the control plane's last run list names and of which this host has shown nothing yet.
-// That it has nothing of them is reported too: a host that lost its directories would otherwise say nothing of what was
-// on it.
+// expected are the workspaces that the control plane's last run list names and of which this host has shown nothing
+// yet. That it has nothing of them is reported too: a host that lost its directories would otherwise say nothing of
+// what was on it.
 type expected struct {
 	mu     sync.Mutex
 	epochs map[string]int64
@@ -25,8 +25,8 @@ func (e *expected) set(list []*nodev1.WorkspaceEpoch) {
 	e.epochs = epochs
 }
 
-// missing returns the epochs of the expected workspaces that are not among those seen. A workspace that was seen once is
-// expected no longer: its end is reported as any change.
+// missing returns the epochs of the expected workspaces that are not among those seen. A workspace that was seen once
+// is expected no longer: its end is reported as any change.
 func (e *expected) missing(seen map[string][]*nodev1.WorkloadStatus) map[string]int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()

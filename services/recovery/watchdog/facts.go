@@ -218,8 +218,8 @@ func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-// findingChanged keeps that a machine has nothing of a workspace, for as long as lifecycle's finding says so: two scans a
-// minute apart have compared what the connected agent reports with what the workspace claims there.
+// findingChanged keeps that a machine has nothing of a workspace, for as long as lifecycle's finding says so: two scans
+// a minute apart have compared what the connected agent reports with what the workspace claims there.
 func findingChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	f := &lifecyclev1.Finding{}
 	if err := r.Decode(f); err != nil {

@@ -31,8 +31,8 @@ func (r *report) after(reported int) map[string]any {
 	}
 }
 
-// empty reports whether the agent has nothing of the workspace, neither workloads nor directories. Of an agent that does
-// not report directories that is not known.
+// empty reports whether the agent has nothing of the workspace, neither workloads nor directories. Of an agent that
+// does not report directories that is not known.
 func (r *report) empty() bool {
 	if r.storage == nil || len(r.storage.GetNames()) > 0 {
 		return false
