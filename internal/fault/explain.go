@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -29,27 +31,53 @@ func Explain(reason commonv1.Reason) Explanation {
 
 // Catalogue returns the explanations of every reason, in the order of the enum.
 func Catalogue() []Explanation {
-	all := names.All[commonv1.Reason]()
+	return explainAll(Explain)
+}
+
+// explainAll returns the explanations of all values of an enum, in its order.
+func explainAll[E protoreflect.Enum](explain func(E) Explanation) []Explanation {
+	all := names.All[E]()
 	out := make([]Explanation, len(all))
-	for i, reason := range all {
-		out[i] = Explain(reason)
+	for i, value := range all {
+		out[i] = explain(value)
 	}
 	return out
 }
 
+// explainShared returns the explanation of a value whose code may be that of a verdict or of a refusal too: it is that
+// one then, else the row.
+func explainShared[E interface {
+	comparable
+	protoreflect.Enum
+}](value E, rows map[E]Explanation) Explanation {
+	code := names.Of(value)
+	if reason, err := names.Parse[commonv1.DriftReason](code); err == nil && reason != 0 {
+		return ExplainDrift(reason)
+	}
+	if reason, err := names.Parse[commonv1.Reason](code); err == nil && reason != 0 {
+		return Explain(reason)
+	}
+	e := rows[value]
+	e.Code = code
+	return e
+}
+
 // Explanations returns the explanations of everything that is printed as a reason and has this code, in upper or lower
-// case; for an empty code it returns all of them, the reasons of refusals first. A code that a refusal and a verdict
-// share has one explanation, the verdict's.
+// case: refusals, verdicts, diagnostics, findings, incidents and states. For an empty code it returns all of them, the
+// reasons of refusals first. A code that several of them share has one explanation: the verdict's, where it is one.
 func Explanations(code string) []Explanation {
 	all := Catalogue()
-	for _, e := range DriftCatalogue() {
-		if i := slices.IndexFunc(all, func(o Explanation) bool { return o.Code == e.Code }); i >= 0 {
-			all[i] = e
-		} else {
-			all = append(all, e)
+	for _, more := range [][]Explanation{
+		DriftCatalogue(), DiagnosticCatalogue(), FindingCatalogue(), IncidentCatalogue(), states,
+	} {
+		for _, e := range more {
+			if i := slices.IndexFunc(all, func(o Explanation) bool { return o.Code == e.Code }); i >= 0 {
+				all[i] = e
+			} else {
+				all = append(all, e)
+			}
 		}
 	}
-	all = append(all, states...)
 	if code == "" {
 		return all
 	}

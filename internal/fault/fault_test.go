@@ -323,3 +323,25 @@ func TestCatalogueExplainsEveryReason(t *testing.T) {
 		t.Errorf("unknown reason: %+v", got)
 	}
 }
+
+// TestEveryCodeIsExplainedOnce: each value of each enum that people are shown as a reason has a whole explanation, and a
+// code that two of them share has one.
+func TestEveryCodeIsExplainedOnce(t *testing.T) {
+	var codes []string
+	for _, list := range [][]fault.Explanation{
+		fault.Catalogue(), fault.DriftCatalogue(), fault.DiagnosticCatalogue(), fault.FindingCatalogue(),
+		fault.IncidentCatalogue(),
+	} {
+		for _, e := range list {
+			codes = append(codes, e.Code)
+			if e.Meaning == "" || e.Impact == "" || e.Owner == "" || e.NextAction == "" || e.Action == 0 {
+				t.Errorf("%s is not wholly explained: %+v", e.Code, e)
+			}
+		}
+	}
+	for _, code := range codes {
+		if found := fault.Explanations(code); len(found) != 1 {
+			t.Errorf("%s has %d explanations", code, len(found))
+		}
+	}
+}

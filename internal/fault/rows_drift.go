@@ -21,14 +21,7 @@ func ExplainDrift(reason commonv1.DriftReason) Explanation {
 }
 
 // DriftCatalogue returns the explanations of all reasons of verdicts, in the order of the enum.
-func DriftCatalogue() []Explanation {
-	all := names.All[commonv1.DriftReason]()
-	out := make([]Explanation, len(all))
-	for i, reason := range all {
-		out[i] = ExplainDrift(reason)
-	}
-	return out
-}
+func DriftCatalogue() []Explanation { return explainAll(ExplainDrift) }
 
 const noWork = "no work is offered to the node; its workloads go on"
 

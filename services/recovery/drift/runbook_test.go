@@ -41,10 +41,11 @@ func TestExplanationsAgreeWithTheCatalogue(t *testing.T) {
 	}
 }
 
-// TestRunbooksAreMadeOfTheCatalogue: docs/runbooks has one page for each reason, with what the catalogue says, and no
-// other.
+// TestRunbooksAreMadeOfTheCatalogue: docs/runbooks has one page for each reason, and one for each other kind of codes,
+// with what the catalogue says, and no other.
 func TestRunbooksAreMadeOfTheCatalogue(t *testing.T) {
-	want := map[string]string{"README.md": index()}
+	want := others()
+	want["README.md"] = index()
 	for _, row := range drift.Catalogue() {
 		steps, ok := runbook.OfReason(row.Reason)
 		if !ok || len(steps.Check) == 0 || len(steps.Steps) == 0 {
@@ -97,6 +98,8 @@ One page for each reason that the verdict about a node may name (` + "`gpuaas no
 		"`gpuaas explain reason CODE`" + ` prints
 the first lines of a page without a mesh. Of several reasons that hold at once the verdict names the one of the highest
 severity. ` + "`disconnected`" + ` is shown without a verdict. Terms are those of the [glossary](../glossary.md).
+
+Other codes: [refusals](refusals.md), [diagnostics of hosts](diagnostics.md), [findings](findings.md), [incidents](incidents.md).
 `)
 	for _, severity := range names.All[commonv1.Severity]() {
 		fmt.Fprintf(&b, "\n## %s\n\n| reason | people see | owner | next action |\n|---|---|---|---|\n",
