@@ -324,8 +324,8 @@ func TestCatalogueExplainsEveryReason(t *testing.T) {
 	}
 }
 
-// TestEveryCodeIsExplainedOnce: each value of each enum that people are shown as a reason has a whole explanation, and a
-// code that two of them share has one.
+// TestEveryCodeIsExplainedOnce: each value of each enum that people are shown as a reason has a whole explanation, and
+// a code that two of them share has one.
 func TestEveryCodeIsExplainedOnce(t *testing.T) {
 	var codes []string
 	for _, list := range [][]fault.Explanation{

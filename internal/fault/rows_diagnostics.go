@@ -6,7 +6,9 @@ import (
 
 // ExplainDiagnostic returns the explanation of what a host records of itself. Where a verdict or a refusal has the same
 // code, it is theirs. For an unknown code, and for the unspecified one, only the code is set.
-func ExplainDiagnostic(code commonv1.DiagnosticCode) Explanation { return explainShared(code, diagnosticRows) }
+func ExplainDiagnostic(code commonv1.DiagnosticCode) Explanation {
+	return explainShared(code, diagnosticRows)
+}
 
 // DiagnosticCatalogue returns the explanations of all diagnostic codes, in the order of the enum.
 func DiagnosticCatalogue() []Explanation { return explainAll(ExplainDiagnostic) }
@@ -24,8 +26,9 @@ var diagnosticRows = map[commonv1.DiagnosticCode]Explanation{
 		NextAction: "look at the records beside it: they say why it does not connect", Action: wait,
 	},
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED: {
-		Meaning: "the control plane refused the identity of this host: held, quarantined, fenced, retired, or its epoch is over",
-		Impact:  hostOnly, Owner: ownerOperator,
+		Meaning: "the control plane refused the identity of this host: it is held, quarantined, fenced or retired, or its " +
+			"epoch is over",
+		Impact: hostOnly, Owner: ownerOperator,
 		NextAction: "look at the node's identity with `gpuaas nodes get NODE`, and at who decided it in `gpuaas audit list`",
 		Action:     stop,
 	},
@@ -87,8 +90,9 @@ var diagnosticRows = map[commonv1.DiagnosticCode]Explanation{
 		NextAction: "look at the task with `gpuaas tasks list --node NODE`", Action: wait,
 	},
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE: {
-		Meaning: "the ledger of tasks was another node's or could not be read, and a new one began",
-		Impact:  "what was under way there has an unknown outcome until it is observed; nothing is run twice", Owner: ownerAgent,
+		Meaning:    "the ledger of tasks was another node's or could not be read, and a new one began",
+		Impact:     "what was under way there has an unknown outcome until it is observed; nothing is run twice",
+		Owner:      ownerAgent,
 		NextAction: "wait for the operations to observe what is there; keep the file that was set aside", Action: wait,
 	},
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL: {

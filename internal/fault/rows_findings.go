@@ -13,7 +13,9 @@ func FindingCatalogue() []Explanation { return explainAll(ExplainFinding) }
 
 // ExplainIncident returns the explanation of a kind of incidents. Where a verdict or a refusal has the same code, it is
 // theirs. For an unknown kind, and for the unspecified one, only the code is set.
-func ExplainIncident(kind commonv1.IncidentKind) Explanation { return explainShared(kind, incidentRows) }
+func ExplainIncident(kind commonv1.IncidentKind) Explanation {
+	return explainShared(kind, incidentRows)
+}
 
 // IncidentCatalogue returns the explanations of all kinds of incidents, in the order of the enum.
 func IncidentCatalogue() []Explanation { return explainAll(ExplainIncident) }
@@ -80,8 +82,8 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 		Meaning: "too much of the fleet failed at once: automatic remedies are stopped, because the cause may be ours",
 		Impact:  "nothing is recreated or put on hold by itself meanwhile; enrolment with a proven key goes on",
 		Owner:   ownerControl,
-		NextAction: "find the common cause with `gpuaas brake status`; then `gpuaas brake release --reason TEXT`, or wait until " +
-			"the share falls", Action: wait,
+		NextAction: "find the common cause with `gpuaas brake status`; then `gpuaas brake release --reason TEXT`, or wait " +
+			"until the share falls", Action: wait,
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_CHURN_BUDGET: {
 		Meaning: "a workspace, or the instances of a placement, have used up their recreations for now",
@@ -91,7 +93,8 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 	commonv1.IncidentKind_INCIDENT_KIND_MACHINE_UNREACHABLE: {
 		Meaning: "a shared machine with workspaces cannot be reached, and nothing proves that their work has ended",
 		Impact:  "its workspaces are kept and cannot be managed; what runs on it may go on", Owner: ownerOperator,
-		NextAction: "restart the machine or its agent; to move its workspaces, recreate each with a fenced proof", Action: wait,
+		NextAction: "restart the machine or its agent; to move its workspaces, recreate each with a fenced proof",
+		Action:     wait,
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_SIGNING_KEYS: {
 		Meaning: "a replica does not hold a key with which the mesh signs",

@@ -175,8 +175,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_CERTIFICATE_UNTRUSTED: {
 		Code: connect.CodeUnauthenticated, Action: recov, Owner: ownerRecovery,
 		Public: "the issuer of the certificate is not among those that the ingress trusts",
-		Remedy: "compare what the ingress trusts with what the authority signs (`gpuaas status`); repair that side first, then " +
-			"let the node recover",
+		Remedy: "compare what the ingress trusts with what the authority signs (`gpuaas status`); repair that side first, " +
+			"then let the node recover",
 		Impact: "the node has no session; its workloads go on",
 	},
 	commonv1.Reason_REASON_AUTO_RECOVERY_OFF: {

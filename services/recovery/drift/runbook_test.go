@@ -99,7 +99,8 @@ One page for each reason that the verdict about a node may name (` + "`gpuaas no
 the first lines of a page without a mesh. Of several reasons that hold at once the verdict names the one of the highest
 severity. ` + "`disconnected`" + ` is shown without a verdict. Terms are those of the [glossary](../glossary.md).
 
-Other codes: [refusals](refusals.md), [diagnostics of hosts](diagnostics.md), [findings](findings.md), [incidents](incidents.md).
+Other codes: [refusals](refusals.md), [diagnostics of hosts](diagnostics.md), [findings](findings.md),
+[incidents](incidents.md).
 `)
 	for _, severity := range names.All[commonv1.Severity]() {
 		fmt.Fprintf(&b, "\n## %s\n\n| reason | people see | owner | next action |\n|---|---|---|---|\n",
