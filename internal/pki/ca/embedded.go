@@ -125,7 +125,8 @@ func (e *Embedded) load() error {
 		intermediateLife, e.root); err != nil {
 		return err
 	}
-	// A lost one is made anew: the tokens that it signs are used at once, at the authority of the same process.
+	// A lost one is made anew: the authority's tokens are used at once, at the authority of the same process. Recovery
+	// tokens of the lost key are not accepted any more.
 	if e.provisionerKey, err = loadOrCreateProvisioner(filepath.Join(e.cfg.Dir, provisionerFile)); err != nil {
 		return err
 	}
@@ -222,7 +223,7 @@ func (e *Embedded) SigningFingerprint(context.Context) (string, error) {
 	return pki.Fingerprint(e.intermediate.cert), nil
 }
 
-// ProvisionerKey returns the key that signs the authority's one-time tokens and nothing else: bootstrap tokens and
+// ProvisionerKey returns the key that signs the authority's one-time tokens and recovery tokens. Bootstrap tokens and
 // launch secrets are compared with their hashes in the database.
 func (e *Embedded) ProvisionerKey() crypto.Signer { return e.provisionerKey }
 

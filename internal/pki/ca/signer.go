@@ -2,6 +2,7 @@ package ca
 
 import (
 	"context"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
@@ -58,6 +59,8 @@ type Signer interface {
 	// SigningFingerprint returns the fingerprint of the certificate that signs leaves now; the trust of ingress is
 	// compared with it.
 	SigningFingerprint(ctx context.Context) (string, error)
+	// ProvisionerKey returns the key that signs the authority's one-time tokens, and recovery tokens.
+	ProvisionerKey() crypto.Signer
 	// Close releases the resources of the authority.
 	Close() error
 }
