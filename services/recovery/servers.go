@@ -62,7 +62,8 @@ func (s *sessions) RenewCertificate(ctx context.Context,
 ) (*recoveryv1.RenewCertificateResponse, error) {
 	issued, err := s.enroller.Renew(ctx, req)
 	return &recoveryv1.RenewCertificateResponse{
-		CertificateChainPem: issued.ChainPEM, Serial: issued.Serial, NotAfter: timestamppb.New(issued.NotAfter),
+		CertificateChainPem: issued.ChainPEM, Serial: issued.Serial.Serial, NotAfter: timestamppb.New(issued.NotAfter),
+		RecoveryToken: issued.RecoveryToken,
 	}, shown(err)
 }
 

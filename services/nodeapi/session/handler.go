@@ -206,7 +206,7 @@ func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 		defer cancel()
 		res, err := s.deps.Authority.RenewCertificate(ctx, &recoveryv1.RenewCertificateRequest{
 			NodeId: sess.Identity.NodeID, NodeInstanceId: instance, SessionId: sess.ID, Serial: sess.Identity.Serial,
-			Csr: f.GetCsr(),
+			Csr: f.GetCsr(), RecoveryPublicKey: f.GetRecoveryPublicKey(),
 		})
 		over() // the agent may request another as soon as it has the answer
 		if err != nil {

@@ -30,10 +30,11 @@ type claim struct {
 // now returns the database's time.
 func (c *claim) now() time.Time { return c.dbTime.Add(time.Since(c.taken)) }
 
-// takeClaim takes the enrolment lease of a node for one attempt, under the lock on the node's row. An earlier attempt
+// takeClaim takes the enrolment lease of a node for one attempt, under the lock on the node's row; by is the zero token
+// for a renewal. An earlier attempt
 // whose lease has run out is abandoned; a certificate that it had signed becomes an orphan. If another attempt's lease
 // stands, takeClaim returns fault enrollment_in_flight.
-func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byte, lease time.Duration,
+func takeClaim(ctx context.Context, tx pgx.Tx, nodeID string, by token, key []byte, lease time.Duration,
 	now time.Time,
 ) (*claim, error) {
 	held, err := pg.One[heldLease](ctx, tx, readClaim, nodeID)
@@ -50,7 +51,11 @@ func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byt
 		}
 	}
 	c := &claim{id: ids.New(), nodeID: nodeID, instanceID: ids.New(), dbTime: now, taken: time.Now()}
-	_, err = pg.Exec(ctx, tx, insertClaim, c.id, tokenID, nodeID, key, lease.Seconds())
+	tokenID, recoveryID := by.ID, ""
+	if by.Kind == KindRecovery {
+		tokenID, recoveryID = "", by.ID
+	}
+	_, err = pg.Exec(ctx, tx, insertClaim, c.id, tokenID, nodeID, key, lease.Seconds(), recoveryID)
 	if err != nil {
 		return nil, fmt.Errorf("claim enrolment: %w", err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
 // Config bounds enrolment; zero fields take the defaults.
@@ -68,6 +69,8 @@ type Deps struct {
 	Profile func() *commonv1.Profile
 	// TaskKeys returns the public keys by which agents verify tasks, in the form of GPUAAS_TASK_SIGNING_PUBKEYS.
 	TaskKeys func() (string, error)
+	// JoinStates verifies the join states that nodes present.
+	JoinStates identity.Verifier
 	// Audit records refusals. Nil: none are recorded.
 	Audit *audit.Log
 	// Wake, Changed and Told are notified as described at identity.Deps.
@@ -84,13 +87,14 @@ type Enroller struct {
 	all       *rate.Limiter
 	signing   chan struct{}
 	outcomes  *prometheus.CounterVec
+	recovery  *ca.RecoveryTokens
 }
 
 // New checks the dependencies; it touches neither the database nor the authority.
 func New(deps Deps, cfg Config) (*Enroller, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Signer == nil || deps.Policy == nil || deps.Profile == nil ||
-		deps.TaskKeys == nil {
-		return nil, errors.New("enroller needs a logger, a pool, an authority, a policy, a profile and task keys")
+		deps.TaskKeys == nil || deps.JoinStates == nil {
+		return nil, errors.New("enroller needs a logger, a pool, an authority, a policy, a profile, task keys and join states")
 	}
 	cfg = config.Or(cfg, defaults)
 	if err := pki.NodeID(cfg.TrustDomain, "x").Validate(); err != nil {
@@ -99,8 +103,12 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 	if cfg.SignTimeout >= cfg.ClaimLease {
 		return nil, fmt.Errorf("enroller: a signing may take %s, its claim only %s", cfg.SignTimeout, cfg.ClaimLease)
 	}
+	recovery, err := ca.NewRecoveryTokens(deps.Signer.ProvisionerKey(), cfg.TrustDomain)
+	if err != nil {
+		return nil, fmt.Errorf("enroller: %w", err)
+	}
 	e := &Enroller{
-		deps: deps, cfg: cfg, signing: make(chan struct{}, cfg.Signings),
+		deps: deps, cfg: cfg, recovery: recovery, signing: make(chan struct{}, cfg.Signings),
 		addresses: newLimits(cfg.PerAddress, cfg.PerAddressBurst), tokens: newLimits(cfg.PerToken, cfg.PerTokenBurst),
 		nodes: newLimits(cfg.PerToken, cfg.PerTokenBurst), all: rate.NewLimiter(rate.Limit(cfg.PerSecond), cfg.Burst),
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
+	"github.com/gpuaas/mesh/services/recovery/tokens"
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
@@ -34,6 +35,14 @@ type redemption struct {
 	token     token
 	csr       []byte
 	key       []byte // SHA-256 of the CSR's public key
+	// recoveryKey is the key to which the next recovery token is bound; empty for none.
+	recoveryKey []byte
+
+	// The following are of a recovery token alone.
+	claims    ca.RecoveryClaims
+	row       tokens.Row
+	joinState []byte
+	continues bool // the node keeps its node instance
 }
 
 // Enroll turns a token into a certificate; see the package comment for the order. from is the caller's network address,
@@ -45,13 +54,16 @@ func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.Enro
 		Action: "node.enrol", Actor: "anonymous", SubjectType: "enrolment",
 		Details: map[string]any{"address": from},
 	}
-	resp, repeated, err := e.enroll(ctx, from, req, &who)
+	resp, kind, repeated, err := e.enroll(ctx, from, req, &who)
 	if who.NodeID != "" || fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID) {
 		// The node or its token may be of the history that the database has lost.
 		err = wave.Soften(ctx, e.deps.Pool, rollback.SoftenError(ctx, e.deps.Pool, err))
 	}
 	e.count("token", repeated, err)
 	noteForeignKey(&who, err)
+	if who.NodeID != "" {
+		e.reportRefusal(correlated(ctx, req.GetCorrelationId()), who.NodeID, kind, err)
+	}
 	return resp, e.deps.Audit.Refuse(ctx, who, err)
 }
 
@@ -67,19 +79,27 @@ func noteForeignKey(entry *audit.Entry, err error) {
 // distinguished.
 func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest,
 	who *audit.Entry,
-) (*recoveryv1.EnrollResponse, bool, error) {
+) (*recoveryv1.EnrollResponse, Kind, bool, error) {
 	if err := e.addresses.allow(from, time.Now()); err != nil {
-		return nil, false, err
+		return nil, "", false, err
 	}
 	presented, err := ParseToken(req.GetToken())
 	if err != nil {
-		return nil, false, err
+		return nil, "", false, err
 	}
+	resp, repeated, err := e.redeem(ctx, presented, req, who)
+	return resp, presented.Kind, repeated, err
+}
+
+// redeem is enroll for a token of a known form.
+func (e *Enroller) redeem(ctx context.Context, presented Presented, req *recoveryv1.EnrollRequest,
+	who *audit.Entry,
+) (*recoveryv1.EnrollResponse, bool, error) {
 	// The bucket's key is the hash of the whole token, so that a caller without the token cannot empty its owner's bucket.
 	if err := e.tokens.allow(string(presented.Hash), time.Now()); err != nil {
 		return nil, false, err
 	}
-	a, err := e.prove(ctx, presented, req.GetCsr())
+	a, err := e.prove(ctx, presented, req)
 	if err != nil {
 		return nil, false, err
 	}
@@ -87,13 +107,13 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	if err := e.allowNode(a.token.NodeID); err != nil {
 		return nil, false, err
 	}
-	ctx = obs.With(ctx, obs.Correlation{NodeID: a.token.NodeID})
+	ctx = obs.With(correlated(ctx, req.GetCorrelationId()), obs.Correlation{NodeID: a.token.NodeID})
 	c, done, err := e.claimToken(ctx, a)
 	if err != nil {
 		return nil, false, err
 	}
 	if done != nil {
-		resp, err := e.answer(ctx, done.record, done.serial)
+		resp, err := e.answer(ctx, done)
 		return resp, true, err
 	}
 	issued, err := e.sign(ctx, c, a.csr, c.instanceID)
@@ -104,23 +124,27 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	if err := failpoint.Hit("recovery.enroll.after_sign"); err != nil {
 		return nil, false, err
 	}
-	r, serial, err := e.store(ctx, a, c, issued)
+	made, err := e.store(ctx, a, c, issued)
 	if err != nil {
 		return nil, false, err
 	}
+	r, serial := made.record, made.serial
 	e.deps.Logger.InfoContext(ctx, "node enrolled", slog.String("name", r.Name),
 		slog.String(obs.KeyNodeInstanceID, r.InstanceID),
 		slog.String("serial", serial.Serial), slog.String("kind", string(a.token.Kind)))
 	if err := failpoint.Hit("recovery.enroll.after_commit"); err != nil {
 		return nil, false, err
 	}
-	resp, err := e.answer(ctx, r, serial)
+	resp, err := e.answer(ctx, made)
 	return resp, false, err
 }
 
-// prove checks all that can be checked without changing anything: the token's hash, its time, and that the caller holds
-// the key.
-func (e *Enroller) prove(ctx context.Context, presented Presented, csr []byte) (*redemption, error) {
+// prove checks all that can be checked without changing anything: the token's hash or signature, its time, and that the
+// caller holds the keys.
+func (e *Enroller) prove(ctx context.Context, presented Presented, req *recoveryv1.EnrollRequest) (*redemption, error) {
+	if presented.Kind == KindRecovery {
+		return e.proveRecovery(ctx, presented, req)
+	}
 	t, err := pg.One[token](ctx, e.deps.Pool, readToken, presented.ID, string(presented.Kind))
 	switch {
 	case pg.IsNoRows(err):
@@ -139,7 +163,7 @@ func (e *Enroller) prove(ctx context.Context, presented Presented, csr []byte) (
 	if t.Kind == KindBootstrap && !now.Before(t.ExpiresAt) {
 		return nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
 	}
-	parsed, err := ca.CheckCSR(csr, pki.NodeID(e.cfg.TrustDomain, t.NodeID))
+	parsed, err := ca.CheckCSR(req.GetCsr(), pki.NodeID(e.cfg.TrustDomain, t.NodeID))
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +171,12 @@ func (e *Enroller) prove(ctx context.Context, presented Presented, csr []byte) (
 	if err != nil {
 		return nil, err
 	}
-	return &redemption{presented: presented, token: t, csr: csr, key: key}, nil
+	if err := checkRecoveryKey(req.GetRecoveryPublicKey(), key); err != nil {
+		return nil, err
+	}
+	return &redemption{
+		presented: presented, token: t, csr: req.GetCsr(), key: key, recoveryKey: req.GetRecoveryPublicKey(),
+	}, nil
 }
 
 func keyOf(csr *x509.CertificateRequest) ([]byte, error) {
@@ -159,10 +188,11 @@ func keyOf(csr *x509.CertificateRequest) ([]byte, error) {
 	return sum[:], nil
 }
 
-// repeat is an enrolment that was completed before and whose key is used to enrol again.
+// repeat is an enrolment that is complete: by this request, or before by one of the same key.
 type repeat struct {
-	record *identity.Record
-	serial identity.Serial
+	record  *identity.Record
+	serial  identity.Serial
+	offered *tokens.Row // the recovery token that comes with it; nil for none
 }
 
 // claimToken decides about an attempt under the node's lock. A refusal that changes rows is committed before it is
@@ -177,29 +207,33 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 		if err != nil {
 			return err
 		}
-		t, err := pg.One[token](ctx, tx, lockToken, a.token.ID)
-		if err != nil {
-			return fmt.Errorf("lock token: %w", err)
-		}
-		if subtle.ConstantTimeCompare(t.Hash, a.presented.Hash) != 1 {
-			return invalid("it was replaced") // an operator requested it again
+		if err := a.lock(ctx, tx); err != nil {
+			return err
 		}
 		m, err := identity.ReadMoment(ctx, tx)
 		if err != nil {
 			return err
 		}
-		a.token = t
-		switch t.Kind {
+		switch a.token.Kind {
 		case KindLaunch:
 			done, refused, err = e.checkLaunch(ctx, tx, r, a, m)
 		case KindBootstrap:
 			done, refused, err = e.checkBootstrap(ctx, tx, r, a, m)
+		case KindRecovery:
+			done, refused, err = e.checkRecovery(ctx, tx, r, a, m)
 		}
-		if err != nil || done != nil || refused != nil {
+		if err != nil || refused != nil {
 			return err
 		}
-		if c, err = takeClaim(ctx, tx, r.NodeID, t.ID, a.key, e.cfg.ClaimLease, m.Now); err != nil {
+		if done != nil {
+			done.offered, err = e.offer(ctx, tx, r, done.serial.Serial, a.recoveryKey, m.Era)
 			return err
+		}
+		if c, err = takeClaim(ctx, tx, r.NodeID, a.token, a.key, e.cfg.ClaimLease, m.Now); err != nil {
+			return err
+		}
+		if a.continues {
+			c.instanceID = r.InstanceID
 		}
 		return failpoint.Hit("recovery.enroll.before_claim_commit")
 	})
@@ -211,6 +245,22 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 		return nil, nil, refused
 	}
 	return c, done, nil
+}
+
+// lock reads the token's row again, under the lock on the node's row.
+func (a *redemption) lock(ctx context.Context, tx pgx.Tx) error {
+	if a.token.Kind == KindRecovery {
+		return a.lockRecovery(ctx, tx)
+	}
+	t, err := pg.One[token](ctx, tx, lockToken, a.token.ID)
+	if err != nil {
+		return fmt.Errorf("lock token: %w", err)
+	}
+	if subtle.ConstantTimeCompare(t.Hash, a.presented.Hash) != 1 {
+		return invalid("it was replaced") // an operator requested it again
+	}
+	a.token = t
+	return nil
 }
 
 // repeatOf returns the certificate that this key was given with this token, if it still counts.
@@ -251,22 +301,32 @@ func (e *Enroller) checkBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Re
 	if err != nil || done != nil {
 		return done, nil, err
 	}
+	return e.reused(ctx, tx, r, a, m)
+}
+
+// reused refuses a token that was used with another key, ends all tokens of its node and puts the node on hold.
+func (e *Enroller) reused(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption,
+	m identity.Moment,
+) (*repeat, error, error) {
 	if m.RolledBack {
 		// The key that used the token may be of the history that is lost, so the node is not put on hold.
 		return nil, rollback.Refusal(), nil
 	}
 	// The token has two holders, and recovery cannot tell which of them is the machine it was issued for.
-	_, err = pg.Exec(ctx, tx, revokeTokens, r.NodeID)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, revokeTokens, r.NodeID); err != nil {
 		return nil, nil, fmt.Errorf("revoke token family: %w", err)
 	}
-	reason := "a bootstrap token was used with a second key"
+	if _, err := tokens.EndAll(ctx, tx, r.NodeID, tokens.EndedReuse); err != nil {
+		return nil, nil, err
+	}
+	reason := "a " + string(a.token.Kind) + " token was used with a second key"
 	r.Hold(identity.AlarmTokenReuse, reason, m.Now, m.Era)
 	r.Alarm = identity.AlarmTokenReuse
 	if _, err := identity.Save(ctx, tx, r); err != nil {
 		return nil, nil, err
 	}
-	e.deps.Logger.WarnContext(ctx, "bootstrap token used with a second key", slog.String("token_id", a.token.ID))
+	e.deps.Logger.WarnContext(ctx, "token used with a second key", slog.String("token_id", a.token.ID),
+		slog.String("kind", string(a.token.Kind)))
 	return nil, fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, ""), nil
 }
 
@@ -286,20 +346,19 @@ func unusedKey(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption
 
 // store makes the certificate count: it writes the node instance, the serial, the use of the token and the end of the
 // claim in one transaction. Until that commits the certificate is accepted nowhere.
-func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued signed) (*identity.Record,
-	identity.Serial, error,
-) {
+func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued signed) (*repeat, error) {
 	serial := identity.Serial{
 		Serial: issued.serial, KeySHA256: a.key, ChainPEM: issued.chainPEM, IssuerFingerprint: issued.issuer,
 		NotBefore: issued.notBefore, NotAfter: issued.notAfter,
 	}
-	var r *identity.Record
+	made := &repeat{serial: serial}
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		var err error
-		if r, err = identity.LockOne(ctx, tx, c.nodeID); err != nil {
+		r, err := identity.LockOne(ctx, tx, c.nodeID)
+		if err != nil {
 			return err
 		}
-		if err := stateRefusal(r, a.token.Kind == KindBootstrap); err != nil {
+		made.record = r
+		if err := a.mayStore(r); err != nil {
 			return err // decided while the authority signed
 		}
 		if err := identity.RefuseForeignKey(ctx, tx, c.nodeID, a.key); err != nil {
@@ -308,24 +367,22 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		if err := endClaim(ctx, tx, c.id, "done", issued.serial, ""); err != nil {
 			return err
 		}
-		tag, err := pg.Exec(ctx, tx, useToken, a.token.ID, a.key, issued.serial, a.presented.Hash)
-		if err != nil {
-			return fmt.Errorf("use token: %w", err)
-		}
-		if tag.RowsAffected() != 1 {
-			return fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, "the token was revoked meanwhile")
-		}
 		m, err := identity.ReadMoment(ctx, tx)
 		if err != nil {
 			return err
 		}
-		if a.token.Kind == KindLaunch {
-			r.Mints++
-			// The instance has enrolled: lifecycle learns of it with the admission, and later refusals are counted from zero.
-			r.RefusedRegisters, r.LastRefusal = 0, commonv1.Reason_REASON_UNSPECIFIED
+		if a.token.Kind == KindRecovery {
+			err = e.storeRecovery(ctx, tx, r, a, c, serial, m)
+		} else {
+			err = storeFirst(ctx, tx, r, a, c, serial, m)
 		}
-		if err := identity.Activate(ctx, tx, r, c.instanceID, serial, "recovery",
-			"enrolled by "+string(a.token.Kind)+" token", m); err != nil {
+		if err != nil {
+			return err
+		}
+		if made.offered, err = e.offer(ctx, tx, r, serial.Serial, a.recoveryKey, m.Era); err != nil {
+			return err
+		}
+		if err := reportAttempt(ctx, tx, r.NodeID, a.token.Kind, commonv1.Reason_REASON_UNSPECIFIED); err != nil {
 			return err
 		}
 		if _, err := identity.Save(ctx, tx, r); err != nil {
@@ -333,13 +390,46 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		}
 		return failpoint.Hit("recovery.enroll.before_commit")
 	})
-	return r, serial, e.stored(ctx, c, serial.Serial, "store enrolment", err)
+	return made, e.stored(ctx, c, serial.Serial, "store enrolment", err)
+}
+
+// mayStore returns why a node may not be given the certificate that was signed, nil if it may.
+func (a *redemption) mayStore(r *identity.Record) error {
+	if a.token.Kind != KindRecovery {
+		return stateRefusal(r, a.token.Kind == KindBootstrap)
+	}
+	if reason := identity.RecoveryRefusal(r); reason != commonv1.Reason_REASON_UNSPECIFIED {
+		return fault.New(reason, "")
+	}
+	return nil
+}
+
+// storeFirst makes the certificate of a bootstrap token or a launch secret count. All recovery tokens of the node's
+// earlier life end.
+func storeFirst(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, c *claim, s identity.Serial,
+	m identity.Moment,
+) error {
+	tag, err := pg.Exec(ctx, tx, useToken, a.token.ID, a.key, s.Serial, a.presented.Hash)
+	if err != nil {
+		return fmt.Errorf("use token: %w", err)
+	}
+	if tag.RowsAffected() != 1 {
+		return fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, "the token was revoked meanwhile")
+	}
+	if a.token.Kind == KindLaunch {
+		r.Mints++
+		// The instance has enrolled: lifecycle learns of it with the admission, and later refusals are counted from zero.
+		r.RefusedRegisters, r.LastRefusal = 0, commonv1.Reason_REASON_UNSPECIFIED
+	}
+	if _, err := tokens.EndAll(ctx, tx, r.NodeID, tokens.EndedEnrolled); err != nil {
+		return err
+	}
+	return identity.Activate(ctx, tx, r, c.instanceID, s, "recovery", "enrolled by "+string(a.token.Kind)+" token", m)
 }
 
 // answer returns the response with everything that an agent needs to connect.
-func (e *Enroller) answer(ctx context.Context, r *identity.Record, s identity.Serial) (*recoveryv1.EnrollResponse,
-	error,
-) {
+func (e *Enroller) answer(ctx context.Context, made *repeat) (*recoveryv1.EnrollResponse, error) {
+	r, s := made.record, made.serial
 	keys, err := e.deps.TaskKeys()
 	if err != nil {
 		return nil, fmt.Errorf("read task keys: %w", err)
@@ -348,8 +438,12 @@ func (e *Enroller) answer(ctx context.Context, r *identity.Record, s identity.Se
 	if err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
+	text, err := e.textOf(made.offered)
+	if err != nil {
+		return nil, err
+	}
 	return &recoveryv1.EnrollResponse{
-		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM, Profile: e.deps.Profile(),
+		RecoveryToken: text, NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM, Profile: e.deps.Profile(),
 		Policy: NodePolicy(e.deps.Policy.Current()), TaskSigningPubkeys: keys, ServerTime: timestamppb.New(now),
 		NodeName: r.Name, WorkspaceId: r.WorkspaceID,
 		Epoch: r.Epoch,

@@ -17,12 +17,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/tokens"
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
 // Renew issues the next certificate over an admitted session. The present one stays valid until a session is ready on
 // the next. The same key is given its chain again while half its life remains; after that a new key is required.
-func (e *Enroller) Renew(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (identity.Serial, error) {
+func (e *Enroller) Renew(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (Renewed, error) {
 	s, repeated, err := e.renew(ctx, req)
 	err = wave.Refuse(ctx, e.deps.Pool, wave.LimitsOf(e.deps.Policy), req.GetNodeId(), err)
 	e.count("session", repeated, err)
@@ -38,43 +39,70 @@ func (e *Enroller) Renew(ctx context.Context, req *recoveryv1.RenewCertificateRe
 	return s, err
 }
 
-func (e *Enroller) renew(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (identity.Serial, bool, error) {
+func (e *Enroller) renew(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (Renewed, bool, error) {
 	if err := e.allowNode(req.GetNodeId()); err != nil {
-		return identity.Serial{}, false, err
+		return Renewed{}, false, err
 	}
 	csr, err := ca.CheckCSR(req.GetCsr(), pki.NodeID(e.cfg.TrustDomain, req.GetNodeId()))
 	if err != nil {
-		return identity.Serial{}, false, err
+		return Renewed{}, false, err
 	}
 	key, err := keyOf(csr)
 	if err != nil {
-		return identity.Serial{}, false, err
+		return Renewed{}, false, err
+	}
+	if err := checkRecoveryKey(req.GetRecoveryPublicKey(), key); err != nil {
+		return Renewed{}, false, err
 	}
 	c, found, err := e.claimRenewal(ctx, req, key)
 	if err != nil {
-		return identity.Serial{}, false, err
+		return Renewed{}, false, err
 	}
 	if c == nil {
-		return found, true, nil
+		out, err := e.renewed(found)
+		return out, true, err
 	}
 	issued, err := e.sign(ctx, c, req.GetCsr(), req.GetNodeInstanceId())
 	if err != nil {
 		e.release(ctx, c, err)
-		return identity.Serial{}, false, err
+		return Renewed{}, false, err
 	}
 	if err := failpoint.Hit("recovery.renew.after_sign"); err != nil {
-		return identity.Serial{}, false, err
+		return Renewed{}, false, err
 	}
 	serial := identity.Serial{
 		Serial: issued.serial, KeySHA256: key, ChainPEM: issued.chainPEM, IssuerFingerprint: issued.issuer,
 		NotBefore: issued.notBefore, NotAfter: issued.notAfter,
 	}
-	if err := e.storeRenewal(ctx, req, c, serial); err != nil {
-		return identity.Serial{}, false, err
+	stored, err := e.storeRenewal(ctx, req, c, serial)
+	if err != nil {
+		return Renewed{}, false, err
 	}
 	e.deps.Logger.InfoContext(ctx, "certificate renewed", slog.String(obs.KeyNodeID, req.GetNodeId()),
 		slog.String("serial", serial.Serial))
-	return serial, false, failpoint.Hit("recovery.renew.after_commit")
+	if err := failpoint.Hit("recovery.renew.after_commit"); err != nil {
+		return Renewed{}, false, err
+	}
+	out, err := e.renewed(stored)
+	return out, false, err
+}
+
+// Renewed is what a renewal gives: a certificate, and the recovery token that counts with it, if the agent gave a key.
+type Renewed struct {
+	identity.Serial
+
+	RecoveryToken string
+}
+
+// renewal is a certificate with the row of the token that comes with it.
+type renewal struct {
+	serial  identity.Serial
+	offered *tokens.Row
+}
+
+func (e *Enroller) renewed(r renewal) (Renewed, error) {
+	text, err := e.textOf(r.offered)
+	return Renewed{Serial: r.serial, RecoveryToken: text}, err
 }
 
 // mayRenew locks the node and returns its record if the session may renew: only the session that is offered work may.
@@ -99,10 +127,10 @@ func mayRenew(ctx context.Context, tx pgx.Tx, req *recoveryv1.RenewCertificateRe
 
 // claimRenewal returns a claim, or the certificate that this key was given before.
 func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, key []byte) (*claim,
-	identity.Serial, error,
+	renewal, error,
 ) {
 	var c *claim
-	var found identity.Serial
+	var found renewal
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		c = nil
 		r, err := mayRenew(ctx, tx, req)
@@ -128,24 +156,26 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 				return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was certified before",
 					fault.Remedy("make a new key and ask again"))
 			}
-			found = s
-			return nil
+			found.serial = s
+			found.offered, err = e.offer(ctx, tx, r, s.Serial, req.GetRecoveryPublicKey(), m.Era)
+			return err
 		}
 		if err := identity.RefuseForeignKey(ctx, tx, r.NodeID, key); err != nil {
 			return err
 		}
-		c, err = takeClaim(ctx, tx, r.NodeID, "", key, e.cfg.ClaimLease, m.Now)
+		c, err = takeClaim(ctx, tx, r.NodeID, token{}, key, e.cfg.ClaimLease, m.Now)
 		return err
 	})
 	if err != nil {
-		return nil, identity.Serial{}, fmt.Errorf("claim renewal: %w", err)
+		return nil, renewal{}, fmt.Errorf("claim renewal: %w", err)
 	}
 	return c, found, nil
 }
 
 func (e *Enroller) storeRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, c *claim,
 	s identity.Serial,
-) error {
+) (renewal, error) {
+	out := renewal{serial: s}
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		r, err := mayRenew(ctx, tx, req)
 		if err != nil {
@@ -160,10 +190,17 @@ func (e *Enroller) storeRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 		if err := identity.Offer(ctx, tx, r, s); err != nil {
 			return err
 		}
+		m, err := identity.ReadMoment(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if out.offered, err = e.offer(ctx, tx, r, s.Serial, req.GetRecoveryPublicKey(), m.Era); err != nil {
+			return err
+		}
 		if _, err := identity.Save(ctx, tx, r); err != nil {
 			return err
 		}
 		return failpoint.Hit("recovery.renew.before_commit")
 	})
-	return e.stored(ctx, c, s.Serial, "store renewal", err)
+	return out, e.stored(ctx, c, s.Serial, "store renewal", err)
 }

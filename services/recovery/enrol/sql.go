@@ -131,8 +131,10 @@ var (
 		SELECT `+pg.Columns[heldLease]("e")+` FROM recovery.enrollment e WHERE e.node_id = $1 AND e.state = 'claimed'`)
 
 	insertClaim = pg.Define(pg.RoleRecovery, "enrol.insert_claim", `
-		INSERT INTO recovery.enrollment (enrollment_id, token_id, node_id, csr_key_sha256, state, lease_until)
-		VALUES ($1, NULLIF($2, '')::uuid, $3, $4, 'claimed', mesh.clock() + make_interval(secs => $5))`)
+		INSERT INTO recovery.enrollment (enrollment_id, token_id, node_id, csr_key_sha256, state, lease_until,
+			recovery_token_id)
+		VALUES ($1, NULLIF($2, '')::uuid, $3, $4, 'claimed', mesh.clock() + make_interval(secs => $5),
+			NULLIF($6, '')::uuid)`)
 
 	closeClaim = pg.Define(pg.RoleRecovery, "enrol.close_claim", `
 		UPDATE recovery.enrollment SET state = $2, serial = $3, failure = left($4, 512), ended_at = mesh.clock()

@@ -12,6 +12,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki/ca"
 )
 
 // Kind is what a token is for.
@@ -21,6 +22,7 @@ type Kind string
 const (
 	KindBootstrap Kind = "bootstrap" // an operator's, for one node
 	KindLaunch    Kind = "launch"    // a launched instance's
+	KindRecovery  Kind = "recovery"  // a node's own, signed, with which it enrols again
 )
 
 const (
@@ -32,7 +34,8 @@ const (
 // Presented is a token as a caller presented it: its id for the look-up, and the hash to compare.
 type Presented struct {
 	Kind Kind
-	ID   string // of a bootstrap token; of the instance, for a launch secret
+	// ID is of a bootstrap token, or of the instance for a launch secret. A recovery token has it in what is signed.
+	ID   string
 	Hash []byte // SHA-256 of the whole text
 }
 
@@ -40,6 +43,13 @@ type Presented struct {
 // text.
 func ParseToken(text string) (Presented, error) {
 	var p Presented
+	if strings.HasPrefix(text, ca.RecoveryPrefix) {
+		if err := ca.CheckRecoveryForm(text); err != nil {
+			return Presented{}, err
+		}
+		sum := sha256.Sum256([]byte(text))
+		return Presented{Kind: KindRecovery, Hash: sum[:]}, nil
+	}
 	rest, ok := strings.CutPrefix(text, prefixBootstrap)
 	p.Kind = KindBootstrap
 	if !ok {

@@ -118,7 +118,11 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 			order = append(order, r)
 		}
 	}
+	first := fresh(promoted)
 	if err := promote(ctx, tx, promoted); err != nil {
+		return fail(err)
+	}
+	if err := confirmTokens(ctx, tx, first); err != nil {
 		return fail(err)
 	}
 	if err := missing.judge(ctx, tx, s.limits(), moment); err != nil {

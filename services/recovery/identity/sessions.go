@@ -73,10 +73,20 @@ func (s *Identities) committed(told bool) {
 
 // present verifies the join state of a Hello.
 func (s *Identities) present(r *Record, signed []byte) Presented {
+	return Present(s.deps.Keys, r, signed)
+}
+
+// Verifier verifies join states.
+type Verifier interface {
+	Verify(signed []byte) (joinstate.State, error)
+}
+
+// Present verifies the join state that a node presents.
+func Present(keys Verifier, r *Record, signed []byte) Presented {
 	if len(signed) == 0 {
 		return Presented{Form: FormAbsent}
 	}
-	state, err := s.deps.Keys.Verify(signed)
+	state, err := keys.Verify(signed)
 	if fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
 		if claimed, err := joinstate.Peek(signed); err == nil && claimed.NodeInstanceID != r.InstanceID {
 			// The state names an earlier enrolment, which cannot be verified. It counts as no state, which any holder of the key

@@ -96,6 +96,9 @@ func Retire(ctx context.Context, tx pgx.Tx, r *Record, by, reason string, m Mome
 	if _, err := pg.Exec(ctx, tx, revokeTokens, r.NodeID); err != nil {
 		return fmt.Errorf("revoke tokens: %w", err)
 	}
+	if _, err := pg.Exec(ctx, tx, retireTokens, r.NodeID); err != nil {
+		return fmt.Errorf("revoke recovery tokens: %w", err)
+	}
 	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, by, reason, m.Now, m.Era)
 	return nil
 }

@@ -1,0 +1,97 @@
+package enrol
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"regexp"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// kindAttempted is the kind of the events about attempts to enrol.
+const kindAttempted = "enrollment.attempted"
+
+// noteAttempt returns the version of the next report about a node and an outcome; no row if one was made within the
+// minute.
+var noteAttempt = pg.Define(pg.RoleRecovery, "enrol.note_attempt", `
+	INSERT INTO recovery.enrollment_attempt AS a (node_id, outcome, reported_at, version)
+	SELECT i.node_id, $2, mesh.clock(), 1 FROM recovery.identity i WHERE i.node_id = $1
+	ON CONFLICT (node_id, outcome) DO UPDATE SET reported_at = mesh.clock(), version = a.version + 1
+		WHERE a.reported_at <= mesh.clock() - interval '1 minute'
+	RETURNING version`)
+
+// correlationText matches what an agent may give as the correlation of its failures.
+var correlationText = regexp.MustCompile(`^[A-Za-z0-9-]{8,64}$`)
+
+// correlated returns a context with the correlation id that an agent gave, if it has the form of one.
+func correlated(ctx context.Context, given string) context.Context {
+	if !correlationText.MatchString(given) {
+		return ctx
+	}
+	return obs.With(ctx, obs.Correlation{CorrelationID: given})
+}
+
+// passes reports whether a refusal tells nothing about the node, and passes by itself.
+func passes(err error) bool {
+	switch fault.ReasonOf(err) {
+	case commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, commonv1.Reason_REASON_RATE_LIMITED,
+		commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_CONFLICT, commonv1.Reason_REASON_INTERNAL,
+		commonv1.Reason_REASON_UNSPECIFIED, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE:
+		return true
+	default:
+		return false
+	}
+}
+
+// reportAttempt appends the event of an attempt after its proof, unless one of the same outcome was appended within the
+// minute. outcome is unspecified for a certificate that was issued.
+func reportAttempt(ctx context.Context, tx pgx.Tx, nodeID string, way Kind, outcome commonv1.Reason) error {
+	version, err := pg.Value[int64](ctx, tx, noteAttempt, nodeID, names.Of(outcome))
+	if pg.IsNoRows(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("note attempt: %w", err)
+	}
+	correlation := obs.From(ctx).CorrelationID
+	_, err = events.Append(ctx, tx, events.Event{
+		Kind: kindAttempted, AggregateType: "enrollment_attempt", AggregateID: nodeID + "/" + names.Of(outcome),
+		AggregateVersion: version,
+		Payload: &recoveryv1.EnrollmentAttempted{
+			NodeId: nodeID, Way: string(way), Outcome: outcome, Count: version, AttemptCorrelationId: correlation,
+		},
+		Correlation: events.Correlation{CorrelationID: correlation, NodeID: nodeID},
+	})
+	if err != nil {
+		return fmt.Errorf("report attempt: %w", err)
+	}
+	return nil
+}
+
+// reportRefusal reports a refused attempt after its proof. What fails here only loses evidence.
+func (e *Enroller) reportRefusal(ctx context.Context, nodeID string, way Kind, refusal error) {
+	if refusal == nil || passes(refusal) {
+		return
+	}
+	noting, appended := events.Noting(ctx)
+	err := pg.InTx(noting, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		return reportAttempt(ctx, tx, nodeID, way, fault.ReasonOf(refusal))
+	})
+	if err != nil {
+		e.deps.Logger.WarnContext(ctx, "attempt to enrol not reported", slog.String(obs.KeyNodeID, nodeID),
+			slog.Any(obs.KeyError, err))
+		return
+	}
+	if appended() {
+		e.deps.Wake.Notify()
+	}
+}

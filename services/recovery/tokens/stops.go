@@ -1,0 +1,117 @@
+package tokens
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/replicas"
+)
+
+const (
+	// stopOutage is the reason of a stop in which no replica of nodeapi listened: nothing was renewed.
+	stopOutage = "outage"
+	// outageGap is the time without a beat from which on listening begins anew: what package replicas takes for a gap.
+	outageGap = 20 * time.Second
+)
+
+// Stops records when we issued nothing because no replica of nodeapi listened. Every replica of recovery runs it; it
+// writes a row when an outage begins and when it ends.
+type Stops struct {
+	pool   *pgxpool.Pool
+	logger *slog.Logger
+	seen   *time.Time // the last beat that was found at the last look; of Run alone
+}
+
+// NewStops checks the dependencies.
+func NewStops(pool *pgxpool.Pool, logger *slog.Logger) (*Stops, error) {
+	if pool == nil || logger == nil {
+		return nil, errors.New("stops of issuance need a pool and a logger")
+	}
+	return &Stops{pool: pool, logger: logger}, nil
+}
+
+// Run looks every few seconds until ctx ends.
+func (s *Stops) Run(ctx context.Context) error {
+	return app.Every(ctx, s.logger, "issuance-stops", replicas.Every, s.RunOnce)
+}
+
+// heard is what the beats of nodeapi's replicas show.
+type heard struct {
+	BeatAt    *time.Time `db:"beat_at"`   // the last one of any
+	Lives     bool       `db:"lives"`     // some replica has a recent beat
+	Listening *time.Time `db:"listening"` // since when replicas listen; nil: none does
+	Before    *time.Time `db:"before"`    // the last beat before they began to
+	Lasting   bool       `db:"lasting"`   // an outage is recorded that has not ended
+	Recorded  bool       `db:"recorded"`  // the outage that ended when they began to is recorded
+}
+
+var (
+	lookAtBeats = pg.Define(pg.RoleRecovery, "tokens.look_at_beats", `
+		WITH l AS (SELECT max(r.listening_since) AS since FROM mesh.replica r WHERE `+replicas.Listens("r")+`)
+		SELECT (SELECT max(r.beat_at) FROM mesh.replica r WHERE r.service = 'nodeapi') AS beat_at,
+			EXISTS (SELECT FROM mesh.replica r WHERE `+replicas.Lives("r")+`) AS lives, l.since AS listening,
+			(SELECT max(r.beat_at) FROM mesh.replica r WHERE r.service = 'nodeapi' AND r.beat_at < l.since) AS before,
+			EXISTS (SELECT FROM recovery.issuance_stop s WHERE s.reason = 'outage' AND s.until_at IS NULL) AS lasting,
+			EXISTS (SELECT FROM recovery.issuance_stop s WHERE s.reason = 'outage' AND s.until_at >= l.since) AS recorded
+		FROM l`)
+
+	// Replicas of recovery that see the same begin or end write one row.
+	beginStop = pg.Define(pg.RoleRecovery, "tokens.begin_stop", `
+		INSERT INTO recovery.issuance_stop (stop_id, reason, from_at) VALUES ($1, $2, $3)
+		ON CONFLICT (reason) WHERE until_at IS NULL DO NOTHING`)
+
+	endStop = pg.Define(pg.RoleRecovery, "tokens.end_stop", `
+		UPDATE recovery.issuance_stop SET until_at = GREATEST(from_at, $2) WHERE reason = $1 AND until_at IS NULL`)
+
+	recordStop = pg.Define(pg.RoleRecovery, "tokens.record_stop", `
+		INSERT INTO recovery.issuance_stop AS s (stop_id, reason, from_at, until_at) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (until_at, reason) DO NOTHING`)
+)
+
+// RunOnce looks once. An outage that no replica of recovery saw is known by the beats before it, or by what this
+// process found at its last look.
+func (s *Stops) RunOnce(ctx context.Context) error {
+	h, err := pg.One[heard](ctx, s.pool, lookAtBeats)
+	if err != nil {
+		return fmt.Errorf("look at beats: %w", err)
+	}
+	last := s.seen
+	s.seen = h.BeatAt
+	switch {
+	case !h.Lives && h.BeatAt != nil && !h.Lasting:
+		_, err = pg.Exec(ctx, s.pool, beginStop, ids.New(), stopOutage, *h.BeatAt)
+		s.logger.WarnContext(ctx, "no replica of nodeapi beats: recovery tokens do not age", slog.Time("since", *h.BeatAt))
+	case h.Listening == nil:
+	case h.Lasting:
+		_, err = pg.Exec(ctx, s.pool, endStop, stopOutage, *h.Listening)
+	case !h.Recorded:
+		from := later(last, h.Before, *h.Listening)
+		if from == nil || h.Listening.Sub(*from) < outageGap {
+			return nil
+		}
+		_, err = pg.Exec(ctx, s.pool, recordStop, ids.New(), stopOutage, *from, *h.Listening)
+	}
+	if err != nil {
+		return fmt.Errorf("record stop of issuance: %w", err)
+	}
+	return nil
+}
+
+// later returns the later of two times that are before a third; nil if neither is.
+func later(a, b *time.Time, before time.Time) *time.Time {
+	var out *time.Time
+	for _, at := range []*time.Time{a, b} {
+		if at != nil && at.Before(before) && (out == nil || at.After(*out)) {
+			out = at
+		}
+	}
+	return out
+}
