@@ -98,6 +98,7 @@ type Client struct {
 	Release     readmodelv1connect.ReleaseServiceClient
 	Rollback    readmodelv1connect.RollbackServiceClient
 	Keys        readmodelv1connect.KeyServiceClient
+	Tokens      readmodelv1connect.TokenServiceClient
 	Instances   readmodelv1connect.InstanceServiceClient
 	Retention   readmodelv1connect.RetentionServiceClient
 	Projections readmodelv1connect.ProjectionServiceClient
@@ -134,6 +135,7 @@ func Dial(cfg Config) (*Client, error) {
 		Release:     readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
 		Rollback:    readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
 		Keys:        readmodelv1connect.NewKeyServiceClient(hc, base, options...),
+		Tokens:      readmodelv1connect.NewTokenServiceClient(hc, base, options...),
 		Instances:   readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
 		Retention:   readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
 		Projections: readmodelv1connect.NewProjectionServiceClient(hc, base, options...),

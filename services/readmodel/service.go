@@ -208,6 +208,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 			Watchdog:    recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Rollback:    recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Keys:        recoveryv1connect.NewKeyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+			Tokens:      recoveryv1connect.NewTokenServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		},
 		probes: []meshstatus.Probe{
 			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),
@@ -247,6 +248,7 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 		mount(readmodelv1connect.NewIncidentServiceHandler(forward.NewIncidents(reads, c.owners), opts...)),
 		mount(readmodelv1connect.NewRollbackServiceHandler(forward.NewRollbacks(c.owners), opts...)),
 		mount(readmodelv1connect.NewKeyServiceHandler(forward.NewKeys(c.owners), opts...)),
+		mount(readmodelv1connect.NewTokenServiceHandler(forward.NewTokens(c.owners), opts...)),
 		mount(readmodelv1connect.NewRetentionServiceHandler(meshstatus.NewRetention(b.DB, b.Policy), opts...)),
 		mount(readmodelv1connect.NewProjectionServiceHandler(meshstatus.NewProjections(meshstatus.ProjectionsDeps{
 			Projector: s.projector, Announcers: c.announcers, DB: b.DB, Wake: b.Wake,

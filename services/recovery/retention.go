@@ -11,12 +11,19 @@ import (
 var terms = []retention.Table{
 	{Name: "enrollments", Key: policy.RetentionCredentialsSeconds, Table: "enrollment", ID: "enrollment_id"},
 	{Name: "tokens", Key: policy.RetentionCredentialsSeconds, Table: "token", ID: "token_id"},
+	{
+		Name: "recovery_tokens", Key: policy.RetentionCredentialsSeconds, Table: "recovery_token", ID: "token_id",
+	},
 	{Name: "serials", Key: policy.RetentionCredentialsSeconds},
 	{Name: "instances", Key: policy.RetentionIdentitiesSeconds, Table: "instance", ID: "instance_id"},
 	{Name: "identities", Key: policy.RetentionIdentitiesSeconds, Table: "identity", ID: "node_id"},
 	{Name: "epochs", Key: policy.RetentionIdentitiesSeconds, Table: "workspace_epoch", ID: "workspace_id"},
 	{Name: "records", Key: policy.RetentionRecoveriesSeconds, Table: "recovery_record", ID: "record_id"},
 	{Name: "verdict_periods", Key: policy.RetentionRecoveriesSeconds, Table: "verdict_period", ID: "period_id"},
+	{Name: "issuance_stops", Key: policy.RetentionRecoveriesSeconds, Table: "issuance_stop", ID: "stop_id"},
+	{
+		Name: "token_extensions", Key: policy.RetentionRecoveriesSeconds, Table: "token_extension", ID: "extension_id",
+	},
 	{Name: "incidents", Key: policy.RetentionRecoveriesSeconds, Table: "incident", ID: "incident_id"},
 }
 

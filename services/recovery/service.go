@@ -156,7 +156,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.serveInternal(ctx, identities, enroller, poller, admin); err != nil {
 		return err
 	}
-	err = errors.Join(s.addWatchdog(lc), s.addDrift(), s.addRollback(), s.addKeys(), s.serveEnrolment(ctx, enroller))
+	err = errors.Join(s.addWatchdog(lc), s.addDrift(), s.addRollback(), s.addKeys(), s.addTokens(enroller),
+		s.serveEnrolment(ctx, enroller))
 	if err != nil {
 		return err
 	}

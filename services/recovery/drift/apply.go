@@ -21,11 +21,12 @@ const (
 	kindSession  = "session.changed"
 	kindGate     = "gate.changed"
 	kindReplica  = "replica.beat"
+	kindAttempt  = "enrollment.attempted"
 )
 
 // Kinds returns the kinds of events that are evidence. That a replica began to listen, or leaves, only has the judge
 // look at once: who listens is in mesh.replica.
-func Kinds() []string { return []string{kindIdentity, kindSession, kindGate, kindReplica} }
+func Kinds() []string { return []string{kindIdentity, kindSession, kindGate, kindReplica, kindAttempt} }
 
 // Apply keeps the evidence in one event. It implements events.Apply.
 func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
@@ -103,6 +104,12 @@ func read(r events.Record) (change, error) {
 		return change{nodeID: g.GetNodeId(), apply: func(n *node) {
 			n.gateChanged(g, r.AggregateVersion, r.CreatedAt, r.CorrelationID)
 		}}, nil
+	case kindAttempt:
+		a := &recoveryv1.EnrollmentAttempted{}
+		if err := r.Decode(a); err != nil {
+			return change{}, err
+		}
+		return change{nodeID: a.GetNodeId(), apply: func(n *node) { n.attempted(a, r.CreatedAt, r.CorrelationID) }}, nil
 	}
 	return change{}, nil
 }

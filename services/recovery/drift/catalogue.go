@@ -46,6 +46,7 @@ const (
 	rollback = commonv1.EvidenceSource_EVIDENCE_SOURCE_ROLLBACK
 	host     = commonv1.EvidenceSource_EVIDENCE_SOURCE_HOST
 	ingress  = commonv1.EvidenceSource_EVIDENCE_SOURCE_INGRESS
+	attempts = commonv1.EvidenceSource_EVIDENCE_SOURCE_ENROLLMENT
 )
 
 // condition is what has to be so, beside fresh evidence, for a reason to hold.

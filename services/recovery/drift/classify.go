@@ -102,7 +102,7 @@ func (e *Evidence) counts(h hearing) bool {
 		return false
 	}
 	connects := h == heard || h == pending
-	if unproven.has(e.Source) && connects {
+	if (unproven.has(e.Source) || e.Source == attempts) && connects {
 		return false
 	}
 	switch row.holds {

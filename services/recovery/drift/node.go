@@ -108,6 +108,7 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 			NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_PROCESS, Source: session, ObservedAt: at,
 			CorrelationID: correlation,
 		}, 0)
+		n.enrolled(at, correlation)
 		return
 	}
 	n.SessionVersion = version

@@ -38,7 +38,10 @@ var ordered = []Row{
 	{Reason: commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, UserState: operator, by: of(session, gate, host)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT, UserState: operator, by: of(session, gate, host)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, UserState: operator, by: records | of(host)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING, UserState: operator, by: records | of(host)},
+	{
+		Reason:    commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING,
+		UserState: operator, by: records | of(host, attempts),
+	},
 	{
 		Reason:    commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED,
 		UserState: operator, by: records | of(host),

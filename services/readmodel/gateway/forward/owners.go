@@ -26,6 +26,7 @@ type Owners struct {
 	Watchdog    recoveryv1connect.WatchdogServiceClient
 	Rollback    recoveryv1connect.RollbackServiceClient
 	Keys        recoveryv1connect.KeyServiceClient
+	Tokens      recoveryv1connect.TokenServiceClient
 }
 
 // OwnerError is a refusal by an owner, which has recorded it in its own audit entries.
