@@ -45,7 +45,8 @@ func passes(err error) bool {
 	switch fault.ReasonOf(err) {
 	case commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, commonv1.Reason_REASON_RATE_LIMITED,
 		commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_CONFLICT, commonv1.Reason_REASON_INTERNAL,
-		commonv1.Reason_REASON_UNSPECIFIED, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE:
+		commonv1.Reason_REASON_UNSPECIFIED, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE,
+		commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, commonv1.Reason_REASON_RECORDS_MISSING:
 		return true
 	default:
 		return false

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/enrol"
 )
 
 func fixedPolicy() policy.Reader { return policy.Fixed{} }
@@ -168,7 +168,7 @@ func TestRenew(t *testing.T) {
 			NodeId: b.NodeID, NodeInstanceId: resp.GetNodeInstanceId(), SessionId: session, Serial: serial, Csr: csr,
 		}
 	}
-	renew := func(r *recoveryv1.RenewCertificateRequest) (identity.Serial, error) {
+	renew := func(r *recoveryv1.RenewCertificateRequest) (enrol.Renewed, error) {
 		return k.enroller.Renew(k.ctx, r)
 	}
 	csr := k.csr()
@@ -176,11 +176,11 @@ func TestRenew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := k.record(b.NodeID); r.NextSerial != first.Serial || r.CurrentSerial != serial {
+	if r := k.record(b.NodeID); r.NextSerial != first.Serial.Serial || r.CurrentSerial != serial {
 		t.Fatalf("%+v", r)
 	}
 	again, err := renew(req(csr))
-	if err != nil || again.Serial != first.Serial || string(again.ChainPEM) != string(first.ChainPEM) {
+	if err != nil || again.Serial.Serial != first.Serial.Serial || string(again.ChainPEM) != string(first.ChainPEM) {
 		t.Fatalf("%+v %v", again, err)
 	}
 	second, err := renew(req(k.csr()))
@@ -188,7 +188,7 @@ func TestRenew(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := k.count(`SELECT count(*) FROM recovery.serial WHERE serial = $1 AND state = 'superseded' AND ready_at IS NULL`,
-		first.Serial); n != 1 {
+		first.Serial.Serial); n != 1 {
 		t.Fatal("the one before was not superseded")
 	}
 	_, err = renew(req(csr)) // superseded by now: another key
@@ -198,7 +198,7 @@ func TestRenew(t *testing.T) {
 	_, err = renew(other)
 	k.refused(err, commonv1.Reason_REASON_SESSION_SUPERSEDED)
 	wrong := req(k.csr())
-	wrong.Serial = second.Serial
+	wrong.Serial = second.Serial.Serial
 	_, err = renew(wrong)
 	k.refused(err, commonv1.Reason_REASON_SERIAL_UNKNOWN)
 	k.exec(`UPDATE recovery.identity SET state = 'held'`)
@@ -216,7 +216,7 @@ func TestRenew(t *testing.T) {
 	testkit.SetClockOffset(k.db, 5*time.Hour)
 	_, err = renew(req(late)) // less than half its life is left
 	k.refused(err, commonv1.Reason_REASON_CSR_REFUSED)
-	if leaf := k.leaf(third.ChainPEM); pki.SerialString(leaf.SerialNumber) != third.Serial {
+	if leaf := k.leaf(third.ChainPEM); pki.SerialString(leaf.SerialNumber) != third.Serial.Serial {
 		t.Fatal("another serial than the chain's")
 	}
 }

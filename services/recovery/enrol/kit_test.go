@@ -20,6 +20,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
@@ -70,6 +71,29 @@ type kit struct {
 	pool     *pgxpool.Pool
 	ca       *authority
 	enroller *enrol.Enroller
+	keys     *joinstate.Keys
+	policy   *policyOf
+}
+
+// policyOf is a policy that a test changes.
+type policyOf struct{ set atomic.Pointer[policy.Set] }
+
+// Current returns the policy that was set last.
+func (p *policyOf) Current() policy.Set {
+	if set := p.set.Load(); set != nil {
+		return *set
+	}
+	return policy.Defaults()
+}
+
+// setPolicy changes the policy.
+func (k *kit) setPolicy(values map[string]string) {
+	k.t.Helper()
+	set, err := policy.NewSet(values)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.policy.set.Store(&set)
 }
 
 func newKit(t *testing.T) *kit {
@@ -82,6 +106,10 @@ func newKit(t *testing.T) *kit {
 	t.Cleanup(func() { _ = embedded.Close() })
 	k := &kit{t: t, ctx: testkit.Context(t), db: testkit.DB(t), ca: &authority{Signer: embedded}}
 	k.pool = k.db.Pool(pg.RoleRecovery)
+	if k.keys, err = joinstate.LoadOrCreateKeys(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	k.policy = &policyOf{}
 	k.enroller = k.replica()
 	return k
 }
@@ -90,8 +118,8 @@ func newKit(t *testing.T) *kit {
 func (k *kit) replica() *enrol.Enroller {
 	k.t.Helper()
 	e, err := enrol.New(enrol.Deps{
-		Logger: testkit.Logger(k.t), Pool: k.pool, Signer: k.ca, Policy: policy.Fixed{}, Profile: defaultProfile,
-		TaskKeys: func() (string, error) { return "k:AAAA", nil },
+		Logger: testkit.Logger(k.t), Pool: k.pool, Signer: k.ca, Policy: k.policy, Profile: defaultProfile,
+		TaskKeys: func() (string, error) { return "k:AAAA", nil }, JoinStates: k.keys,
 	}, enrol.Config{
 		TrustDomain: "mesh.test", PerToken: 10000, PerTokenBurst: 10000, PerSecond: 10000, Burst: 10000,
 		PerAddress: 10000, PerAddressBurst: 10000,

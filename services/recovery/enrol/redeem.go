@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -342,110 +341,4 @@ func unusedKey(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption
 			fault.Remedy("make a new key and ask again"))
 	}
 	return identity.RefuseForeignKey(ctx, tx, r.NodeID, a.key)
-}
-
-// store makes the certificate count: it writes the node instance, the serial, the use of the token and the end of the
-// claim in one transaction. Until that commits the certificate is accepted nowhere.
-func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued signed) (*repeat, error) {
-	serial := identity.Serial{
-		Serial: issued.serial, KeySHA256: a.key, ChainPEM: issued.chainPEM, IssuerFingerprint: issued.issuer,
-		NotBefore: issued.notBefore, NotAfter: issued.notAfter,
-	}
-	made := &repeat{serial: serial}
-	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		r, err := identity.LockOne(ctx, tx, c.nodeID)
-		if err != nil {
-			return err
-		}
-		made.record = r
-		if err := a.mayStore(r); err != nil {
-			return err // decided while the authority signed
-		}
-		if err := identity.RefuseForeignKey(ctx, tx, c.nodeID, a.key); err != nil {
-			return err // certified for another node while the authority signed
-		}
-		if err := endClaim(ctx, tx, c.id, "done", issued.serial, ""); err != nil {
-			return err
-		}
-		m, err := identity.ReadMoment(ctx, tx)
-		if err != nil {
-			return err
-		}
-		if a.token.Kind == KindRecovery {
-			err = e.storeRecovery(ctx, tx, r, a, c, serial, m)
-		} else {
-			err = storeFirst(ctx, tx, r, a, c, serial, m)
-		}
-		if err != nil {
-			return err
-		}
-		if made.offered, err = e.offer(ctx, tx, r, serial.Serial, a.recoveryKey, m.Era); err != nil {
-			return err
-		}
-		if err := reportAttempt(ctx, tx, r.NodeID, a.token.Kind, commonv1.Reason_REASON_UNSPECIFIED); err != nil {
-			return err
-		}
-		if _, err := identity.Save(ctx, tx, r); err != nil {
-			return err
-		}
-		return failpoint.Hit("recovery.enroll.before_commit")
-	})
-	return made, e.stored(ctx, c, serial.Serial, "store enrolment", err)
-}
-
-// mayStore returns why a node may not be given the certificate that was signed, nil if it may.
-func (a *redemption) mayStore(r *identity.Record) error {
-	if a.token.Kind != KindRecovery {
-		return stateRefusal(r, a.token.Kind == KindBootstrap)
-	}
-	if reason := identity.RecoveryRefusal(r); reason != commonv1.Reason_REASON_UNSPECIFIED {
-		return fault.New(reason, "")
-	}
-	return nil
-}
-
-// storeFirst makes the certificate of a bootstrap token or a launch secret count. All recovery tokens of the node's
-// earlier life end.
-func storeFirst(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, c *claim, s identity.Serial,
-	m identity.Moment,
-) error {
-	tag, err := pg.Exec(ctx, tx, useToken, a.token.ID, a.key, s.Serial, a.presented.Hash)
-	if err != nil {
-		return fmt.Errorf("use token: %w", err)
-	}
-	if tag.RowsAffected() != 1 {
-		return fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, "the token was revoked meanwhile")
-	}
-	if a.token.Kind == KindLaunch {
-		r.Mints++
-		// The instance has enrolled: lifecycle learns of it with the admission, and later refusals are counted from zero.
-		r.RefusedRegisters, r.LastRefusal = 0, commonv1.Reason_REASON_UNSPECIFIED
-	}
-	if _, err := tokens.EndAll(ctx, tx, r.NodeID, tokens.EndedEnrolled); err != nil {
-		return err
-	}
-	return identity.Activate(ctx, tx, r, c.instanceID, s, "recovery", "enrolled by "+string(a.token.Kind)+" token", m)
-}
-
-// answer returns the response with everything that an agent needs to connect.
-func (e *Enroller) answer(ctx context.Context, made *repeat) (*recoveryv1.EnrollResponse, error) {
-	r, s := made.record, made.serial
-	keys, err := e.deps.TaskKeys()
-	if err != nil {
-		return nil, fmt.Errorf("read task keys: %w", err)
-	}
-	now, err := pg.Value[time.Time](ctx, e.deps.Pool, readClock)
-	if err != nil {
-		return nil, fmt.Errorf("read clock: %w", err)
-	}
-	text, err := e.textOf(made.offered)
-	if err != nil {
-		return nil, err
-	}
-	return &recoveryv1.EnrollResponse{
-		RecoveryToken: text, NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM, Profile: e.deps.Profile(),
-		Policy: NodePolicy(e.deps.Policy.Current()), TaskSigningPubkeys: keys, ServerTime: timestamppb.New(now),
-		NodeName: r.Name, WorkspaceId: r.WorkspaceID,
-		Epoch: r.Epoch,
-	}, nil
 }

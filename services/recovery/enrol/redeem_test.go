@@ -413,7 +413,7 @@ func TestRateLimit(t *testing.T) {
 	k := newKit(t)
 	e, err := enrol.New(enrol.Deps{
 		Logger: testkit.Logger(t), Pool: k.pool, Signer: k.ca, Policy: fixedPolicy(), Profile: defaultProfile,
-		TaskKeys: func() (string, error) { return "", nil },
+		TaskKeys: func() (string, error) { return "", nil }, JoinStates: k.keys,
 	}, enrol.Config{TrustDomain: "mesh.test", PerToken: 0.001, PerTokenBurst: 2})
 	if err != nil {
 		t.Fatal(err)
