@@ -73,7 +73,8 @@ func gatewayRooms() []wall {
 func clientRooms() []wall {
 	const c = "cmd/gpuaas/client/"
 	nouns := []string{
-		c + "controlplane", c + "inventory", c + "nodes", c + "operations", c + "people", c + "records", c + "workspaces",
+		c + "controlplane", c + "inventory", c + "nodes", c + "operations", c + "people", c + "records", c + "tokens",
+		c + "workspaces",
 	}
 	all := []wall{
 		{

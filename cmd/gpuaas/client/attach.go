@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/nodes"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/people"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/records"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/tokens"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/workspaces"
 )
 
@@ -52,7 +53,8 @@ func Commands(p *kit.Program) []*cobra.Command {
 		workspaces.Command(p), inventory.InstancesCommand(p), inventory.ClaimsCommand(p), inventory.AllocationsCommand(p),
 		records.FindingsCommand(p), nodes.TasksCommand(p), records.AuditCommand(p), records.EventsCommand(p),
 		controlplane.PolicyCommand(p), controlplane.ExplainCommand(p), records.IncidentsCommand(p), records.BrakeCommand(p),
-		controlplane.RollbackCommand(p), controlplane.KeysCommand(p), controlplane.RetentionCommand(p),
+		controlplane.RollbackCommand(p), controlplane.KeysCommand(p), tokens.Command(p),
+		controlplane.RetentionCommand(p),
 		controlplane.ProjectionsCommand(p), controlplane.ConfigCommand(p),
 	}
 }
