@@ -76,7 +76,8 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 		NextAction: "wait: the next sweep ends what has expired", Action: wait,
 	},
 	commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED: {
-		Owner: ownerSecurity, NextAction: "reactivate the node, or enrol it again",
+		Owner:      ownerSecurity,
+		NextAction: "reactivate the node; then hold it and issue a bundle to enrol it again",
 	},
 	commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED: {
 		Owner: ownerSecurity, NextAction: "fence the node, find the second copy, and give the machine a new identity",

@@ -30,7 +30,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerSecurity,
 		Public: "the node's identity is revoked or fenced",
-		Remedy: "someone with the security role reactivates it, or it is enrolled anew",
+		Remedy: "someone with the security role reactivates it; then hold it and issue a bundle to enrol it anew",
 		Impact: "the node gets no work and no session; its running workloads go on",
 	},
 	commonv1.Reason_REASON_IDENTITY_RETIRED: {

@@ -81,12 +81,14 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		"identity is quarantined": {
 			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), drift.DetailQuarantined), isHeard},
 			reason:   revoked, state: operator, severity: p0, owner: "security",
-			next: "reactivate the node, or enrol it again", detect: time.Minute, recover: 15 * time.Minute,
+			next: "reactivate the node; then hold it and issue a bundle to enrol it again",
+			detect: time.Minute, recover: 15 * time.Minute,
 		},
 		"identity is fenced": {
 			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), drift.DetailFenced), isLost},
 			reason:   revoked, state: operator, severity: p0, owner: "security",
-			next: "reactivate with the security role, or enrol it again", detect: time.Minute, recover: 15 * time.Minute,
+			next: "reactivate with the security role; then hold it and issue a bundle to enrol it again",
+			detect: time.Minute, recover: 15 * time.Minute,
 		},
 		"identity is retired": {
 			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), drift.DetailRetired)},

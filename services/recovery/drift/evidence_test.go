@@ -36,8 +36,14 @@ func TestEveryStateOfAnIdentityIsEvidence(t *testing.T) {
 		"held": {
 			state: heldState, want: held, next: "look at the reason of the hold, then reactivate, quarantine or fence",
 		},
-		"quarantined": {state: quarantined, want: revoked, next: "reactivate the node, or enrol it again"},
-		"fenced":      {state: fenced, want: revoked, next: "reactivate with the security role, or enrol it again"},
+		"quarantined": {
+			state: quarantined, want: revoked,
+			next: "reactivate the node; then hold it and issue a bundle to enrol it again",
+		},
+		"fenced":      {
+			state: fenced, want: revoked,
+			next: "reactivate with the security role; then hold it and issue a bundle to enrol it again",
+		},
 		"retired": {
 			state: retired, want: revoked, next: "none: this identity is final; enrol the machine anew if it is to return",
 		},

@@ -160,6 +160,11 @@ func mayBootstrap(r *identity.Record) error {
 		return nil
 	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE && r.CurrentSerial == "":
 		return nil // enrolled, but no session was ever ready on that certificate
+	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED,
+		r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
+		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State),
+			fault.Conflicting(r.NodeID),
+			fault.Remedy("reactivate the node first, and put it on hold; or choose another name"))
 	default:
 		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State),
 			fault.Conflicting(r.NodeID),
