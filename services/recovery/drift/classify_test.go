@@ -81,13 +81,13 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		"identity is quarantined": {
 			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), drift.DetailQuarantined), isHeard},
 			reason:   revoked, state: operator, severity: p0, owner: "security",
-			next: "reactivate the node; then hold it and issue a bundle to enrol it again",
+			next:   "reactivate the node; then hold it and issue a bundle to enrol it again",
 			detect: time.Minute, recover: 15 * time.Minute,
 		},
 		"identity is fenced": {
 			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), drift.DetailFenced), isLost},
 			reason:   revoked, state: operator, severity: p0, owner: "security",
-			next: "reactivate with the security role; then hold it and issue a bundle to enrol it again",
+			next:   "reactivate with the security role; then hold it and issue a bundle to enrol it again",
 			detect: time.Minute, recover: 15 * time.Minute,
 		},
 		"identity is retired": {

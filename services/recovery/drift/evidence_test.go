@@ -40,7 +40,7 @@ func TestEveryStateOfAnIdentityIsEvidence(t *testing.T) {
 			state: quarantined, want: revoked,
 			next: "reactivate the node; then hold it and issue a bundle to enrol it again",
 		},
-		"fenced":      {
+		"fenced": {
 			state: fenced, want: revoked,
 			next: "reactivate with the security role; then hold it and issue a bundle to enrol it again",
 		},
