@@ -70,6 +70,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/policyadmin"
 	_ "github.com/gpuaas/mesh/services/recovery/rollback"
 	_ "github.com/gpuaas/mesh/services/recovery/storage"
+	_ "github.com/gpuaas/mesh/services/recovery/tokens"
 	_ "github.com/gpuaas/mesh/services/recovery/watchdog"
 	_ "github.com/gpuaas/mesh/services/recovery/wave"
 )

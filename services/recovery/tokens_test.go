@@ -28,7 +28,7 @@ func TestPeopleDecideAboutRecoveryTokens(t *testing.T) {
 		}
 	}
 	exec(`INSERT INTO recovery.identity (node_id, name, state, state_by, state_reason, state_at, created_at, version)
-		VALUES ($1, 'node-1', 'active', 'test', '', mesh.clock(), mesh.clock(), 0)`, node)
+		VALUES ($1, 'node-1', 'pending', 'test', '', mesh.clock(), mesh.clock(), 0)`, node)
 	var tokens []string
 	for i := range 3 {
 		tokens = append(tokens, ids.New())

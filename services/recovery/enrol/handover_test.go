@@ -31,9 +31,6 @@ var (
 // the machine has a token that is accepted, and the same key goes on.
 func TestAHandOverThatIsCutAtEachPoint(t *testing.T) {
 	testkit.IO(t)
-	if os.Getenv(handOverEnv) != "" {
-		t.Skip("this is the process in which points fail")
-	}
 	for _, point := range append(append([]string{}, enrolPoints...), renewPoints...) {
 		t.Run(point, func(t *testing.T) {
 			// The points of an enrolment are passed once by the operator's token before.
@@ -51,11 +48,11 @@ func TestAHandOverThatIsCutAtEachPoint(t *testing.T) {
 	}
 }
 
-// TestHandOver is the process of one point.
+// TestHandOver is the process of one point, and does nothing in any other.
 func TestHandOver(t *testing.T) {
 	point := os.Getenv(handOverEnv)
 	if point == "" {
-		t.Skip("TestAHandOverThatIsCutAtEachPoint runs it")
+		return
 	}
 	k := newKit(t)
 	m := k.enrolled("node-1")
