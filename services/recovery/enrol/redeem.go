@@ -61,7 +61,8 @@ func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	e.count("token", repeated, err)
 	noteForeignKey(&who, err)
 	if who.NodeID != "" {
-		e.reportRefusal(correlated(ctx, req.GetCorrelationId()), who.NodeID, kind, err)
+		ctx = correlated(ctx, req.GetCorrelationId())
+		e.reportRefusal(ctx, who.NodeID, kind, err)
 	}
 	return resp, e.deps.Audit.Refuse(ctx, who, err)
 }

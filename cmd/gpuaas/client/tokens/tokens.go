@@ -60,7 +60,7 @@ func listCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"},
 		Short: "List recovery tokens, the newest first, with their states and until when they are good",
-		Long: "List recovery tokens. A token is issued, used, revoked or expired; ENDED BY is what ended it: replaced by a later\n" +
+		Long: "List recovery tokens. A token is issued, used or revoked; ENDED BY is what ended it: replaced by a later\n" +
 			"one, reuse with a second key, an operator, another enrolment of the node, or its retirement. COUNTED SINCE is\n" +
 			"the first session on the certificate that came with the token: from then on it ages. GOOD UNTIL follows from\n" +
 			"node.recovery_token_max_age_seconds, our own outages and extensions. The text of a token is kept nowhere.",
