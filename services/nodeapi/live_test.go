@@ -325,7 +325,9 @@ func TestRenewalOverTheStream(t *testing.T) {
 		a.send(
 			&nodev1.ConnectRequest{
 				Frame: &nodev1.ConnectRequest_RenewRequest{
-					RenewRequest: &nodev1.RenewRequest{RequestId: id, Csr: make([]byte, size)},
+					RenewRequest: &nodev1.RenewRequest{
+						RequestId: id, Csr: make([]byte, size), RecoveryPublicKey: []byte("public"),
+					},
 				},
 			},
 		)
@@ -336,7 +338,7 @@ func TestRenewalOverTheStream(t *testing.T) {
 		t.Errorf("issued %v", got)
 	}
 	if req := <-ask; req.GetNodeId() != a.id || req.GetSessionId() != a.session ||
-		req.GetSerial() != pki.SerialString(a.cert.Leaf.SerialNumber) {
+		req.GetSerial() != pki.SerialString(a.cert.Leaf.SerialNumber) || string(req.GetRecoveryPublicKey()) != "public" {
 		t.Errorf("asked %v", req)
 	}
 	if got := renew(64); got.GetDenied().GetReason() != commonv1.Reason_REASON_CSR_REFUSED {

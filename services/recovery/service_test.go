@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/recoverykey"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/rpc/assertion"
 	"github.com/gpuaas/mesh/internal/rpc/calls"
@@ -250,11 +251,19 @@ func TestFromBundleToFence(t *testing.T) {
 	if csr, err = pki.NewAnonymousCSR(renewKey); err != nil {
 		t.Fatal(err)
 	}
+	recoveryKey, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := recoverykey.Public(recoveryKey)
+	if err != nil {
+		t.Fatal(err)
+	}
 	renewed, err := sessions.RenewCertificate(m.ctx, &recoveryv1.RenewCertificateRequest{
 		NodeId: open.GetNodeId(), NodeInstanceId: open.GetNodeInstanceId(), SessionId: open.GetSessionId(), Serial: serial,
-		Csr: csr,
+		Csr: csr, RecoveryPublicKey: public,
 	})
-	if err != nil || renewed.GetSerial() == serial {
+	if err != nil || renewed.GetSerial() == serial || !strings.HasPrefix(renewed.GetRecoveryToken(), "grt_") {
 		t.Fatalf("%v %v", renewed, err)
 	}
 
