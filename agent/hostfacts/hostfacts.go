@@ -1,5 +1,5 @@
-// Package hostfacts collects the facts that an agent reports of its host: kernel, processors, memory, disks, addresses
-// and GPUs.
+// Package hostfacts collects the facts that an agent reports of its host: kernel, processors, memory, disks, addresses,
+// container runtime and GPUs.
 //
 // It believes the kernel's files and the GPU driver's. To the control plane the facts are untrusted evidence: they help
 // to explain, and never decide identity. It never fails: a fact that cannot be read is left empty, and GPUs that were
@@ -56,9 +56,11 @@ func Collect(ctx context.Context, cfg Config) *commonv1.HostFacts {
 		MemoryBytes: cfg.memory(),
 		Disks:       cfg.disks(),
 		Gpus:        cfg.gpus(ctx),
-		Addresses:   addresses(),
+		Addresses:   cfg.addresses(),
 		MachineId:   cfg.line("etc/machine-id"),
 		Root:        os.Getuid() == 0,
+
+		ContainerRuntime: cfg.containerRuntime(),
 	}
 }
 
@@ -158,21 +160,54 @@ func (c Config) fsType(p string) string {
 
 // addresses returns the IP addresses of the host's interfaces, without loopback and link-local ones, sorted, at most
 // maxAddresses.
-func addresses() []string {
+func (c Config) addresses() []string {
+	var out []string
+	for _, ip := range c.addressList() {
+		if !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
+			out = append(out, ip.String())
+		}
+	}
+	slices.Sort(out)
+	out = slices.Compact(out)
+	return out[:min(len(out), maxAddresses)]
+}
+
+// addressList returns the addresses of all interfaces. Below a root that has the kernel's table of routes it returns
+// the IPv4 addresses that the table has as the host's own.
+func (c Config) addressList() []net.IP {
+	var out []net.IP
+	if c.Root != "" {
+		if data, err := os.ReadFile(c.path("proc/net/fib_trie")); err == nil {
+			return ownAddresses(string(data))
+		}
+	}
 	list, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil
 	}
-	var out []string
 	for _, a := range list {
-		n, ok := a.(*net.IPNet)
-		if !ok || n.IP.IsLoopback() || n.IP.IsLinkLocalUnicast() {
-			continue
+		if n, ok := a.(*net.IPNet); ok {
+			out = append(out, n.IP)
 		}
-		out = append(out, n.IP.String())
 	}
-	slices.Sort(out)
-	return out[:min(len(out), maxAddresses)]
+	return out
+}
+
+// ownAddresses returns the addresses of a fib_trie file that are followed by a line `/32 host LOCAL`.
+func ownAddresses(trie string) []net.IP {
+	var out []net.IP
+	var last net.IP
+	for line := range strings.Lines(trie) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) >= 2 && f[0] == "|--":
+			last = net.ParseIP(f[1])
+		case len(f) >= 3 && f[0] == "/32" && f[1] == "host" && f[2] == "LOCAL" && last != nil:
+			out = append(out, last)
+			last = nil
+		}
+	}
+	return out
 }
 
 // clean returns a value of a driver or a file without unprintable characters, cut to 256 bytes.

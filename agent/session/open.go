@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/gpuaas/mesh/agent/session/transport"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -163,11 +166,28 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 	if err := failpoint.Hit("agent.session.welcome.before_send"); err != nil {
 		return err
 	}
+	if off, known := c.deps.Clock.Skew(); known && off.Abs() > skewed {
+		if err := k.first(k.reading()); err != nil {
+			return err
+		}
+	}
 	return k.first(
 		&nodev1.ConnectRequest{
 			Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: k.generation, TaskKeyIds: held}},
 		},
 	)
+}
+
+// skewed is the difference between the host's clock and the server's from which the agent sends its clock before it is
+// admitted, so that the control plane knows of it from the beginning of the session. It is half of what the control
+// plane takes for wrong.
+const skewed = 30 * time.Second
+
+// reading returns a heartbeat with nothing but the host's clocks.
+func (k *conn) reading() *nodev1.ConnectRequest {
+	return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: &nodev1.Heartbeat{
+		Monotonic: durationpb.New(k.client.deps.Clock.Elapsed()), WallClock: timestamppb.New(k.client.deps.Clock.Wall()),
+	}}}
 }
 
 // first sends a frame while there is no writer yet. If the stream is over, Recv returns the cause.

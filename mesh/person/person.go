@@ -97,6 +97,7 @@ type Client struct {
 	People      readmodelv1connect.PeopleServiceClient
 	Release     readmodelv1connect.ReleaseServiceClient
 	Rollback    readmodelv1connect.RollbackServiceClient
+	HostFacts   readmodelv1connect.HostFactsServiceClient
 	Keys        readmodelv1connect.KeyServiceClient
 	Tokens      readmodelv1connect.TokenServiceClient
 	Instances   readmodelv1connect.InstanceServiceClient
@@ -134,6 +135,7 @@ func Dial(cfg Config) (*Client, error) {
 		People:      readmodelv1connect.NewPeopleServiceClient(hc, base, options...),
 		Release:     readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
 		Rollback:    readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
+		HostFacts:   readmodelv1connect.NewHostFactsServiceClient(hc, base, options...),
 		Keys:        readmodelv1connect.NewKeyServiceClient(hc, base, options...),
 		Tokens:      readmodelv1connect.NewTokenServiceClient(hc, base, options...),
 		Instances:   readmodelv1connect.NewInstanceServiceClient(hc, base, options...),

@@ -78,10 +78,14 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	verdicts, err := p.consumer(gate.VerdictConsumer())
+	if err != nil {
+		return err
+	}
 	if err := s.serve(ctx, p, tasks, core, finder); err != nil {
 		return err
 	}
-	b.Consumes(sessions.Name(), woken.Name(), detect.ReportsConsumer)
+	b.Consumes(sessions.Name(), woken.Name(), verdicts.Name(), detect.ReportsConsumer)
 	b.Add(
 		app.Task{Name: "sagas", Phase: app.PhaseLeases, Run: func(ctx context.Context) error {
 			launches.Await(ctx, func(ctx context.Context) bool { return app.Sleep(ctx, time.Second) })
@@ -93,6 +97,7 @@ func (s *Service) build(ctx context.Context) error {
 		},
 		app.Task{Name: "work-hints", Run: hub.Run},
 		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return sessions.Run(ctx, apply) }},
+		app.Task{Name: "verdicts", Run: func(ctx context.Context) error { return verdicts.Run(ctx, gate.OnVerdict) }},
 		app.Task{
 			Name: "woken-instances",
 			Run:  func(ctx context.Context) error { return woken.Run(ctx, detect.ApplyWoken) },

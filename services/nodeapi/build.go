@@ -86,6 +86,7 @@ func (s *Service) build(ctx context.Context) error {
 		},
 		Diagnose: func(sess *roster.Session, d []*commonv1.Diagnostic) { s.facts.Session(sess.Diagnosed(d)) },
 		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
+		Clock:    func(sess *roster.Session, by time.Duration) { s.facts.Session(sess.ClockChanged(by)) },
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}); err != nil {
 		return err

@@ -207,6 +207,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 			Policies:    recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Watchdog:    recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Rollback:    recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+			HostFacts:   recoveryv1connect.NewHostFactsServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Keys:        recoveryv1connect.NewKeyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Tokens:      recoveryv1connect.NewTokenServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		},
@@ -246,6 +247,8 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 	return errors.Join(
 		mount(readmodelv1connect.NewFindingServiceHandler(forward.NewFindings(reads, c.owners), opts...)),
 		mount(readmodelv1connect.NewIncidentServiceHandler(forward.NewIncidents(reads, c.owners), opts...)),
+		mount(readmodelv1connect.NewHostFactsServiceHandler(
+			forward.NewHostFacts(forward.NewCommand(reads, c.owners)), opts...)),
 		mount(readmodelv1connect.NewRollbackServiceHandler(forward.NewRollbacks(c.owners), opts...)),
 		mount(readmodelv1connect.NewKeyServiceHandler(forward.NewKeys(c.owners), opts...)),
 		mount(readmodelv1connect.NewTokenServiceHandler(forward.NewTokens(c.owners), opts...)),

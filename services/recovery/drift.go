@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/services/recovery/drift"
 )
@@ -12,6 +13,10 @@ func (s *Service) addDrift() error {
 		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered,
 	})
 	if err != nil {
+		return err
+	}
+	facts := recoveryv1connect.NewHostFactsServiceHandler
+	if err := s.internal.Mount(facts(drift.NewHostFacts(judge, b.Audit), s.internal.HandlerOptions()...)); err != nil {
 		return err
 	}
 	b.Consumes(drift.ConsumerName)

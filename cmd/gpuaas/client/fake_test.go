@@ -44,6 +44,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedInstanceServiceHandler
 	readmodelv1connect.UnimplementedAuditServiceHandler
 	readmodelv1connect.UnimplementedRollbackServiceHandler
+	readmodelv1connect.UnimplementedHostFactsServiceHandler
 	readmodelv1connect.UnimplementedKeyServiceHandler
 	readmodelv1connect.UnimplementedTokenServiceHandler
 	readmodelv1connect.UnimplementedRetentionServiceHandler
@@ -203,6 +204,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewInstanceServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewAuditServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRollbackServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewHostFactsServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewKeyServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewTokenServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRetentionServiceHandler(f, options...) },

@@ -42,8 +42,8 @@ func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string
 	return request.By, request.Reason, nil
 }
 
-// EndCordonOf ends a node's cordon if it is by's own, or passes it to the next request: an open finding, or resources
-// that a release left there. A cordon by anyone else stays. It appends the event of a change and its audit entry, whose
+// EndCordonOf ends a node's cordon if it is by's own, or passes it to the next request: an open finding, a verdict, or
+// resources that a release left there. A cordon by anyone else stays. It appends the event of a change and its audit entry, whose
 // actor is by for a cordon that ended, and the next requester for one that passed, as its reason is the requester's.
 func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
 	// The gate is locked before the requests are read: a release that leaves resources locks it as well, so that what it
@@ -77,4 +77,6 @@ func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
 }
 
 // own reports whether a cordon is by a part of the mesh rather than by a person.
-func own(by string) bool { return by == Release || strings.HasPrefix(by, "finding:") }
+func own(by string) bool {
+	return by == Release || strings.HasPrefix(by, "finding:") || strings.HasPrefix(by, verdictPrefix)
+}

@@ -120,6 +120,9 @@ var (
 			SELECT 'finding:' || f.finding_id AS by, f.summary AS reason, f.first_seen_at AS since
 			FROM lifecycle.finding f WHERE f.node_id = $1 AND f.resolved_at IS NULL AND f.cordoned
 			UNION ALL
+			SELECT '`+ofRuntime+`', v.reason, v.since FROM lifecycle.verdict_cordon v
+			WHERE v.node_id = $1 AND v.reason <> ''
+			UNION ALL
 			SELECT $3::text, 'what a release gave up is still here: ' || c.kind || ' ' || c.deterministic_name, c.orphaned_at
 			FROM lifecycle.resource_claim c
 			WHERE c.node_id = $1 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL

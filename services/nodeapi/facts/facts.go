@@ -141,7 +141,7 @@ func (w *Writer) pokeLocked() {
 	}
 }
 
-// keep copies the fields that an agent sends once or on change (host, profile, diagnostics) from an older fact that was
+// keep copies the fields that an agent sends once or on change (host, profile, diagnostics, task types) from an older fact that was
 // not written to the newer one, where the newer one lacks them.
 func keep(newer, old *nodev1.SessionChanged) {
 	if newer.GetHost() == nil {
@@ -152,6 +152,9 @@ func keep(newer, old *nodev1.SessionChanged) {
 	}
 	if len(newer.GetDiagnostics()) == 0 {
 		newer.Diagnostics = old.GetDiagnostics()
+	}
+	if len(newer.GetTaskTypes()) == 0 {
+		newer.TaskTypes = old.GetTaskTypes()
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -74,6 +75,7 @@ type Session struct {
 	replaces     string
 	instanceID   string
 	agent        AgentFacts
+	clockOffset  time.Duration          // of the host's clock, as last reported; zero: none is known
 	diags        []*commonv1.Diagnostic // as the agent last reported them while connected
 	version      int64
 	closeWhy     commonv1.Reason
@@ -89,6 +91,8 @@ type AgentFacts struct {
 	Host     *commonv1.HostFacts
 	Profile  *commonv1.ProfileFacts
 	Diags    []*commonv1.Diagnostic
+	// TaskTypes are what the agent can do.
+	TaskTypes []commonv1.TaskType
 }
 
 // State of the session.
@@ -159,7 +163,7 @@ func (s *Session) SetWorkReady() {
 	s.mu.Lock()
 	s.workReady = true
 	// already reported; an idle session keeps only what it needs
-	s.agent.Host, s.agent.Profile, s.agent.Diags = nil, nil, nil
+	s.agent.Host, s.agent.Profile, s.agent.Diags, s.agent.TaskTypes = nil, nil, nil, nil
 	s.mu.Unlock()
 }
 
@@ -331,6 +335,10 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 	f.Diagnostics = s.diags
 	if withHost {
 		f.Host, f.Profile, f.Diagnostics = s.agent.Host, s.agent.Profile, s.agent.Diags
+		f.TaskTypes = s.agent.TaskTypes
+	}
+	if s.clockOffset != 0 {
+		f.ClockOffset = durationpb.New(s.clockOffset)
 	}
 	if state == commonv1.SessionState_SESSION_STATE_CLOSED {
 		f.ClosedAt = timestamppb.New(dbNow)
@@ -355,6 +363,19 @@ func (s *Session) Diagnosed(d []*commonv1.Diagnostic) *nodev1.SessionChanged {
 	s.mu.Lock()
 	s.diags = d
 	s.mu.Unlock()
+	return s.Fact(s.State(), false)
+}
+
+// SetClock records how far the host's clock is ahead of the database's, for later events. Zero: it is not.
+func (s *Session) SetClock(offset time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clockOffset = offset
+}
+
+// ClockChanged returns the session as an event reports it, after SetClock.
+func (s *Session) ClockChanged(offset time.Duration) *nodev1.SessionChanged {
+	s.SetClock(offset)
 	return s.Fact(s.State(), false)
 }
 

@@ -45,6 +45,13 @@ func (c *Clock) Offset() time.Duration {
 	return c.offset
 }
 
+// Known reports whether there was a reading: until then Now is the host's time.
+func (c *Clock) Known() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.read
+}
+
 // Now returns the database's time.
 func (c *Clock) Now() time.Time { return wallclock.Now().Add(c.Offset()) }
 

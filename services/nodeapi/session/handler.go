@@ -44,6 +44,9 @@ type handler struct {
 	// policy is the one that Welcome carried.
 	policy *commonv1.NodePolicy
 
+	clock skew        // of the agent's host
+	host  hostChanges // that this session has reported
+
 	overBudget bool // the opening was refused by the budget and did not reach recovery
 }
 
@@ -176,11 +179,15 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 
 func (h *handler) heartbeat(f *nodev1.Heartbeat) {
 	h.server.deps.Metrics.Frame("heartbeat")
+	now := wallclock.Now()
+	h.clocked(f, now)
 	// An agent reports a change once, so the change is taken whether or not this heartbeat is answered.
-	if changed := f.GetChangedFacts(); changed != nil && h.sess.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
-		h.server.deps.Host(h.sess, changed)
+	if h.sess.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
+		if changed := h.host.take(f.GetChangedFacts(), now); changed != nil {
+			h.server.deps.Host(h.sess, changed)
+		}
 	}
-	if h.pace.heartbeat(wallclock.Now(), h.server.lim.HeartbeatsPerSec) {
+	if h.pace.heartbeat(now, h.server.lim.HeartbeatsPerSec) {
 		h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))
 	}
 }

@@ -80,7 +80,10 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	h.sess.Welcomed(hello.GetNodeInstanceId(), res.GetGeneration(), nonce, hello.GetReplacesNonce(), roster.AgentFacts{
 		Version: hello.GetAgentVersion(), Protocol: hello.GetProtocolVersion(), LedgerID: hello.GetLedgerId(),
 		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: hello.GetProfile(), Diags: hello.GetDiagnostics(),
+		TaskTypes: hello.GetTaskTypes(),
 	})
+	h.host.reported(hello.GetHost())
+	h.clock.begin(h.server.cfg.Clock)
 	h.policy = h.server.deps.Policy()
 	h.sess.SetInterval(h.policy.GetHeartbeatInterval().AsDuration())
 	h.listed, h.rooted = h.server.cfg.TaskKeys.get(), h.server.cfg.ServiceRoots.get()

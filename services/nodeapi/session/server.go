@@ -87,6 +87,8 @@ type Deps struct {
 	Diagnose  func(s *roster.Session, d []*commonv1.Diagnostic)
 	Host      func(s *roster.Session, changed *commonv1.HostFacts)
 	Policy    func() *commonv1.NodePolicy
+	// Clock is called when it changes how far the clock of an admitted session's host is from the database's.
+	Clock func(s *roster.Session, offset time.Duration)
 	// Output is called with an agent's answer to a request for a workload's output, and Gone with each session whose
 	// stream has ended. Neither may block.
 	Output func(s *roster.Session, chunk *nodev1.OutputChunk)

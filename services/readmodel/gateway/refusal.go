@@ -151,6 +151,8 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("node.bootstrap.issue", "node", m.GetName())
 	case *readmodelv1.ChangeNodeIdentityRequest:
 		return entry("node."+names.Of(m.GetVerb()), "node", m.GetNode())
+	case *readmodelv1.AcceptHostFactsRequest:
+		return entry("node.accept_facts", "node", m.GetNode())
 	case *readmodelv1.SetCordonRequest:
 		if !m.GetCordoned() {
 			return entry("node.uncordon", "node", m.GetNode())

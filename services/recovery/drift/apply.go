@@ -38,6 +38,7 @@ func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 // rounds of the judge do.
 func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	changes := make([]change, 0, len(records))
+	var facts []string
 	nodes := map[string]*node{}
 	for _, r := range records {
 		c, err := read(r)
@@ -46,6 +47,9 @@ func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 		}
 		if c.nodeID != "" {
 			changes = append(changes, c)
+			if c.facts {
+				facts = append(facts, c.nodeID)
+			}
 			nodes[c.nodeID] = &node{}
 		}
 	}
@@ -53,6 +57,9 @@ func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 		return nil
 	}
 	if err := lock(ctx, tx, nodes); err != nil {
+		return err
+	}
+	if err := loadFacts(ctx, tx, nodes, facts); err != nil {
 		return err
 	}
 	for _, c := range changes {
@@ -75,6 +82,7 @@ func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 type change struct {
 	nodeID   string
 	identity bool // it makes the node known
+	facts    bool // it has facts of the host
 	apply    func(*node)
 }
 
@@ -93,7 +101,7 @@ func read(r events.Record) (change, error) {
 		if err := r.Decode(s); err != nil {
 			return change{}, err
 		}
-		return change{nodeID: s.GetNodeId(), apply: func(n *node) {
+		return change{nodeID: s.GetNodeId(), facts: tellsFacts(s), apply: func(n *node) {
 			n.sessionChanged(s, r.AggregateVersion, r.CreatedAt, r.CorrelationID)
 		}}, nil
 	case kindGate:

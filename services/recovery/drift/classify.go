@@ -219,7 +219,8 @@ func (v Verdict) Used(evidence []Evidence) []Evidence {
 		case commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED:
 			used = e.Reason == 0 && !unproven.has(e.Source) || e.hearing() != unknown
 		default:
-			used = e.Reason == v.Reason && e.counts(h) || withHearing && e.hearing() != unknown
+			used = e.Reason == v.Reason && e.counts(h) || withHearing && e.hearing() != unknown ||
+				e.Reason == commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT && e.counts(h) // lifecycle acts on it
 		}
 		if used {
 			out = append(out, *e)

@@ -18,13 +18,16 @@ func (t *turn) evidenceOf(n *node, present commonv1.DriftReason) ([]Evidence, *t
 	}
 	served, down := time.Time{}, false
 	for _, e := range n.evidence {
-		if e.Source == session && e.Reason == 0 {
+		if e.heard() && e.Reason == 0 {
 			served = e.ObservedAt
 		}
 		down = down || e.Source == session && e.Reason == commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
 	}
 	out := make([]Evidence, 0, len(n.evidence))
 	for _, e := range n.evidence {
+		if e.topic != "" && (e.Reason == 0 || e.Stale(t.seen.Now)) { // a topic that is well proves nothing
+			continue
+		}
 		if e.Source == gate && e.Reason != 0 {
 			if down {
 				continue

@@ -19,6 +19,9 @@ type node struct {
 	due      bool  // it must be judged at once
 	unread   error // some of its evidence is of a newer build
 
+	// facts of its host, where events tell of them, and as they are stored; nil: there are none
+	facts, factsWere *factsRow
+
 	down, lost bool      // it is silent for too long; the replica that served it is lost
 	downSince  time.Time // when it was heard last
 }
@@ -29,12 +32,15 @@ const clockError = time.Second
 // activeState is the state of an identity in which its node is expected to be connected.
 var activeState = names.Of(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE)
 
-// note keeps evidence, in place of what its source saw of the part before. The version is that of the source's row:
+// note keeps evidence of a part as a whole, see noteOf.
+func (n *node) note(e Evidence, version int64) { n.noteOf("", e, version) }
+
+// noteOf keeps evidence of a topic of a part, in place of what its source saw of it before. The version is that of the source's row:
 // what is older than the evidence that is kept is ignored. What a source goes on to see is kept as it was seen first,
 // with the newest version: an event that was set aside and is read late takes nothing back.
-func (n *node) note(e Evidence, version int64) {
+func (n *node) noteOf(topic string, e Evidence, version int64) {
 	for _, old := range n.evidence {
-		if old.Part != e.Part || old.Source != e.Source {
+		if !old.is(e.Part, e.Source, topic) {
 			continue
 		}
 		if version >= old.version {
@@ -45,7 +51,7 @@ func (n *node) note(e Evidence, version int64) {
 		}
 		return
 	}
-	n.evidence = append(n.evidence, &kept{Evidence: e, version: version})
+	n.evidence = append(n.evidence, &kept{Evidence: e, topic: topic, version: version})
 }
 
 // news reports whether there is evidence that is not stored yet.
@@ -56,7 +62,7 @@ func (n *node) news() bool {
 // has returns the reason that is kept for a part by a source, and whether there is any evidence of theirs.
 func (n *node) has(part commonv1.DriftPart, source commonv1.EvidenceSource) (commonv1.DriftReason, bool) {
 	for _, e := range n.evidence {
-		if e.Part == part && e.Source == source {
+		if e.is(part, source, "") {
 			return e.Reason, true
 		}
 	}
@@ -69,7 +75,7 @@ func (n *node) identityChanged(i *recoveryv1.NodeIdentity, version int64, correl
 	e := OfIdentity(i)
 	e.CorrelationID = correlation
 	for _, old := range n.evidence {
-		if old.Part == e.Part && old.Source == e.Source && version < old.version {
+		if old.is(e.Part, e.Source, "") && version < old.version {
 			return
 		}
 	}
@@ -101,6 +107,7 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 	case same && version <= n.SessionVersion, !same && (!serving || s.GetGeneration() < n.Generation):
 		return
 	}
+	n.told(s, serving, at, correlation)
 	if serving {
 		n.SessionID, n.Generation, n.SessionVersion = s.GetSessionId(), s.GetGeneration(), version
 		n.ReplicaID, n.SilentSince = s.GetReplicaId(), nil
@@ -131,7 +138,7 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 // was lost and has come back, or a session that was late ends after another heartbeat.
 func (n *node) heardSince(heardAt time.Time) bool {
 	for _, e := range n.evidence {
-		if e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS && e.Source == session {
+		if e.heard() {
 			return e.Reason != 0 && heardAt.After(e.ObservedAt.Add(clockError))
 		}
 	}
@@ -149,7 +156,7 @@ func (n *node) lastHeard(s *nodev1.SessionChanged, at time.Time) time.Time {
 		heardAt = s.GetClosedAt().AsTime()
 	}
 	for _, e := range n.evidence {
-		if e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS && e.Source == session && e.Reason == 0 &&
+		if e.heard() && e.Reason == 0 &&
 			heardAt.Before(e.ObservedAt) {
 			heardAt = e.ObservedAt
 		}
@@ -187,7 +194,7 @@ func (n *node) judgedSilent(since time.Time, detail string) {
 	}
 	correlation := ""
 	for _, e := range n.evidence {
-		if e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS && e.Source == session {
+		if e.heard() {
 			correlation = e.CorrelationID
 		}
 	}

@@ -33,6 +33,7 @@ type evidenceRow struct {
 	NodeID        string     `db:"node_id" expr:"@.node_id::text"`
 	Part          string     `db:"part"`
 	Source        string     `db:"source"`
+	Topic         string     `db:"topic"`
 	Reason        string     `db:"reason"`
 	ObservedAt    time.Time  `db:"observed_at"`
 	FreshUntil    *time.Time `db:"fresh_until"`
@@ -44,6 +45,7 @@ type evidenceRow struct {
 // kept is evidence as it is stored, with the version of the source's row.
 type kept struct {
 	Evidence
+	topic   string // of what there is beside each other of one part; empty: the part as a whole
 	version int64
 	was     *Evidence // as it is stored; nil: it is not
 	written int64     // the version that is stored
@@ -52,13 +54,21 @@ type kept struct {
 // news reports whether the evidence differs from what is stored.
 func (k *kept) news() bool { return k.was == nil || !k.same(*k.was) }
 
+// is reports whether the evidence is of a topic of a part by a source.
+func (k *kept) is(part commonv1.DriftPart, source commonv1.EvidenceSource, topic string) bool {
+	return k.Part == part && k.Source == source && k.topic == topic
+}
+
+// heard reports whether the evidence is that of sessions on whether the agent is heard.
+func (k *kept) heard() bool { return k.is(commonv1.DriftPart_DRIFT_PART_PROCESS, session, "") }
+
 // same reports whether a source saw the same once more.
 func (k *kept) same(e Evidence) bool {
 	return k.Reason == e.Reason && k.Detail == e.Detail && k.FreshUntil.Equal(e.FreshUntil)
 }
 
 func (r evidenceRow) read() (*kept, error) {
-	out := &kept{version: r.Version, written: r.Version, Evidence: Evidence{
+	out := &kept{topic: r.Topic, version: r.Version, written: r.Version, Evidence: Evidence{
 		NodeID: r.NodeID, ObservedAt: r.ObservedAt, Detail: r.Detail, CorrelationID: r.CorrelationID,
 	}}
 	if r.NodeID == everyNode {
@@ -89,7 +99,7 @@ var (
 
 	readEvidence = pg.Define(pg.RoleRecovery, "drift.read_evidence", `
 		SELECT `+pg.Columns[evidenceRow]("e")+` FROM recovery.evidence e
-		WHERE e.node_id = ANY ($1::uuid[]) ORDER BY e.node_id, e.part, e.source`)
+		WHERE e.node_id = ANY ($1::uuid[]) ORDER BY e.node_id, e.part, e.source, e.topic`)
 
 	// A node is due at once, or at the given time.
 	writeNodes = pg.Define(pg.RoleRecovery, "drift.write_nodes", `
@@ -105,13 +115,13 @@ var (
 			silent_since = EXCLUDED.silent_since, due_at = EXCLUDED.due_at`)
 
 	writeEvidence = pg.Define(pg.RoleRecovery, "drift.write_evidence", `
-		INSERT INTO recovery.evidence (node_id, part, source, reason, observed_at, fresh_until, detail, correlation_id,
+		INSERT INTO recovery.evidence (node_id, part, source, topic, reason, observed_at, fresh_until, detail, correlation_id,
 			version)
-		SELECT n.node_id, n.part, n.source, n.reason, n.observed_at, n.fresh_until, n.detail, n.correlation_id, n.version
+		SELECT n.node_id, n.part, n.source, n.topic, n.reason, n.observed_at, n.fresh_until, n.detail, n.correlation_id, n.version
 		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::timestamptz[], $7::text[],
-			$8::text[], $9::bigint[])
-			AS n (node_id, part, source, reason, observed_at, fresh_until, detail, correlation_id, version)
-		ON CONFLICT (node_id, part, source) DO UPDATE SET reason = EXCLUDED.reason, observed_at = EXCLUDED.observed_at,
+			$8::text[], $9::bigint[], $10::text[])
+			AS n (node_id, part, source, reason, observed_at, fresh_until, detail, correlation_id, version, topic)
+		ON CONFLICT (node_id, part, source, topic) DO UPDATE SET reason = EXCLUDED.reason, observed_at = EXCLUDED.observed_at,
 			fresh_until = EXCLUDED.fresh_until, detail = EXCLUDED.detail, correlation_id = EXCLUDED.correlation_id,
 			version = EXCLUDED.version`)
 )
@@ -162,6 +172,9 @@ func save(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error {
 			return fmt.Errorf("write nodes: %w", err)
 		}
 	}
+	if err := saveFacts(ctx, tx, nodes); err != nil {
+		return err
+	}
 	return saveEvidence(ctx, tx, observed)
 }
 
@@ -169,7 +182,7 @@ func saveEvidence(ctx context.Context, tx pgx.Tx, list []*kept) error {
 	if len(list) == 0 {
 		return nil
 	}
-	var nodeIDs, parts, froms, reasons, details, correlations []string
+	var nodeIDs, parts, froms, reasons, details, correlations, topics []string
 	var observed []time.Time
 	var until []*time.Time
 	var versions []int64
@@ -180,7 +193,7 @@ func saveEvidence(ctx context.Context, tx pgx.Tx, list []*kept) error {
 		}
 		nodeIDs, parts, froms = append(nodeIDs, id), append(parts, names.Of(e.Part)), append(froms, names.Of(e.Source))
 		reasons, details = append(reasons, names.Of(e.Reason)), append(details, e.Detail)
-		correlations = append(correlations, e.CorrelationID)
+		correlations, topics = append(correlations, e.CorrelationID), append(topics, e.topic)
 		observed, versions = append(observed, e.ObservedAt), append(versions, e.version)
 		var fresh *time.Time
 		if !e.FreshUntil.IsZero() {
@@ -189,7 +202,7 @@ func saveEvidence(ctx context.Context, tx pgx.Tx, list []*kept) error {
 		until = append(until, fresh)
 	}
 	err := pg.Queue(ctx, tx, writeEvidence, nodeIDs, parts, froms, reasons, observed, until, details, correlations,
-		versions)
+		versions, topics)
 	if err != nil {
 		return fmt.Errorf("write evidence: %w", err)
 	}

@@ -16,7 +16,7 @@ func TestReadsAreKnown(t *testing.T) {
 	for _, file := range []protoreflect.FileDescriptor{
 		readmodelv1.File_gpuaas_readmodel_v1_readmodel_proto, readmodelv1.File_gpuaas_readmodel_v1_people_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_recover_proto, readmodelv1.File_gpuaas_readmodel_v1_rollback_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_keys_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_keys_proto, readmodelv1.File_gpuaas_readmodel_v1_hostfacts_proto,
 	} {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
@@ -29,7 +29,7 @@ func TestReadsAreKnown(t *testing.T) {
 	}
 	slices.Sort(commands)
 	want := []string{
-		"AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CreatePerson", "CreateTenant",
+		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CreatePerson", "CreateTenant",
 		"CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate", "ForceRelease", "OperateWorkspace",
 		"ProbeNode", "ReleaseBrake", "RetryRelease", "RotateKey", "SetCordon", "SetPolicy",
 	}

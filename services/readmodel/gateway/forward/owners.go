@@ -25,6 +25,7 @@ type Owners struct {
 	Policies    recoveryv1connect.PolicyServiceClient
 	Watchdog    recoveryv1connect.WatchdogServiceClient
 	Rollback    recoveryv1connect.RollbackServiceClient
+	HostFacts   recoveryv1connect.HostFactsServiceClient
 	Keys        recoveryv1connect.KeyServiceClient
 	Tokens      recoveryv1connect.TokenServiceClient
 }

@@ -1,0 +1,76 @@
+package session
+
+import (
+	"hash/maphash"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// addressesPause is the shortest time between two reports of a session that differ in the host's addresses alone.
+const addressesPause = time.Minute
+
+var digests = maphash.MakeSeed()
+
+// hostChanges bounds how often the changed facts of a session's host are reported. A change of its addresses alone, as
+// of an interface that goes up and down, waits until the last such change is addressesPause old, and is dropped if it
+// is taken back before. Any other change is reported at once.
+type hostChanges struct {
+	rest, addresses uint64 // digests of the facts that were reported last
+	movedAt         time.Time
+	waiting         *commonv1.HostFacts
+}
+
+// reported notes the facts that Hello carried.
+func (c *hostChanges) reported(facts *commonv1.HostFacts) { c.rest, c.addresses = digest(facts) }
+
+// take takes the changed facts of a heartbeat, nil for one without. It returns the facts to report now; nil: none.
+func (c *hostChanges) take(facts *commonv1.HostFacts, now time.Time) *commonv1.HostFacts {
+	if facts == nil {
+		facts = c.waiting
+	}
+	if facts == nil {
+		return nil
+	}
+	c.waiting = nil
+	rest, addresses := digest(facts)
+	switch {
+	case rest == c.rest && addresses == c.addresses:
+		return nil
+	case rest == c.rest && !c.movedAt.IsZero() && now.Sub(c.movedAt) < addressesPause:
+		c.waiting = facts
+		return nil
+	case addresses != c.addresses:
+		c.movedAt = now
+	}
+	c.rest, c.addresses = rest, addresses
+	return facts
+}
+
+// digest returns digests of facts without what changes all the time: of all but the addresses, and of the addresses.
+func digest(facts *commonv1.HostFacts) (rest, addresses uint64) {
+	sum := maphash.Hash{}
+	sum.SetSeed(digests)
+	for _, address := range facts.GetAddresses() {
+		_, _ = sum.WriteString(address)
+		_ = sum.WriteByte(0)
+	}
+	other := proto.CloneOf(facts)
+	if other == nil {
+		other = &commonv1.HostFacts{}
+	}
+	other.Addresses = nil
+	for _, disk := range other.GetDisks() {
+		disk.FreeBytes = 0
+	}
+	if disk := other.GetStateDisk(); disk != nil {
+		disk.FreeBytes = 0
+	}
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(other)
+	if err != nil {
+		return 0, sum.Sum64()
+	}
+	return maphash.Bytes(digests, data), sum.Sum64()
+}

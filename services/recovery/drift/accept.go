@@ -1,0 +1,109 @@
+package drift
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+// HostFacts implements HostFactsService.
+type HostFacts struct {
+	judge *Judge
+	audit *audit.Log // records refusals; nil: none are recorded
+}
+
+// NewHostFacts returns the server; judge is told to judge the nodes whose facts were accepted.
+func NewHostFacts(judge *Judge, log *audit.Log) *HostFacts {
+	return &HostFacts{judge: judge, audit: log}
+}
+
+// AcceptHostFacts takes the runtime that a node reports now for the one that it is to have, on a person's word.
+func (h *HostFacts) AcceptHostFacts(ctx context.Context, req *recoveryv1.AcceptHostFactsRequest) (
+	*recoveryv1.AcceptHostFactsResponse, error,
+) {
+	by, reason := rpc.ActorFrom(ctx), strings.TrimSpace(req.GetReason())
+	entry := audit.Entry{
+		Action: "node.accept_facts", Reason: reason, SubjectType: "node", SubjectID: req.GetNodeId(),
+		NodeID: req.GetNodeId(),
+	}
+	if reason == "" {
+		return nil, h.audit.Refuse(ctx, entry, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, ""))
+	}
+	var out *recoveryv1.AcceptHostFactsResponse
+	err := pg.InTx(ctx, h.judge.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		out = &recoveryv1.AcceptHostFactsResponse{}
+		changes, err := accept(ctx, tx, req.GetNodeId(), by, reason)
+		if err != nil || changes == "" {
+			return err
+		}
+		out.Accepted = changes
+		done := entry
+		done.Actor, done.Reason = by, reason+" ("+changes+")"
+		out.Pos, err = audit.Record(ctx, tx, done)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("accept facts of a host: %w", h.audit.Refuse(ctx, entry, pg.Fault(err)))
+	}
+	if out.GetPos() != "" {
+		h.judge.deps.Wake.Notify()
+		h.judge.news.Notify()
+	}
+	return out, nil
+}
+
+var clockNow = pg.Define(pg.RoleRecovery, "drift.clock", `SELECT mesh.clock() AS now`)
+
+// accept makes the present facts of a node the accepted ones and returns the differences; empty: there are none.
+func accept(ctx context.Context, tx pgx.Tx, nodeID, by, reason string) (string, error) {
+	nodes := map[string]*node{nodeID: nil}
+	if err := lock(ctx, tx, nodes); err != nil {
+		return "", err
+	}
+	n := nodes[nodeID]
+	if n == nil {
+		return "", fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such node")
+	}
+	if err := loadFacts(ctx, tx, nodes, []string{nodeID}); err != nil {
+		return "", err
+	}
+	if n.facts == nil || n.facts.Present == "" {
+		return "", nil
+	}
+	present, err := runtimeFrom(n.facts.Present)
+	if err != nil {
+		return "", err
+	}
+	was, err := runtimeFrom(n.facts.Accepted)
+	if err != nil {
+		return "", err
+	}
+	now, err := pg.One[clockRow](ctx, tx, clockNow)
+	if err != nil {
+		return "", fmt.Errorf("read clock: %w", err)
+	}
+	changes := present.Differences(was)
+	f := n.facts
+	f.Accepted, f.Present = present.completed(was).text(), ""
+	f.AcceptedAt, f.AcceptedBy, f.Reason = now.Now, by, cut(reason, mostDetail)
+	n.noteTopic(topicRuntime, Evidence{
+		NodeID: nodeID, Part: commonv1.DriftPart_DRIFT_PART_HOST, Source: session, ObservedAt: now.Now,
+	})
+	n.due = true
+	return changes, save(ctx, tx, nodes)
+}
+
+// clockRow is the time of the mesh.
+type clockRow struct {
+	Now time.Time `db:"now"`
+}

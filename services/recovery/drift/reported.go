@@ -1,0 +1,218 @@
+package drift
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/tasktypes"
+)
+
+// The topics of what sessions tell of a part of a node beside whether it is heard.
+const (
+	topicClock     = "clock"
+	topicRuntime   = "runtime"
+	topicAddresses = "addresses"
+	topicTaskTypes = "task_types"
+)
+
+// addressesFresh is how long changed addresses are evidence: the new ones are recorded at once, and nothing is left to
+// repair.
+const addressesFresh = time.Minute
+
+// factsRow is a row of recovery.host_facts.
+type factsRow struct {
+	NodeID     string    `db:"node_id" expr:"@.node_id::text"`
+	Instance   string    `db:"node_instance_id" expr:"@.node_instance_id::text"`
+	Accepted   string    `db:"accepted"`
+	Present    string    `db:"present" expr:"COALESCE(@.present, '')"` // empty: as accepted
+	AcceptedAt time.Time `db:"accepted_at"`
+	AcceptedBy string    `db:"accepted_by"`
+	Reason     string    `db:"accept_reason"`
+	Addresses  []string  `db:"addresses"`
+	Remotes    []string  `db:"remotes"`
+	Lacks      []string  `db:"lacks"`
+}
+
+func (r *factsRow) equal(o *factsRow) bool {
+	return r.Instance == o.Instance && r.Accepted == o.Accepted && r.Present == o.Present &&
+		r.AcceptedAt.Equal(o.AcceptedAt) && r.AcceptedBy == o.AcceptedBy && r.Reason == o.Reason &&
+		slices.Equal(r.Addresses, o.Addresses) && slices.Equal(r.Remotes, o.Remotes) && slices.Equal(r.Lacks, o.Lacks)
+}
+
+// tellsFacts reports whether an event of a session has facts that are compared with those before.
+func tellsFacts(s *nodev1.SessionChanged) bool {
+	return s.GetHost() != nil || len(s.GetTaskTypes()) > 0
+}
+
+// told keeps what the newest session of a node tells beside that it serves.
+func (n *node) told(s *nodev1.SessionChanged, serving bool, at time.Time, correlation string) {
+	e := Evidence{NodeID: n.NodeID, Source: session, ObservedAt: at, CorrelationID: correlation}
+	if serving {
+		n.clockTold(s, e)
+	}
+	if !tellsFacts(s) || !ids.Valid(s.GetNodeInstanceId()) {
+		return
+	}
+	if n.facts == nil {
+		n.facts = &factsRow{NodeID: n.NodeID, Instance: s.GetNodeInstanceId(), AcceptedAt: at}
+	}
+	if n.facts.Instance != s.GetNodeInstanceId() { // a new enrolment, as after a reimage: its facts are as they are to be
+		n.facts = &factsRow{NodeID: n.NodeID, Instance: s.GetNodeInstanceId(), AcceptedAt: at}
+	}
+	if s.GetHost() != nil {
+		n.runtimeTold(RuntimeOf(s.GetHost()), e)
+		n.addressesTold(addressesOf(s.GetHost()), remoteOf(s.GetRemoteAddress()), e)
+	}
+	if len(s.GetTaskTypes()) > 0 {
+		n.taskTypesTold(s.GetTaskTypes(), e)
+	}
+}
+
+func (n *node) clockTold(s *nodev1.SessionChanged, e Evidence) {
+	e.Part = commonv1.DriftPart_DRIFT_PART_HOST
+	if s.GetClockOffset().CheckValid() == nil && s.GetClockOffset().AsDuration() != 0 {
+		e.Reason = commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW
+		offset, side := s.GetClockOffset().AsDuration(), "ahead of"
+		if offset < 0 {
+			side = "behind"
+		}
+		e.Detail = fmt.Sprintf("the clock of the host is %s %s the database's", offset.Abs().Round(time.Second), side)
+	}
+	n.noteTopic(topicClock, e)
+}
+
+// runtimeTold compares what workloads rest on with what was accepted. What was not known when it was accepted is taken
+// as it is reported first.
+func (n *node) runtimeTold(is Runtime, e Evidence) {
+	if is.unknown() {
+		return
+	}
+	accepted := is
+	if n.facts.Accepted != "" {
+		var err error
+		if accepted, err = runtimeFrom(n.facts.Accepted); err != nil {
+			return // of a build that writes them in another form
+		}
+	}
+	accepted = accepted.completed(is)
+	n.facts.Accepted, n.facts.Present = accepted.text(), ""
+	e.Part = commonv1.DriftPart_DRIFT_PART_HOST
+	if e.Detail = is.Differences(accepted); e.Detail != "" {
+		e.Reason = commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT
+		n.facts.Present = is.text()
+	}
+	n.noteTopic(topicRuntime, e)
+}
+
+// addressesTold compares the addresses of the host, and the one from which its session came, with those that are
+// recorded, and records them. A session through another of a few balancers is no change.
+func (n *node) addressesTold(addresses []string, remote string, e Evidence) {
+	first := len(n.facts.Addresses) == 0
+	detail := ""
+	if !first {
+		detail = moved(n.facts.Addresses, addresses)
+	}
+	n.facts.Addresses = addresses
+	if remote != "" && !slices.Contains(n.facts.Remotes, remote) {
+		if len(n.facts.Remotes) > 0 {
+			detail = strings.TrimPrefix(detail+"; its session comes from "+remote+", the one before from "+
+				n.facts.Remotes[0], "; ")
+		}
+		n.facts.Remotes = append([]string{remote}, n.facts.Remotes[:min(len(n.facts.Remotes), mostRemotes-1)]...)
+	}
+	if detail == "" {
+		return
+	}
+	e.Part = commonv1.DriftPart_DRIFT_PART_HOST
+	e.Reason, e.Detail = commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, detail
+	e.FreshUntil = e.ObservedAt.Add(addressesFresh)
+	n.noteTopic(topicAddresses, e)
+}
+
+// taskTypesTold compares the types of tasks that the agent knows with those that are queued.
+func (n *node) taskTypesTold(has []commonv1.TaskType, e Evidence) {
+	n.facts.Lacks = []string{}
+	for _, t := range tasktypes.Lacking(has) {
+		n.facts.Lacks = append(n.facts.Lacks, names.Of(t))
+	}
+	e.Part = commonv1.DriftPart_DRIFT_PART_PROCESS
+	if len(n.facts.Lacks) > 0 {
+		e.Reason = commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT
+		e.Detail = "the agent does not know " + strings.Join(n.facts.Lacks, ", ")
+	}
+	n.noteTopic(topicTaskTypes, e)
+}
+
+// noteTopic keeps evidence of one topic of a part. That a topic is well is worth a row only in place of another.
+func (n *node) noteTopic(topic string, e Evidence) {
+	if e.Reason == 0 && !slices.ContainsFunc(n.evidence, func(k *kept) bool { return k.is(e.Part, e.Source, topic) }) {
+		return
+	}
+	n.noteOf(topic, e, 0)
+}
+
+var (
+	readFacts = pg.Define(pg.RoleRecovery, "drift.read_facts", `
+		SELECT `+pg.Columns[factsRow]("f")+` FROM recovery.host_facts f WHERE f.node_id = ANY ($1::uuid[])`)
+
+	writeFacts = pg.Define(pg.RoleRecovery, "drift.write_facts", `
+		INSERT INTO recovery.host_facts AS f (node_id, node_instance_id, accepted, present, accepted_at, accepted_by,
+			accept_reason, addresses, remotes, lacks)
+		VALUES ($1, $2, $3, NULLIF($4, ''), $5, $6, $7, $8, $9, $10)
+		ON CONFLICT (node_id) DO UPDATE SET node_instance_id = EXCLUDED.node_instance_id, accepted = EXCLUDED.accepted,
+			present = EXCLUDED.present, accepted_at = EXCLUDED.accepted_at, accepted_by = EXCLUDED.accepted_by,
+			accept_reason = EXCLUDED.accept_reason, addresses = EXCLUDED.addresses, remotes = EXCLUDED.remotes,
+			lacks = EXCLUDED.lacks`)
+)
+
+// loadFacts adds the stored facts of hosts to their nodes.
+func loadFacts(ctx context.Context, tx pgx.Tx, nodes map[string]*node, of []string) error {
+	if len(of) == 0 {
+		return nil
+	}
+	rows, err := pg.All[factsRow](ctx, tx, readFacts, of)
+	if err != nil {
+		return fmt.Errorf("read facts of hosts: %w", err)
+	}
+	for _, r := range rows {
+		if n := nodes[r.NodeID]; n != nil {
+			stored := r
+			n.facts, n.factsWere = &r, &stored
+		}
+	}
+	return nil
+}
+
+// saveFacts writes the facts of hosts that have changed.
+func saveFacts(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error {
+	for _, id := range idsOf(nodes) {
+		f, was := nodes[id].facts, nodes[id].factsWere
+		if f == nil || was != nil && f.equal(was) {
+			continue
+		}
+		err := pg.Queue(ctx, tx, writeFacts, f.NodeID, f.Instance, f.Accepted, f.Present, f.AcceptedAt, f.AcceptedBy,
+			f.Reason, some(f.Addresses), some(f.Remotes), some(f.Lacks))
+		if err != nil {
+			return fmt.Errorf("write facts of a host: %w", err)
+		}
+	}
+	return nil
+}
+
+// some returns a list that is not nil.
+func some(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
+}
