@@ -80,7 +80,7 @@ type Agent struct {
 // directory is *identity.LockedError. Close ends what New opened.
 func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
 	cfg = cfg.withDefaults()
-	offset, offsetErr := wallclock.Offset()
+	_, offsetErr := wallclock.Offset()
 	root, rootErr := hostfacts.RootFromEnvironment()
 	if deps.Logger == nil {
 		return nil, errors.New("agent: no logger")
@@ -89,7 +89,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
 		return nil, &ConfigError{err}
 	}
 	a := &Agent{
-		cfg: cfg, deps: deps, clock: clock.New(offset), executor: make(chan *task.Executor, 1), nudge: make(chan struct{}, 1),
+		cfg: cfg, deps: deps, clock: clock.Shifted(wallclock.Shift()), executor: make(chan *task.Executor, 1), nudge: make(chan struct{}, 1),
 		outputs: make(chan *nodev1.OutputRequest, outputsWaiting),
 		facts: &facts{cfg: hostfacts.Config{
 			Root: root, Paths: []string{cfg.WorkDir}, SimulatedGPUs: cfg.SimulatedGPUs,

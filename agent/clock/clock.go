@@ -17,8 +17,8 @@ const maxRoundTrip = 10 * time.Second
 
 // Clock estimates the server's time. It is safe for concurrent use.
 type Clock struct {
-	offset time.Duration
-	start  time.Time // carries the monotonic reading
+	shift func() time.Duration
+	start time.Time // carries the monotonic reading
 
 	mu     sync.Mutex
 	heard  bool
@@ -28,13 +28,14 @@ type Clock struct {
 }
 
 // New returns a Clock whose wall reading is shifted by offset.
-func New(offset time.Duration) *Clock {
-	return &Clock{offset: offset, start: time.Now()}
-}
+func New(offset time.Duration) *Clock { return Shifted(func() time.Duration { return offset }) }
+
+// Shifted returns a Clock each of whose wall readings is shifted by what shift returns then.
+func Shifted(shift func() time.Duration) *Clock { return &Clock{shift: shift, start: time.Now()} }
 
 // Wall returns the time of the host's wall clock, shifted by the drill's offset if there is one.
 func (c *Clock) Wall() time.Time {
-	return time.Now().Round(0).Add(c.offset)
+	return time.Now().Round(0).Add(c.shift())
 }
 
 // Elapsed returns the time since the clock was made, which changes of the wall clock do not affect.

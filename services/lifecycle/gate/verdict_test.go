@@ -1,0 +1,129 @@
+package gate_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+)
+
+const (
+	runtimeDrift = commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT
+	byVerdict    = "verdict:host_runtime_drift"
+)
+
+// judged applies a verdict on a node as its event does: what it is for, the reason that it ends, and whether it has
+// evidence of a runtime that differs.
+func (k *kit) judged(node string, version int64, reason, ended commonv1.DriftReason, differs bool) {
+	k.t.Helper()
+	v := &recoveryv1.NodeVerdict{NodeId: node, Reason: reason, Version: version}
+	if differs {
+		v.Evidence = []*recoveryv1.Evidence{{NodeId: node, Reason: runtimeDrift, Detail: "kernel is 2, accepted is 1"}}
+	}
+	if ended != 0 {
+		v.Ended = &recoveryv1.VerdictPeriod{NodeId: node, Reason: ended}
+	}
+	body, err := proto.Marshal(v)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.tx(func(ctx context.Context, tx pgx.Tx) error {
+		return gate.OnVerdict(ctx, tx, events.Record{
+			Kind: "verdict.changed", Source: pg.RoleRecovery, AggregateType: "verdict", AggregateID: node,
+			AggregateVersion: version, Body: body, BodyType: string(v.ProtoReflect().Descriptor().FullName()),
+		})
+	})
+}
+
+func (k *kit) wantCordon(node, by string) {
+	k.t.Helper()
+	if g := k.get(node); g.CordonedBy != by || g.Cordoned != (by != "") || by == byVerdict &&
+		g.CordonReason != "the host is not as it was accepted: kernel is 2, accepted is 1" {
+		k.t.Errorf("cordoned %t by %q for %q, want by %q", g.Cordoned, g.CordonedBy, g.CordonReason, by)
+	}
+}
+
+func (k *kit) personCordons(node string, cordoned bool) {
+	k.t.Helper()
+	if _, err := k.server.SetCordon(k.ctx, &lifecyclev1.SetCordonRequest{
+		NodeId: node, Cordoned: cordoned, Reason: "maintenance",
+	}); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func TestAVerdictCordonsForAsLongAsItStands(t *testing.T) {
+	k := newKit(t)
+	node := k.node()
+	k.judged(node, 1, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, false)
+	k.wantCordon(node, "")
+	k.judged(node, 2, runtimeDrift, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, true)
+	k.wantCordon(node, byVerdict)
+	events := len(k.versions(node))
+	k.judged(node, 2, runtimeDrift, 0, true) // announced again
+	if got := len(k.versions(node)); got != events {
+		t.Errorf("%d events of the gate for a repeated verdict", got-events)
+	}
+	k.judged(node, 3, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, runtimeDrift, true)
+	k.wantCordon(node, byVerdict)
+	k.judged(node, 4, 0, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, false)
+	k.wantCordon(node, "")
+	k.judged(ids.New(), 1, runtimeDrift, 0, true) // of a node without a gate
+}
+
+// TestALateVerdictUndoesNoNewerOne: verdicts are read again after a replay, and one that was set aside is read late.
+func TestALateVerdictUndoesNoNewerOne(t *testing.T) {
+	k := newKit(t)
+	node := k.node()
+	k.judged(node, 3, 0, runtimeDrift, false)
+	k.judged(node, 2, runtimeDrift, 0, true)
+	k.wantCordon(node, "")
+	k.judged(node, 4, runtimeDrift, 0, true)
+	k.judged(node, 3, 0, runtimeDrift, false)
+	k.judged(node, 2, runtimeDrift, 0, true)
+	k.wantCordon(node, byVerdict)
+	k.judged(node, 6, commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, 0, false)
+	k.judged(node, 5, runtimeDrift, 0, true)
+	k.wantCordon(node, "")
+}
+
+// TestACordonOfAPersonStays: the verdict ends only what it began, and takes over what a person leaves.
+func TestACordonOfAPersonStays(t *testing.T) {
+	k := newKit(t)
+	node := k.node()
+	k.personCordons(node, true)
+	k.judged(node, 1, runtimeDrift, 0, true)
+	k.wantCordon(node, "ann")
+	k.judged(node, 2, 0, runtimeDrift, false)
+	k.wantCordon(node, "ann")
+	k.judged(node, 3, runtimeDrift, 0, true)
+	k.personCordons(node, false)
+	k.wantCordon(node, byVerdict)
+	k.personCordons(node, true)
+	k.judged(node, 4, 0, runtimeDrift, false)
+	k.wantCordon(node, "ann")
+	k.personCordons(node, false)
+	k.wantCordon(node, "")
+}
+
+// TestTheCordonOfAVerdictPassesOn: a finding that cordons the node keeps it so after the verdict has ended.
+func TestTheCordonOfAVerdictPassesOn(t *testing.T) {
+	k := newKit(t)
+	node := k.node()
+	k.tx(func(ctx context.Context, tx pgx.Tx) error { return gate.CordonFor(ctx, tx, node, "occupied", "finding:one") })
+	k.judged(node, 1, runtimeDrift, 0, true)
+	k.wantCordon(node, "finding:one")
+	k.tx(func(ctx context.Context, tx pgx.Tx) error { return gate.EndCordonOf(ctx, tx, node, "finding:one") })
+	k.wantCordon(node, byVerdict)
+	k.judged(node, 2, 0, runtimeDrift, false)
+	k.wantCordon(node, "")
+}

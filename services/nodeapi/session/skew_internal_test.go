@@ -1,0 +1,122 @@
+package session
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+)
+
+// TestSkewOfHosts: each heartbeat is sent and arrives at moments of the database's clock, counted from Welcome.
+func TestSkewOfHosts(t *testing.T) {
+	type beat struct {
+		sent, arrives time.Duration
+		offset        time.Duration // of the host's clock when it is sent
+		slept         time.Duration // for which the monotonic clock has stood still before
+		want          time.Duration // to report
+		report        bool
+	}
+	const day = 24 * time.Hour
+	s, ms := time.Second, time.Millisecond
+	for name, beats := range map[string][]beat{
+		"right":                       {{sent: 15 * s, arrives: 15*s + 20*ms}, {sent: 30 * s, arrives: 30*s + 20*ms}},
+		"a little off":                {{sent: 15 * s, arrives: 15 * s, offset: 59 * s}, {sent: 30 * s, arrives: 30 * s, offset: -59 * s}},
+		"a day ahead":                 {{sent: 15 * s, arrives: 15 * s, offset: day, want: day, report: true}},
+		"a day behind, before Ready":  {{sent: 5 * ms, arrives: 10 * ms, offset: -day, want: -day + 5*ms, report: true}},
+		"a slow network":              {{sent: 15 * s, arrives: 95 * s}},
+		"a replica that stood still":  {{sent: 15 * s, arrives: 15 * s}, {sent: 30 * s, arrives: 630 * s}, {sent: 45 * s, arrives: 630 * s}},
+		"a host that was asleep":      {{sent: 15 * s, arrives: 15 * s}, {sent: 15*s + day, arrives: 15*s + day, slept: day}},
+		"a heartbeat before a minute": {{sent: 0, arrives: 0, offset: 2 * time.Minute, want: 2 * time.Minute, report: true}, {sent: 15 * s, arrives: 15 * s}, {sent: 75 * s, arrives: 75 * s, report: true}},
+		"it stays off": {
+			{sent: 0, arrives: 0, offset: day, want: day, report: true},
+			{sent: 15 * s, arrives: 15 * s, offset: day}, {sent: 300 * s, arrives: 300 * s, offset: day + 5*time.Minute},
+			{sent: 600 * s, arrives: 600 * s, offset: 2 * day, want: 2 * day, report: true},
+		},
+		"it ends below half of the bound": {
+			{sent: 0, arrives: 0, offset: 70 * s, want: 70 * s, report: true}, {sent: 90 * s, arrives: 90 * s, offset: 50 * s},
+			{sent: 180 * s, arrives: 180 * s, offset: 20 * s, report: true},
+		},
+	} {
+		welcome := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+		replica := time.Now()
+		k := skew{floor: welcome}
+		asleep := time.Duration(0)
+		for i, b := range beats {
+			asleep += b.slept
+			off, report := k.heartbeat(&nodev1.Heartbeat{
+				Monotonic: durationpb.New(time.Hour + b.sent - asleep), WallClock: timestamppb.New(welcome.Add(b.sent + b.offset)),
+			}, welcome.Add(b.arrives), replica.Add(b.arrives))
+			if report != b.report || (off-b.want).Abs() > 15*time.Second {
+				t.Errorf("%s: heartbeat %d: %s, %t; want %s, %t", name, i+1, off, report, b.want, b.report)
+			}
+		}
+	}
+}
+
+// TestSkewOfHostileHeartbeats: clocks that no host has are bounded, and a flood of them is one report a minute.
+func TestSkewOfHostileHeartbeats(t *testing.T) {
+	welcome, replica := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), time.Now()
+	k := skew{floor: welcome}
+	reports := 0
+	for i := range 1000 {
+		at := time.Duration(i) * 10 * time.Millisecond
+		f := &nodev1.Heartbeat{
+			Monotonic: &durationpb.Duration{Seconds: int64(i%3-1) << 62},
+			WallClock: &timestamppb.Timestamp{Seconds: []int64{-62135596800, 253402300799, 1 << 62, 0}[i%4]},
+		}
+		if _, report := k.heartbeat(f, welcome.Add(at), replica.Add(at)); report {
+			reports++
+		}
+	}
+	if reports != 1 {
+		t.Errorf("%d reports in ten seconds", reports)
+	}
+	none := skew{floor: welcome}
+	if _, report := none.heartbeat(&nodev1.Heartbeat{}, welcome, replica); report {
+		t.Error("a heartbeat without a clock was reported")
+	}
+	unknown := skew{}
+	if _, report := unknown.heartbeat(&nodev1.Heartbeat{WallClock: timestamppb.New(welcome.Add(-time.Hour))}, welcome,
+		replica); report {
+		t.Error("a replica that does not know the database's clock reported")
+	}
+}
+
+// TestChangedAddressesAreBounded: an address that comes and goes is reported at most once a minute, and any other change
+// at once.
+func TestChangedAddressesAreBounded(t *testing.T) {
+	of := func(kernel string, addresses ...string) *commonv1.HostFacts {
+		return &commonv1.HostFacts{Kernel: kernel, Addresses: addresses}
+	}
+	start := time.Now()
+	var c hostChanges
+	c.reported(of("1", "a"))
+	for i, step := range []struct {
+		at   time.Duration
+		tell *commonv1.HostFacts
+		want *commonv1.HostFacts
+	}{
+		{0, nil, nil},
+		{1, of("1", "a"), nil},
+		{2, of("1", "a", "b"), of("1", "a", "b")},
+		{3, of("1", "a"), nil},
+		{4, of("1", "a", "b"), nil}, // back
+		{70, nil, nil},
+		{71, of("1", "c"), of("1", "c")},
+		{72, of("1", "d"), nil},
+		{73, of("2", "d"), of("2", "d")}, // another kernel
+		{80, of("2", "e"), nil},
+		{90, nil, nil},
+		{133, nil, of("2", "e")},
+		{134, nil, nil},
+	} {
+		got := c.take(step.tell, start.Add(step.at*time.Second))
+		if got.GetKernel() != step.want.GetKernel() || len(got.GetAddresses()) != len(step.want.GetAddresses()) {
+			t.Errorf("step %d: %v, want %v", i+1, got, step.want)
+		}
+	}
+}

@@ -1,0 +1,273 @@
+package drift_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/tasktypes"
+	"github.com/gpuaas/mesh/services/recovery/drift"
+)
+
+// telling returns a node whose first session has told the facts of its host.
+func (k *kit) telling() *machine {
+	k.t.Helper()
+	n := k.made()
+	n.session.NodeInstanceId, n.session.Host, n.session.RemoteAddress = ids.New(), facts(), "192.0.2.1:4000"
+	n.session.TaskTypes = tasktypes.Queued()
+	k.put(n.identity, n.session, n.gate)
+	if changed := k.round(); changed != 0 {
+		k.t.Fatalf("%d verdicts on a node that tells its facts for the first time: %v", changed, k.verdicts(n.id()))
+	}
+	if topics := k.topics(n); topics != 0 {
+		k.t.Fatalf("%d rows of evidence beside those of parts", topics)
+	}
+	return n
+}
+
+func (k *kit) topics(n *machine) int {
+	return k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND topic <> ''`, n.id())
+}
+
+// tell appends the session of a node as it is now.
+func (k *kit) tell(n *machine) {
+	k.t.Helper()
+	k.put(n.session)
+	k.round()
+}
+
+// again opens another session of the node, of the same instance, as an agent that was started again does.
+func (k *kit) again(n *machine, host *commonv1.HostFacts) {
+	k.t.Helper()
+	instance, remote, types := n.session.GetNodeInstanceId(), n.session.GetRemoteAddress(), n.session.GetTaskTypes()
+	n.session.State = closedState
+	k.put(n.session)
+	k.back(n)
+	n.session.NodeInstanceId, n.session.RemoteAddress, n.session.TaskTypes, n.session.Host = instance, remote, types, host
+	k.tell(n)
+}
+
+// used returns the details of the evidence of a verdict.
+func used(v *recoveryv1.NodeVerdict, reason commonv1.DriftReason) string {
+	for _, e := range v.GetEvidence() {
+		if e.GetReason() == reason {
+			return e.GetDetail()
+		}
+	}
+	return "no evidence of " + names.Of(reason)
+}
+
+// TestAClockThatIsOff: the evidence begins, lasts without a row, and ends with what the session tells.
+func TestAClockThatIsOff(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	n.session.Host, n.session.TaskTypes = nil, nil
+	n.session.ClockOffset = durationpb.New(-24 * time.Hour)
+	k.tell(n)
+	v := k.wantReasons(n.id(), clockSkew)
+	if v.GetUserState() != operator || !strings.Contains(used(v, clockSkew), "24h0m0s behind") {
+		t.Errorf("the verdict is %v", v)
+	}
+	was := k.count(`SELECT count(*) FROM events.event WHERE kind = 'verdict.changed'`)
+	k.tell(n) // as of another fact
+	if now := k.count(`SELECT count(*) FROM events.event WHERE kind = 'verdict.changed'`); now != was {
+		t.Errorf("%d verdicts more", now-was)
+	}
+	n.session.ClockOffset = nil
+	k.tell(n)
+	k.wantReasons(n.id(), clockSkew, unspecified)
+}
+
+// TestAClockIsJudgedByTheNewestSession: a session that ends tells nothing of the clock, and the next one tells anew.
+func TestAClockIsJudgedByTheNewestSession(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	n.session.ClockOffset = durationpb.New(2 * time.Hour)
+	k.tell(n)
+	k.wantReasons(n.id(), clockSkew)
+	n.session.ClockOffset = nil
+	k.lose(n)
+	k.round()
+	k.wantReasons(n.id(), clockSkew)
+	k.back(n)
+	k.round()
+	k.wantReasons(n.id(), clockSkew, unspecified)
+}
+
+// TestARuntimeThatChanged: a difference from the accepted facts lasts over sessions, and ends when the facts are back.
+func TestARuntimeThatChanged(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	changed := facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
+	n.session.Host = changed
+	k.tell(n)
+	v := k.wantReasons(n.id(), hostRuntime)
+	if v.GetUserState() != operator || used(v, hostRuntime) != "kernel is 6.9.0, accepted is 6.1.0" {
+		t.Errorf("the verdict is %v", v)
+	}
+	k.again(n, changed)
+	k.wantReasons(n.id(), hostRuntime)
+	k.again(n, facts())
+	k.wantReasons(n.id(), hostRuntime, unspecified)
+	if k.count(`SELECT count(*) FROM recovery.host_facts WHERE node_id = $1 AND present IS NULL`, n.id()) != 1 {
+		t.Error("the facts count as different")
+	}
+}
+
+// TestANewInstanceBringsItsFacts: what a machine has after it was enrolled anew is what it is to have.
+func TestANewInstanceBringsItsFacts(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	changed := facts(func(f *commonv1.HostFacts) { f.Gpus = f.GetGpus()[:1] })
+	n.session.Host = changed
+	k.tell(n)
+	k.wantReasons(n.id(), hostRuntime)
+	n.session.NodeInstanceId = ids.New()
+	k.again(n, changed)
+	k.wantReasons(n.id(), hostRuntime, unspecified)
+	k.again(n, facts())
+	k.wantReasons(n.id(), hostRuntime, unspecified, hostRuntime)
+}
+
+// TestFactsThatWereNotKnownAreNoDifference: an agent that learns to report a fact does not make its host another one.
+func TestFactsThatWereNotKnownAreNoDifference(t *testing.T) {
+	k := newKit(t)
+	n := k.made()
+	n.session.NodeInstanceId = ids.New()
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.ContainerRuntime, f.GetGpus()[0].DeviceId = "", "gpu-0" })
+	k.put(n.identity, n.session, n.gate)
+	n.session.Host = facts()
+	k.tell(n)
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.ContainerRuntime = "" })
+	k.tell(n)
+	k.wantReasons(n.id())
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.ContainerRuntime = "containerd 2.0.0" })
+	k.tell(n)
+	k.wantReasons(n.id(), hostRuntime)
+}
+
+// TestAWorseReasonKeepsTheEvidenceOfTheRuntime: lifecycle reads in the verdict that the host still differs.
+func TestAWorseReasonKeepsTheEvidenceOfTheRuntime(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
+	k.tell(n)
+	k.enter(n, quarantinedState, "")
+	k.round()
+	v := k.wantReasons(n.id(), hostRuntime, revoked)
+	if used(v, hostRuntime) != "kernel is 6.9.0, accepted is 6.1.0" {
+		t.Errorf("the verdict is %v", v)
+	}
+}
+
+// TestAcceptedFactsEndTheDrift: a person's word makes the present facts the accepted ones.
+func TestAcceptedFactsEndTheDrift(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	server := drift.NewHostFacts(k.judge, nil)
+	accept := func() *recoveryv1.AcceptHostFactsResponse {
+		t.Helper()
+		answer, err := server.AcceptHostFacts(k.ctx, &recoveryv1.AcceptHostFactsRequest{NodeId: n.id(), Reason: "meant"})
+		k.must(err)
+		return answer
+	}
+	if answer := accept(); answer.GetAccepted() != "" || answer.GetPos() != "" {
+		t.Errorf("something was accepted: %v", answer)
+	}
+	changed := facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
+	n.session.Host = changed
+	k.tell(n)
+	if answer := accept(); !strings.Contains(answer.GetAccepted(), "6.9.0") || answer.GetPos() == "" {
+		t.Errorf("the answer is %v", answer)
+	}
+	k.round()
+	k.wantReasons(n.id(), hostRuntime, unspecified)
+	k.again(n, changed)
+	k.wantReasons(n.id(), hostRuntime, unspecified)
+	k.again(n, facts())
+	k.wantReasons(n.id(), hostRuntime, unspecified, hostRuntime)
+	_, err := server.AcceptHostFacts(k.ctx, &recoveryv1.AcceptHostFactsRequest{NodeId: ids.New(), Reason: "meant"})
+	if err == nil {
+		t.Error("facts of a node that does not exist were accepted")
+	}
+}
+
+// TestAddressesThatChanged: they are recorded at once, and are evidence until the next sweep; the identity stays.
+func TestAddressesThatChanged(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Addresses = []string{"10.0.0.5", "fd00::4", "no address"} })
+	k.tell(n)
+	v := k.wantReasons(n.id(), networkFacts)
+	if v.GetUserState() != normal || used(v, networkFacts) != "it has 10.0.0.5 now; it has 10.0.0.4 no more" {
+		t.Errorf("the verdict is %v", v)
+	}
+	rows := k.digest()
+	k.tell(n) // the same once more
+	if got := k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND topic = 'addresses'`, n.id()); got != 1 {
+		t.Errorf("%d rows, before:\n%s", got, rows)
+	}
+	k.listen(time.Minute + time.Second)
+	k.round()
+	k.wantReasons(n.id(), networkFacts, unspecified)
+}
+
+// TestAnotherBalancerIsAnotherAddressOnce: sessions that come through two balancers in turn are one change.
+func TestAnotherBalancerIsAnotherAddressOnce(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	n.session.RemoteAddress = "[2001:db8::1]:9"
+	k.again(n, facts())
+	v := k.wantReasons(n.id(), networkFacts)
+	if !strings.Contains(used(v, networkFacts), "comes from 2001:db8::1, the one before from 192.0.2.1") {
+		t.Errorf("the verdict is %v", v)
+	}
+	k.listen(2 * time.Minute)
+	k.round()
+	for _, port := range []string{"192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.1:3"} {
+		n.session.RemoteAddress = port
+		k.again(n, facts())
+	}
+	k.wantReasons(n.id(), networkFacts, unspecified)
+}
+
+// TestAnAgentThatLacksATaskType: it is version_drift until an agent that knows all types has a session. An agent of
+// another version that knows them all is none.
+func TestAnAgentThatLacksATaskType(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	n.session.AgentVersion, n.session.TaskTypes = "v9.9.9", append(tasktypes.Queued(), 999)
+	k.again(n, facts())
+	k.wantReasons(n.id())
+	n.session.TaskTypes = tasktypes.Queued()[1:]
+	k.again(n, facts())
+	v := k.wantReasons(n.id(), version)
+	if v.GetUserState() != normal || used(v, version) != "the agent does not know probe.noop" {
+		t.Errorf("the verdict is %v", v)
+	}
+	n.session.TaskTypes = tasktypes.Queued()
+	k.again(n, facts())
+	k.wantReasons(n.id(), version, unspecified)
+}
+
+// TestReasonsOfAHostHoldBesideEachOther: the end of the worse one leaves the other.
+func TestReasonsOfAHostHoldBesideEachOther(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	n.session.ClockOffset = durationpb.New(time.Hour)
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
+	k.tell(n)
+	k.wantReasons(n.id(), hostRuntime)
+	n.session.Host = facts()
+	k.tell(n)
+	k.wantReasons(n.id(), hostRuntime, clockSkew)
+	n.session.Host, n.session.ClockOffset = nil, nil
+	k.tell(n)
+	k.wantReasons(n.id(), hostRuntime, clockSkew, unspecified)
+}
