@@ -13,7 +13,8 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), fenced(), cloned(), doubleProvision(), register(), wedged(), releaseFailed(),
+		shortOutage(), fenced(), cloned(), routeDrift(), clockSkew(), doubleProvision(), register(), wedged(),
+		releaseFailed(), hostRuntime(),
 		restoreReusesNothing(), oldInstance(), diskFull(),
 	}
 }

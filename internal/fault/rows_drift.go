@@ -95,17 +95,18 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 	commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT: {
 		Meaning: "the node's addresses are not those that are recorded",
 		Impact:  "none for its workloads; its identity is untouched", Owner: ownerRecovery,
-		NextAction: "none: the next sweep records the node's present addresses", Action: wait,
+		NextAction: "none: the present addresses are recorded, and the next sweep ends this", Action: wait,
 	},
 	commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT: {
-		Meaning: "the agent is older than the rollout wants, or than a task needs",
+		Meaning: "the agent does not know a type of task that the control plane queues",
 		Impact:  "tasks of types that it does not know are refused; all else goes on", Owner: "rollout",
 		NextAction: "update the agent", Action: wait,
 	},
 	commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT: {
 		Meaning: "GPUs, driver, kernel or container runtime of the host are not what they were",
-		Impact:  "workloads on the node may fail; nothing new is placed there once it is cordoned", Owner: "provider",
-		NextAction: "cordon the node, diagnose it, then repair or reimage it", Action: stop,
+		Impact:  "workloads on the node may fail; it is cordoned while this lasts, and nothing new is placed there", Owner: "provider",
+		NextAction: "diagnose the node, then repair or reimage it; `gpuaas nodes accept-facts NODE --reason TEXT` if the " +
+			"change was meant", Action: stop,
 	},
 	commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE: {
 		Meaning: "no replica of nodeapi listens, so no silence means anything",

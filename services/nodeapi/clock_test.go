@@ -27,7 +27,8 @@ func clocked(sequence int64, off time.Duration) *nodev1.ConnectRequest {
 // session whose agent has sent its clock before has it already. The task types come with the admission.
 func TestAClockThatIsOffIsAnEventOnce(t *testing.T) {
 	k := newKit(t)
-	a := k.agent(k.replica())
+	a := k.node()
+	k.connect(a, k.replica().AgentAddr(), true)
 	a.send(a.hello(func(h *nodev1.Hello) {
 		h.TaskTypes = []commonv1.TaskType{commonv1.TaskType_TASK_TYPE_PROBE_NOOP}
 	}))

@@ -1,0 +1,83 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/host"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
+	"github.com/gpuaas/mesh/drill/kit/stage"
+)
+
+// routeDrift is row 15: a machine gets another address.
+func routeDrift() kit.Drill {
+	return kit.Drill{
+		Name: "ip-route-drift",
+		Injects: "the table of routes from which the agent of a machine reads its addresses gets one more, while a " +
+			"workspace stands there and the agent runs",
+		Sees:     "`network_facts_drift`, the node is normal; the identity is untouched, the workload serves",
+		Recovers: "by itself: the new addresses are recorded at once, and the verdict ends with the next sweep; no enrolment",
+		Needs:    "its own mesh: a machine whose agent reads the facts of its host below a directory of the drill's",
+		Expect:   kit.Verdict{Reason: "network_facts_drift", UserState: "normal", Owner: "recovery", Next: "sweep"},
+		Mutation: "the agent is started with --facts-every of an hour: what is to notice the change runs as before and " +
+			"never gets there; the table is replaced as before",
+		FailsAt: stage.Detected,
+		Scale:   60, // the agent reads the files every second in either form
+		Run:     runRouteDrift,
+	}
+}
+
+func runRouteDrift(ctx context.Context, r *kit.Run) error {
+	m := r.Mesh
+	held, root, err := onFacts(ctx, r)
+	if err != nil {
+		return stage.At(stage.Good, err)
+	}
+	defer r.Leave(ctx, held.ID)
+	defer restoreMachine(ctx, m, held)
+	before, err := m.Node(ctx, held.Node)
+	if err != nil {
+		return stage.At(stage.Good, err)
+	}
+	pid := held.Machine.PID()
+	agent, files, was := host.Kernel(pid), host.IdentityDigest(held.Dir), host.FactsDigest(root)
+	err = r.Inject(ctx, fmt.Sprintf("an address of %s added below %s: the digest of its table is no more %.12s",
+		held.Machine.Name(), root, was),
+		func(context.Context) error { return host.AddAddress(root, "203.0.113.77") },
+		func(context.Context) error { return factsChanged(root, was) })
+	if err != nil {
+		return err
+	}
+	if err := r.Detect(ctx, verdictOf(m, held.Node, r.Drill.Expect.Reason)); err != nil {
+		return err
+	}
+	if err := r.Check(ctx); err != nil {
+		return err
+	}
+	err = r.Recovered(ctx, "the node without a reason, connected, its workspace serves", func(ctx context.Context) error {
+		if err := connected(ctx, m, held.Node); err != nil {
+			return err
+		}
+		return mesh.Answers(ctx, held.URL)
+	})
+	if err != nil {
+		return err
+	}
+	after, err := m.Node(ctx, held.Node)
+	if err != nil {
+		return stage.At(stage.Evidence, err)
+	}
+	is, as := after.GetIdentity(), before.GetIdentity()
+	switch {
+	case is.GetCurrentSerial() != as.GetCurrentSerial() || is.GetNodeInstanceId() != as.GetNodeInstanceId() ||
+		is.GetMints() != as.GetMints():
+		return stage.At(stage.Evidence, fmt.Errorf("the identity is %v, was %v", is, as))
+	case host.IdentityDigest(held.Dir) != files:
+		return stage.At(stage.Evidence, errors.New("the files of the agent's identity are not as they were"))
+	case host.Gone(pid, agent) == nil:
+		return stage.At(stage.Evidence, errors.New("the agent has ended"))
+	}
+	return r.Retire(ctx, held.ID)
+}
