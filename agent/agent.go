@@ -327,10 +327,10 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	}
 	executor, err := task.New(task.Deps{
 		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,
-		Handlers: task.Handlers(task.HandlerDeps{
+		Handlers: withheld(task.Handlers(task.HandlerDeps{
 			Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: a.facts.bootID(), Now: a.clock.Wall, Room: a.noRoom,
 			NoRoom: a.room.Note,
-		}),
+		})),
 		Refused: func(r task.Refusal) { a.refusedTask(ctx, r) },
 	}, task.Config{NodeID: node.NodeID})
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/tasktypes"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
@@ -123,7 +124,7 @@ func (a *agent) open(id string) error {
 	hello := &nodev1.Hello{
 		NodeId: id, NodeInstanceId: ids.New(), BootId: ids.New(), LedgerId: ids.New(), AgentVersion: "v1.0.0",
 		ProtocolVersion: 1, Host: host,
-		TaskTypes: []commonv1.TaskType{commonv1.TaskType_TASK_TYPE_PROBE_NOOP, commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY},
+		TaskTypes: tasktypes.Queued(),
 		Profile: &commonv1.ProfileFacts{
 			Fingerprint: "f", ApiHost: "api.mesh.test", RecoveryHost: "recovery.mesh.test",
 			Unit: "gpuaas-node-agent.service",

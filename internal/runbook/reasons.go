@@ -147,9 +147,10 @@ var reasons = map[commonv1.DriftReason]Reason{
 	commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT: {
 		Check: []string{getNode, hostDiag},
 		Steps: []string{
-			"`gpuaas nodes cordon NODE --reason TEXT`, if it is not cordoned",
+			"leave it cordoned, as the verdict has it: `gpuaas nodes get NODE` shows by whom and why",
 			"diagnose GPUs, driver, kernel and container runtime; change nothing under running workloads",
-			"repair or reimage the host, then `gpuaas nodes uncordon NODE --reason TEXT`",
+			"repair or reimage the host: with the former facts, or as a new node instance, verdict and cordon end by themselves",
+			"`gpuaas nodes accept-facts NODE --reason TEXT` if the change was meant",
 		},
 	},
 	commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE: {

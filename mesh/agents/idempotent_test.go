@@ -1,11 +1,14 @@
 package agents_test
 
 import (
+	"maps"
+	"slices"
 	"testing"
 
 	agenttask "github.com/gpuaas/mesh/agent/task"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/tasktypes"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
@@ -24,5 +27,16 @@ func TestAgentsAndLifecycleRepeatTheSameTypesOfTask(t *testing.T) {
 		if task.Requeueable(name) && !task.Idempotent(name) {
 			t.Errorf("%s is queued again after its end and is not idempotent", name)
 		}
+	}
+}
+
+// TestAgentsKnowEveryTypeThatIsQueued: an agent of this build lacks no type of task, so that it is no drift of its own.
+func TestAgentsKnowEveryTypeThatIsQueued(t *testing.T) {
+	handlers := agenttask.Handlers(agenttask.HandlerDeps{})
+	if lacking := tasktypes.Lacking(slices.Collect(maps.Keys(handlers))); len(lacking) > 0 {
+		t.Errorf("agents do not know %v", lacking)
+	}
+	if got, want := len(tasktypes.Queued()), len(handlers); got != want {
+		t.Errorf("%d types are queued, and agents do %d", got, want)
 	}
 }

@@ -71,18 +71,26 @@ func SetOffset(path string, by time.Duration) error {
 // ReadsOffset returns nil if the environment of a process names the file as that of its clock's offset, and the file
 // contains the offset.
 func ReadsOffset(pid int, path string, by time.Duration) error {
-	env, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "environ"))
-	if err != nil {
-		return fmt.Errorf("read the environment of process %d: %w", pid, err)
-	}
-	if !slices.Contains(strings.Split(string(env), "\x00"), "GPUAAS_CLOCK_OFFSET=@"+path) {
-		return fmt.Errorf("process %d does not read %s", pid, path)
+	if err := HasEnv(pid, "GPUAAS_CLOCK_OFFSET=@"+path); err != nil {
+		return err
 	}
 	data, err := os.ReadFile(path)
 	if err == nil && strings.TrimSpace(string(data)) != by.String() {
 		err = fmt.Errorf("%s contains %q", path, data)
 	}
 	return err
+}
+
+// HasEnv returns nil if a process was started with a variable, given as NAME=VALUE.
+func HasEnv(pid int, variable string) error {
+	env, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "environ"))
+	if err != nil {
+		return fmt.Errorf("read the environment of process %d: %w", pid, err)
+	}
+	if !slices.Contains(strings.Split(string(env), "\x00"), variable) {
+		return fmt.Errorf("process %d was started without %s", pid, variable)
+	}
+	return nil
 }
 
 // AddAddress makes a further address one of the host's own below a facts root.

@@ -22,11 +22,16 @@ const (
 	kindGate     = "gate.changed"
 	kindReplica  = "replica.beat"
 	kindAttempt  = "enrollment.attempted"
+	kindRefused  = "task.type_refused"
 )
 
 // Kinds returns the kinds of events that are evidence. That a replica began to listen, or leaves, only has the judge
 // look at once: who listens is in mesh.replica.
-func Kinds() []string { return []string{kindIdentity, kindSession, kindGate, kindReplica, kindAttempt} }
+func Kinds() []string {
+	return []string{
+		kindIdentity, kindSession, kindGate, kindReplica, kindAttempt, kindRefused,
+	}
+}
 
 // Apply keeps the evidence in one event. It implements events.Apply.
 func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
@@ -118,6 +123,14 @@ func read(r events.Record) (change, error) {
 			return change{}, err
 		}
 		return change{nodeID: a.GetNodeId(), apply: func(n *node) { n.attempted(a, r.CreatedAt, r.CorrelationID) }}, nil
+	case kindRefused:
+		refused := &lifecyclev1.TaskTypeRefused{}
+		if err := r.Decode(refused); err != nil {
+			return change{}, err
+		}
+		return change{nodeID: refused.GetRefusedByNodeId(), facts: true, apply: func(n *node) {
+			n.typeRefused(refused, r.CreatedAt, r.CorrelationID)
+		}}, nil
 	}
 	return change{}, nil
 }

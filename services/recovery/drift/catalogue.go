@@ -47,6 +47,8 @@ const (
 	host     = commonv1.EvidenceSource_EVIDENCE_SOURCE_HOST
 	ingress  = commonv1.EvidenceSource_EVIDENCE_SOURCE_INGRESS
 	attempts = commonv1.EvidenceSource_EVIDENCE_SOURCE_ENROLLMENT
+
+	taskRecord = commonv1.EvidenceSource_EVIDENCE_SOURCE_TASKS
 )
 
 // condition is what has to be so, beside fresh evidence, for a reason to hold.

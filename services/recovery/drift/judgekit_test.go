@@ -141,6 +141,9 @@ func (k *kit) append(messages ...proto.Message) {
 			role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleLifecycle, "gate.changed", "gate", x.GetNodeId()
 		case *nodev1.SessionChanged:
 			role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleNodeAPI, "session.changed", "session", x.GetSessionId()
+		case *lifecyclev1.TaskTypeRefused:
+			role, e.Kind, e.AggregateType = pg.RoleLifecycle, "task.type_refused", "task_refusal"
+			e.AggregateID = x.GetRefusedTaskId()
 		default:
 			k.t.Fatalf("no event of %T", m)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
@@ -151,6 +152,24 @@ func (n *node) taskTypesTold(has []commonv1.TaskType, e Evidence) {
 		e.Detail = "the agent does not know " + strings.Join(n.facts.Lacks, ", ")
 	}
 	n.noteTopic(topicTaskTypes, e)
+	if e.Reason == 0 {
+		e.Part, e.Source = commonv1.DriftPart_DRIFT_PART_TASKS, taskRecord
+		n.noteTopic(topicTaskTypes, e)
+	}
+}
+
+// typeRefused keeps that work was refused because the agent does not know its type. It does not count once an agent
+// that knows the type has a session.
+func (n *node) typeRefused(r *lifecyclev1.TaskTypeRefused, at time.Time, correlation string) {
+	kind := names.Of(r.GetType())
+	if n.facts == nil || !slices.Contains(n.facts.Lacks, kind) {
+		return
+	}
+	n.noteTopic(topicTaskTypes, Evidence{
+		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_TASKS, Source: taskRecord, ObservedAt: at,
+		Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, Detail: "the agent refused " + kind +
+			", which it does not know", CorrelationID: correlation,
+	})
 }
 
 // noteTopic keeps evidence of one topic of a part. That a topic is well is worth a row only in place of another.

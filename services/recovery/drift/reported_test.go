@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
@@ -254,6 +255,36 @@ func TestAnAgentThatLacksATaskType(t *testing.T) {
 	n.session.TaskTypes = tasktypes.Queued()
 	k.again(n, facts())
 	k.wantReasons(n.id(), version, unspecified)
+}
+
+// TestRefusedWorkWantsAnOperator: that work was refused for the agent's version is more than that it would be, and ends
+// with the next agent. A refusal that is read late, or of a type that the agent knows, is none.
+func TestRefusedWorkWantsAnOperator(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	refused := func(kind commonv1.TaskType) *lifecyclev1.TaskTypeRefused {
+		return &lifecyclev1.TaskTypeRefused{RefusedTaskId: ids.New(), RefusedByNodeId: n.id(), Type: kind}
+	}
+	probe := refused(tasktypes.Queued()[0])
+	k.put(probe)
+	k.round()
+	k.wantReasons(n.id())
+	n.session.TaskTypes = tasktypes.Queued()[1:]
+	k.again(n, facts())
+	k.wantReasons(n.id(), version)
+	k.put(refused(tasktypes.Queued()[1]))
+	k.round()
+	k.wantReasons(n.id(), version)
+	k.put(probe)
+	k.round()
+	if v := k.wantReasons(n.id(), version, version); v.GetUserState() != operator {
+		t.Errorf("the verdict is %v", v)
+	}
+	n.session.TaskTypes = tasktypes.Queued()
+	k.again(n, facts())
+	k.put(probe)
+	k.round()
+	k.wantReasons(n.id(), version, version, unspecified)
 }
 
 // TestReasonsOfAHostHoldBesideEachOther: the end of the worse one leaves the other.

@@ -61,7 +61,7 @@ var ordered = []Row{
 		holds: connected,
 	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE, UserState: temporary, by: records},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, UserState: normal, by: records},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, UserState: normal, by: records | of(taskRecord)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, UserState: normal, by: records},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_DISCONNECTED, UserState: temporary},
 }

@@ -261,6 +261,9 @@ func (s *Reports) advanced(ctx context.Context, tx pgx.Tx, words map[string]task
 		if r.State == commonv1.TaskState_TASK_STATE_SUPERSEDED {
 			done.superseded++
 		}
+		if r.State == commonv1.TaskState_TASK_STATE_FAILED && r.Reason == typeRefused {
+			evs = append(evs, refusedType(r))
+		}
 		if r.RunID != "" {
 			done.wake = append(done.wake, r.RunID)
 		}
