@@ -8,4 +8,6 @@ import (
 )
 
 // withheld takes out nothing in release builds.
-func withheld(handlers map[commonv1.TaskType]task.Handler) map[commonv1.TaskType]task.Handler { return handlers }
+func withheld(handlers map[commonv1.TaskType]task.Handler) map[commonv1.TaskType]task.Handler {
+	return handlers
+}

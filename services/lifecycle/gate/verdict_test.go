@@ -119,7 +119,9 @@ func TestACordonOfAPersonStays(t *testing.T) {
 func TestTheCordonOfAVerdictPassesOn(t *testing.T) {
 	k := newKit(t)
 	node := k.node()
-	k.tx(func(ctx context.Context, tx pgx.Tx) error { return gate.CordonFor(ctx, tx, node, "occupied", "finding:one") })
+	k.tx(func(ctx context.Context, tx pgx.Tx) error {
+		return gate.CordonFor(ctx, tx, node, "occupied", "finding:one")
+	})
 	k.judged(node, 1, runtimeDrift, 0, true)
 	k.wantCordon(node, "finding:one")
 	k.tx(func(ctx context.Context, tx pgx.Tx) error { return gate.EndCordonOf(ctx, tx, node, "finding:one") })
