@@ -118,7 +118,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		"address of the node changed": {
 			evidence: []drift.Evidence{isHeard, saw(identity, endpoint, networkFacts)}, reason: networkFacts,
 			state: normal, severity: p2, owner: "recovery",
-			next:   "none: the next sweep records the node's present addresses",
+			next:   "none: the present addresses are recorded, and the next sweep ends this",
 			detect: 30 * time.Minute, recover: 24 * time.Hour,
 		},
 		"agent is old": {
@@ -131,7 +131,8 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		},
 		"driver changed under a placed node": {
 			evidence: []drift.Evidence{isHeard, saw(gate, hostPart, hostRuntime)}, reason: hostRuntime, state: operator,
-			severity: p1, owner: "provider", next: "cordon the node, diagnose it, then repair or reimage it",
+			severity: p1, owner: "provider", next: "diagnose the node, then repair or reimage it; `gpuaas nodes accept-facts " +
+				"NODE --reason TEXT` if the change was meant",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"no replica listens": {
