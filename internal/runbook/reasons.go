@@ -134,7 +134,7 @@ var reasons = map[commonv1.DriftReason]Reason{
 	commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT: {
 		Check: []string{getNode},
 		Steps: []string{
-			"nothing: the next sweep records the present addresses. The node is not enrolled again",
+			"nothing: the present addresses are recorded, and the next sweep ends this. The node is not enrolled again",
 		},
 	},
 	commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT: {
