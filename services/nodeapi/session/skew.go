@@ -16,8 +16,9 @@ const (
 	skewUntil = skewFrom / 2
 	// skewMoves is by how much a reported difference must change to be reported again, and a quarter of it at least.
 	skewMoves = time.Minute
-	// skewPause is the shortest time between two reports of a session.
-	skewPause = time.Minute
+	// A session reports skewReports changes of its clock at once, and then one in skewPause.
+	skewReports = 4
+	skewPause   = time.Minute
 )
 
 // skew measures how far the clock of an agent's host is ahead of the database's, by the heartbeats of one session.
@@ -30,8 +31,9 @@ type skew struct {
 	mono  time.Duration // the agent's monotonic clock in that heartbeat
 	read  bool          // there was a heartbeat
 
-	told   time.Duration // as last reported; zero: the clock is right
-	toldAt time.Time     // by the replica's monotonic clock
+	told time.Duration // as last reported; zero: the clock is right
+	// freeAt is when all of skewReports may be used again, by the replica's monotonic clock.
+	freeAt time.Time
 }
 
 // begin notes that Welcome is about to be sent.
@@ -72,11 +74,15 @@ func (s *skew) heartbeat(f *nodev1.Heartbeat, arrived, now time.Time) (time.Dura
 	}
 	moved := (offset - s.told).Abs()
 	switch {
-	case offset == s.told, !s.toldAt.IsZero() && now.Sub(s.toldAt) < skewPause,
+	case offset == s.told, s.freeAt.Sub(now) > (skewReports-1)*skewPause,
 		offset != 0 && s.told != 0 && moved <= max(skewMoves, s.told.Abs()/4):
 		return 0, false
 	}
-	s.told, s.toldAt = offset, now
+	s.told = offset
+	if s.freeAt.Before(now) {
+		s.freeAt = now
+	}
+	s.freeAt = s.freeAt.Add(skewPause)
 	return offset, true
 }
 

@@ -23,14 +23,17 @@ func TestSkewOfHosts(t *testing.T) {
 	const day = 24 * time.Hour
 	s, ms := time.Second, time.Millisecond
 	for name, beats := range map[string][]beat{
-		"right":                       {{sent: 15 * s, arrives: 15*s + 20*ms}, {sent: 30 * s, arrives: 30*s + 20*ms}},
-		"a little off":                {{sent: 15 * s, arrives: 15 * s, offset: 59 * s}, {sent: 30 * s, arrives: 30 * s, offset: -59 * s}},
-		"a day ahead":                 {{sent: 15 * s, arrives: 15 * s, offset: day, want: day, report: true}},
-		"a day behind, before Ready":  {{sent: 5 * ms, arrives: 10 * ms, offset: -day, want: -day + 5*ms, report: true}},
-		"a slow network":              {{sent: 15 * s, arrives: 95 * s}},
-		"a replica that stood still":  {{sent: 15 * s, arrives: 15 * s}, {sent: 30 * s, arrives: 630 * s}, {sent: 45 * s, arrives: 630 * s}},
-		"a host that was asleep":      {{sent: 15 * s, arrives: 15 * s}, {sent: 15*s + day, arrives: 15*s + day, slept: day}},
-		"a heartbeat before a minute": {{sent: 0, arrives: 0, offset: 2 * time.Minute, want: 2 * time.Minute, report: true}, {sent: 15 * s, arrives: 15 * s}, {sent: 75 * s, arrives: 75 * s, report: true}},
+		"right":                      {{sent: 15 * s, arrives: 15*s + 20*ms}, {sent: 30 * s, arrives: 30*s + 20*ms}},
+		"a little off":               {{sent: 15 * s, arrives: 15 * s, offset: 59 * s}, {sent: 30 * s, arrives: 30 * s, offset: -59 * s}},
+		"a day ahead":                {{sent: 15 * s, arrives: 15 * s, offset: day, want: day, report: true}},
+		"a day behind, before Ready": {{sent: 5 * ms, arrives: 10 * ms, offset: -day, want: -day + 5*ms, report: true}},
+		"a slow network":             {{sent: 15 * s, arrives: 95 * s}},
+		"a replica that stood still": {{sent: 15 * s, arrives: 15 * s}, {sent: 30 * s, arrives: 630 * s}, {sent: 45 * s, arrives: 630 * s}},
+		"a host that was asleep":     {{sent: 15 * s, arrives: 15 * s}, {sent: 15*s + day, arrives: 15*s + day, slept: day}},
+		"it is right again": {
+			{sent: 0, arrives: 0, offset: 2 * time.Minute, want: 2 * time.Minute, report: true},
+			{sent: 15 * s, arrives: 15 * s, report: true}, {sent: 75 * s, arrives: 75 * s},
+		},
 		"it stays off": {
 			{sent: 0, arrives: 0, offset: day, want: day, report: true},
 			{sent: 15 * s, arrives: 15 * s, offset: day}, {sent: 300 * s, arrives: 300 * s, offset: day + 5*time.Minute},
@@ -57,7 +60,7 @@ func TestSkewOfHosts(t *testing.T) {
 	}
 }
 
-// TestSkewOfHostileHeartbeats: clocks that no host has are bounded, and a flood of them is one report a minute.
+// TestSkewOfHostileHeartbeats: clocks that no host has are bounded, and a flood of them is a few reports.
 func TestSkewOfHostileHeartbeats(t *testing.T) {
 	welcome, replica := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), time.Now()
 	k := skew{floor: welcome}
@@ -72,7 +75,7 @@ func TestSkewOfHostileHeartbeats(t *testing.T) {
 			reports++
 		}
 	}
-	if reports != 1 {
+	if reports == 0 || reports > skewReports {
 		t.Errorf("%d reports in ten seconds", reports)
 	}
 	none := skew{floor: welcome}
