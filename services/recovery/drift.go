@@ -1,16 +1,19 @@
 package recovery
 
 import (
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/drift"
 )
 
-// addDrift builds this replica's part in judging what is wrong with nodes.
-func (s *Service) addDrift() error {
+// addDrift builds this replica's part in judging what is wrong with nodes, and in proving that they are healthy again.
+func (s *Service) addDrift(lifecycle service.Client) error {
 	b := s.base
 	judge, err := drift.New(drift.Deps{
-		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered,
+		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Roots: s.signer.Roots,
+		Probes: lifecyclev1connect.NewProbeServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
 	})
 	if err != nil {
 		return err
@@ -23,6 +26,7 @@ func (s *Service) addDrift() error {
 	b.Add(
 		app.Task{Name: "drift-evidence", Run: judge.Consume},
 		app.Task{Name: "drift", Run: judge.Run},
+		app.Task{Name: "drift-probes", Run: judge.Probe},
 	)
 	return nil
 }

@@ -156,7 +156,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.serveInternal(ctx, identities, enroller, poller, admin); err != nil {
 		return err
 	}
-	err = errors.Join(s.addWatchdog(lc), s.addDrift(), s.addRollback(), s.addKeys(), s.addTokens(enroller),
+	err = errors.Join(s.addWatchdog(lc), s.addDrift(lc), s.addRollback(), s.addKeys(), s.addTokens(enroller),
 		s.serveEnrolment(ctx, enroller))
 	if err != nil {
 		return err

@@ -78,7 +78,8 @@ func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 		}
 	}
 	for _, n := range nodes {
-		n.due = n.news()
+		n.due = n.news() || n.proofChanged()
+		n.mismatched(records[len(records)-1].CreatedAt)
 	}
 	return save(ctx, tx, nodes)
 }

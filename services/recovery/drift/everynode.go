@@ -46,7 +46,7 @@ func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if !present.become(v, list, s.Now) {
+	if !present.become(v, list, health{}, s.Now) {
 		return false, nil
 	}
 	if err := saveEvidence(ctx, tx, observed); err != nil {

@@ -2,6 +2,7 @@ package drift
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
@@ -37,6 +39,11 @@ type Deps struct {
 	Policy policy.Reader
 	// Wake is notified after commits that appended events; Numbered wakes the consumer.
 	Wake, Numbered *events.Signal
+	// Roots returns the roots that recovery gives the ingress, of certificates of nodes. Nil: they are not known, and no
+	// node is proven healthy.
+	Roots func(ctx context.Context) ([]*x509.Certificate, error)
+	// Probes is lifecycle's service; nil: no node is probed.
+	Probes lifecyclev1connect.ProbeServiceClient
 }
 
 // Judge keeps evidence and concludes verdicts, at one replica. All replicas run one: they take turns at reading events,
@@ -46,6 +53,10 @@ type Judge struct {
 	consumer *events.Consumer
 	news     events.Signal // evidence was committed
 	next     time.Duration // until the next round; of Run alone
+	trust    trust
+
+	probes  events.Signal // some node is to be probed
+	reprobe time.Duration // until the next round of Probe; of Probe alone
 }
 
 // New checks the dependencies; it does not touch the database.
@@ -106,12 +117,15 @@ type Round struct {
 	Changed int           // verdicts, that on the control plane among them
 	More    bool          // there was more to judge than one round takes
 	Next    time.Duration // until there is something to do again, as far as that is known
+
+	probe bool // some node is to be probed
 }
 
 // RunOnce makes one round, which is one transaction: it takes nodes that are due, or silent for too long, and writes
 // the verdicts that have changed. If there is nothing to judge it writes nothing but, every few seconds, up to when all
 // is judged.
 func (j *Judge) RunOnce(ctx context.Context) (Round, error) {
+	j.trust.refresh(ctx, j.deps)
 	noting, appended := events.Noting(ctx)
 	var out Round
 	err := pg.InTx(noting, j.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -123,6 +137,9 @@ func (j *Judge) RunOnce(ctx context.Context) (Round, error) {
 	}
 	if appended() {
 		j.deps.Wake.Notify()
+	}
+	if out.probe {
+		j.probes.Notify()
 	}
 	return out, nil
 }
@@ -140,7 +157,10 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 	if changed {
 		out.Changed++
 	}
-	taken := &turn{seen: &s, rule: rule, nodes: map[string]*node{}}
+	if s.Probe != nil && !s.Probe.After(s.Now) {
+		out.probe = true
+	}
+	taken := &turn{seen: &s, rule: rule, trust: &j.trust, nodes: map[string]*node{}}
 	if err := taken.take(ctx, tx); err != nil {
 		return err
 	}
@@ -194,6 +214,7 @@ func noteJudged(ctx context.Context, tx pgx.Tx, s *seen) error {
 type turn struct {
 	seen  *seen
 	rule  silence.Rule
+	trust *trust
 	nodes map[string]*node
 	more  bool
 }
@@ -253,6 +274,9 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 	if err != nil {
 		return err
 	}
+	if err := t.trust.learn(ctx, tx, t.nodes, t.seen.Now); err != nil {
+		return err
+	}
 	var changed []*standing
 	for _, id := range idsOf(t.nodes) {
 		n := t.nodes[id]
@@ -279,9 +303,16 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 				continue
 			}
 		}
-		if v.become(verdict, list, t.seen.Now) {
+		was := v.body
+		if verdict.Reason != 0 {
+			n.unproven()
+		}
+		h := t.healthOf(n, verdict, list)
+		if v.become(verdict, list, h, t.seen.Now) {
 			changed = append(changed, v)
 		}
+		n.follow(was, verdict, h, t.seen.Now)
+		out.probe = out.probe || n.ProbeDue != nil && !n.ProbeDue.After(t.seen.Now)
 	}
 	out.Changed += len(changed)
 	if err := save(ctx, tx, t.nodes); err != nil {

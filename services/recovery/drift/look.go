@@ -28,6 +28,7 @@ type seen struct {
 	Unread    float64    `db:"unread"` // seconds
 	Due       *time.Time `db:"due"`    // the first of any node
 	Silent    *time.Time `db:"silent"` // when the first of the silent nodes was heard
+	Probe     *time.Time `db:"probe"`  // the first that lifecycle is to be asked for
 	Through   *time.Time `db:"through"`
 	Fleet     string     `db:"fleet"` // the reason of the verdict on the control plane
 	// The replicas that serve nodes and beat no more, and their last beats.
@@ -57,6 +58,7 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 		`+events.UnreadSQL("recovery", ConsumerName)+`::float8 AS unread,
 		(SELECT min(j.due_at) FROM recovery.judgement j) AS due,
 		(SELECT min(j.silent_since) FROM recovery.judgement j) AS silent,
+		(SELECT min(j.probe_due) FROM recovery.judgement j) AS probe,
 		(SELECT d.through FROM mesh.judged d WHERE d.service = 'recovery' AND d.noted) AS through,
 		(SELECT v.reason FROM recovery.verdict v WHERE v.node_id = '`+everyNode+`') AS fleet,
 		ARRAY(SELECT l.replica_id::text FROM lost l ORDER BY l.replica_id) AS lost,
@@ -113,6 +115,9 @@ func (s *seen) next(r silence.Rule) time.Time {
 	}
 	if s.Due != nil {
 		earlier(*s.Due)
+	}
+	if s.Probe != nil {
+		earlier(*s.Probe)
 	}
 	heard := s.LostAt
 	if s.Silent != nil {

@@ -82,6 +82,7 @@ func (n *node) identityChanged(i *recoveryv1.NodeIdentity, version int64, correl
 	n.note(e, version)
 	before := n.State
 	n.State = names.Of(i.GetState())
+	n.InstanceID, n.Serial, n.Issuer = i.GetNodeInstanceId(), i.GetCurrentSerial(), i.GetIssuerFingerprint()
 	switch {
 	case n.State != activeState:
 		n.SilentSince = nil
@@ -111,6 +112,7 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 	if serving {
 		n.SessionID, n.Generation, n.SessionVersion = s.GetSessionId(), s.GetGeneration(), version
 		n.ReplicaID, n.SilentSince = s.GetReplicaId(), nil
+		n.opened(s)
 		n.note(Evidence{
 			NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_PROCESS, Source: session, ObservedAt: at,
 			CorrelationID: correlation,

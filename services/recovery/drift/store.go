@@ -26,6 +26,24 @@ type nodeRow struct {
 	ReplicaID      string     `db:"replica_id" expr:"COALESCE(@.replica_id::text, '')"` // empty: none serves it
 	SilentSince    *time.Time `db:"silent_since"`
 	DueAt          *time.Time `db:"due_at"`
+	proofRow
+}
+
+// proofRow are the columns of a node's row that prove it healthy, or say what is done about it.
+type proofRow struct {
+	InstanceID       string     `db:"node_instance_id"` // the present enrolment
+	Serial           string     `db:"serial"`           // of its current certificate
+	Issuer           string     `db:"issuer"`           // fingerprint of what signed that
+	SessionSerial    string     `db:"session_serial"`   // with which the session SerialGeneration was opened
+	SerialGeneration int64      `db:"serial_generation"`
+	Wanted           bool       `db:"probe_wanted"` // a reason has ended, and nothing has proven it healthy since
+	ProbeDue         *time.Time `db:"probe_due"`    // when lifecycle is asked next; nil: something else is missing first
+	ProbeAttempt     int32      `db:"probe_attempt"`
+	ProbeNote        string     `db:"probe_note"` // what became of the last probe that did not succeed
+	ProbeInstance    string     `db:"probe_instance"`
+	ProbeGeneration  int64      `db:"probe_generation"`
+	ProbedAt         *time.Time `db:"probed_at"` // nil: no probe has succeeded since the last reason
+	TasksAt          *time.Time `db:"tasks_at"`  // nil: not known since the last reason
 }
 
 // evidenceRow is a row of recovery.evidence.
@@ -101,19 +119,6 @@ var (
 		SELECT `+pg.Columns[evidenceRow]("e")+` FROM recovery.evidence e
 		WHERE e.node_id = ANY ($1::uuid[]) ORDER BY e.node_id, e.part, e.source, e.topic`)
 
-	// A node is due at once, or at the given time.
-	writeNodes = pg.Define(pg.RoleRecovery, "drift.write_nodes", `
-		INSERT INTO recovery.judgement AS j (node_id, identity_state, session_id, generation, session_version, replica_id,
-			silent_since, due_at)
-		SELECT n.node_id, n.state, NULLIF(n.session_id, '')::uuid, n.generation, n.session_version,
-			NULLIF(n.replica_id, '')::uuid, n.silent_since, CASE WHEN n.due THEN mesh.clock() ELSE n.due_at END
-		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::timestamptz[],
-			$8::boolean[], $9::timestamptz[])
-			AS n (node_id, state, session_id, generation, session_version, replica_id, silent_since, due, due_at)
-		ON CONFLICT (node_id) DO UPDATE SET identity_state = EXCLUDED.identity_state, session_id = EXCLUDED.session_id,
-			generation = EXCLUDED.generation, session_version = EXCLUDED.session_version, replica_id = EXCLUDED.replica_id,
-			silent_since = EXCLUDED.silent_since, due_at = EXCLUDED.due_at`)
-
 	writeEvidence = pg.Define(pg.RoleRecovery, "drift.write_evidence", `
 		INSERT INTO recovery.evidence (node_id, part, source, topic, reason, observed_at, fresh_until, detail, correlation_id,
 			version)
@@ -142,40 +147,6 @@ func loadEvidence(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error 
 		nodes[r.NodeID].evidence = append(nodes[r.NodeID].evidence, e)
 	}
 	return nil
-}
-
-// save writes the rows of nodes, and the evidence about them, that have changed.
-func save(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error {
-	var states, sessions, replicaIDs, changed []string
-	var generations, versions []int64
-	var silent, at []*time.Time
-	var due []bool
-	var observed []*kept
-	for _, id := range idsOf(nodes) {
-		n := nodes[id]
-		for _, e := range n.evidence {
-			if e.news() || e.version != e.written {
-				observed = append(observed, e)
-			}
-		}
-		if n.nodeRow == n.stored && !n.due {
-			continue
-		}
-		changed = append(changed, n.NodeID)
-		states, sessions, replicaIDs = append(states, n.State), append(sessions, n.SessionID), append(replicaIDs, n.ReplicaID)
-		generations, versions = append(generations, n.Generation), append(versions, n.SessionVersion)
-		silent, due, at = append(silent, n.SilentSince), append(due, n.due), append(at, n.DueAt)
-	}
-	if len(changed) > 0 {
-		err := pg.Queue(ctx, tx, writeNodes, changed, states, sessions, generations, versions, replicaIDs, silent, due, at)
-		if err != nil {
-			return fmt.Errorf("write nodes: %w", err)
-		}
-	}
-	if err := saveFacts(ctx, tx, nodes); err != nil {
-		return err
-	}
-	return saveEvidence(ctx, tx, observed)
 }
 
 func saveEvidence(ctx context.Context, tx pgx.Tx, list []*kept) error {

@@ -91,14 +91,15 @@ func readVerdicts(ctx context.Context, tx pgx.Tx, nodeIDs []string) (map[string]
 }
 
 // become makes the verdict the present one, and reports whether that changes it: in its reason, or in who acts next and
-// how. Of a reason that goes on, the times stay as they were.
-func (s *standing) become(v Verdict, evidence []Evidence, now time.Time) bool {
+// how, or in whether the node is proven healthy. Of a reason that goes on, the times stay as they were.
+func (s *standing) become(v Verdict, evidence []Evidence, h health, now time.Time) bool {
 	was := s.body
-	if was == nil && v.Reason == 0 {
+	if was == nil && v.Reason == 0 && !h.proven {
 		return false
 	}
-	if was != nil && was.GetReason() == v.Reason && (v.Reason == 0 || was.GetUserState() == v.UserState &&
-		was.GetSeverity() == v.Severity && was.GetOwner() == v.Owner && was.GetNextAction() == v.NextAction) {
+	if was != nil && was.GetReason() == v.Reason && !h.turns(was) && (v.Reason == 0 ||
+		was.GetUserState() == v.UserState && was.GetSeverity() == v.Severity && was.GetOwner() == v.Owner &&
+			was.GetNextAction() == v.NextAction) {
 		return false
 	}
 	s.body = &recoveryv1.NodeVerdict{
@@ -107,7 +108,10 @@ func (s *standing) become(v Verdict, evidence []Evidence, now time.Time) bool {
 		CorrelationId: v.CorrelationID, Missing: v.Missing(evidence), Version: was.GetVersion() + 1,
 	}
 	if s.nodeID != everyNode {
-		s.body.NodeId = s.nodeID
+		s.body.NodeId, s.body.Checklist = s.nodeID, itemMessages(h.items)
+	}
+	if h.proven {
+		s.body.HealthySince = timestamppb.New(now)
 	}
 	if v.ObservedAt.IsZero() {
 		s.body.ObservedAt = s.body.GetDetectedAt()
