@@ -189,7 +189,7 @@ func (k *clone) newIdentity(ctx context.Context) error {
 // apart checks that the machine has a new identity with which it works, and that the copy is refused.
 func (k *clone) apart(ctx context.Context) error {
 	m := k.run.Mesh
-	if err := connected(ctx, m, k.before.GetNodeId()); err != nil {
+	if err := healthy(ctx, m, k.before.GetNodeId()); err != nil {
 		return err
 	}
 	node, err := m.Node(ctx, k.before.GetNodeId())

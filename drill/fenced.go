@@ -135,7 +135,7 @@ func fencedBy(ctx context.Context, r *kit.Run, c *cluster.Cluster, held mesh.Hel
 	err = r.Recovered(ctx, "the node reactivated, connected as the same instance, its tasks dispatched, and its "+
 		"workspace serves",
 		func(ctx context.Context) error {
-			if err := connected(ctx, m, held.Node); err != nil {
+			if err := healthy(ctx, m, held.Node); err != nil {
 				return err
 			}
 			tasks, err := tasksOf(ctx, m, held.Node)

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/drill/kit/host"
 	"github.com/gpuaas/mesh/drill/kit/mesh"
 	"github.com/gpuaas/mesh/drill/kit/stage"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
 )
@@ -100,9 +101,9 @@ func runShortOutage(ctx context.Context, r *kit.Run) error {
 	if err := held.Machine.Start(); err != nil {
 		return stage.At(stage.Recover, err)
 	}
-	err = r.Recovered(ctx, "the node connected with the same serial and instance, admitted and normal; the workspace "+
-		"serves", func(ctx context.Context) error {
-		if err := connected(ctx, m, held.Node); err != nil {
+	err = r.Recovered(ctx, "the node connected with the same serial and instance, admitted, normal and proven healthy; the "+
+		"workspace serves", func(ctx context.Context) error {
+		if err := healthy(ctx, m, held.Node); err != nil {
 			return err
 		}
 		ws, err := m.Workspace(ctx, held.ID)
@@ -144,4 +145,26 @@ func connected(ctx context.Context, m *mesh.Mesh, id string) error {
 			node.GetGate().GetAdmitted(), names.Of(node.GetUserState()), node.GetReason())
 	}
 	return err
+}
+
+// healthy checks that a node is connected, admitted and normal, and that recovery has proven it healthy: no reason
+// holds, and all five items of the checklist are present.
+func healthy(ctx context.Context, m *mesh.Mesh, id string) error {
+	if err := connected(ctx, m, id); err != nil {
+		return err
+	}
+	node, err := m.Node(ctx, id)
+	if err != nil {
+		return err
+	}
+	items := node.GetVerdict().GetChecklist()
+	for _, item := range items {
+		if !item.GetPresent() {
+			return fmt.Errorf("%s is missing: %s", names.Of(item.GetCheck()), item.GetDetail())
+		}
+	}
+	if node.GetVerdict().GetHealthySince() == nil || len(items) != len(recoveryv1.HealthCheck_name)-1 {
+		return fmt.Errorf("the node is not proven healthy: %d items are present", len(items))
+	}
+	return nil
 }

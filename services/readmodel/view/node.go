@@ -105,6 +105,7 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*
 			n, err := s.readNode(row, *all)
 			if err == nil && s.scope.Everything() {
 				n.VerdictStaleSince = stamp(*stale)
+				shownHealth(n)
 			}
 			return n, err
 		})

@@ -2,6 +2,7 @@ package drift_test
 
 import (
 	"context"
+	"crypto/x509"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
 	beats "github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -49,6 +51,8 @@ type kit struct {
 	versions  map[string]int64
 	replica   string
 	ahead     time.Duration
+	root      *x509.Certificate // of the issuer of nodes' certificates
+	lifecycle *fakeLifecycle
 }
 
 func newKit(t *testing.T) *kit {
@@ -56,7 +60,9 @@ func newKit(t *testing.T) *kit {
 	testkit.IO(t)
 	k := &kit{
 		t: t, ctx: testkit.Context(t), db: testkit.DB(t), versions: map[string]int64{}, replica: ids.New(),
+		root: newRoot(t), lifecycle: &fakeLifecycle{},
 	}
+	k.lifecycle.clock = k.now
 	testkit.StopClock(k.db)
 	var err error
 	k.sequencer, err = events.NewSequencer(events.SequencerDeps{
@@ -73,6 +79,8 @@ func (k *kit) another() *drift.Judge {
 	k.t.Helper()
 	judge, err := drift.New(drift.Deps{
 		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleRecovery), Policy: policy.Fixed{Set: policy.Defaults()},
+		Roots:  func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{k.root}, nil },
+		Probes: k.lifecycle,
 	})
 	k.must(err)
 	return judge
@@ -189,9 +197,13 @@ func (k *kit) made() *machine {
 	at := timestamppb.New(k.now())
 	id := ids.New()
 	return &machine{
-		identity: &recoveryv1.NodeIdentity{NodeId: id, State: activeState, StateAt: at, CreatedAt: at},
+		identity: &recoveryv1.NodeIdentity{
+			NodeId: id, State: activeState, StateAt: at, CreatedAt: at, NodeInstanceId: ids.New(), CurrentSerial: "01",
+			IssuerFingerprint: pki.Fingerprint(k.root),
+		},
 		session: &nodev1.SessionChanged{
 			SessionId: ids.New(), NodeId: id, ReplicaId: k.replica, Generation: 1, State: admittedState, LastSeenAt: at,
+			Serial: "01",
 		},
 		gate: &lifecyclev1.NodeGate{NodeId: id, Admitted: true},
 	}
@@ -229,7 +241,7 @@ func (k *kit) back(n *machine) {
 	k.t.Helper()
 	n.session = &nodev1.SessionChanged{
 		SessionId: ids.New(), NodeId: n.id(), ReplicaId: k.replica, Generation: n.session.GetGeneration() + 1,
-		State: admittedState, LastSeenAt: timestamppb.New(k.now()),
+		State: admittedState, LastSeenAt: timestamppb.New(k.now()), Serial: n.identity.GetCurrentSerial(),
 	}
 	k.put(n.session)
 }

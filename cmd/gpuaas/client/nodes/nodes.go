@@ -41,7 +41,7 @@ var View = output.View[*readmodelv1.Node]{
 	More: slices.Concat([]output.Column[*readmodelv1.Node]{
 		{Title: "NEXT ACTION", Path: "next_action"},
 		{Title: "SINCE", Path: "since"},
-	}, verdictColumns(), []output.Column[*readmodelv1.Node]{
+	}, verdictColumns(), healthColumns(), []output.Column[*readmodelv1.Node]{
 		{Title: "identity: state", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
 			return identityText(pr, n.GetIdentity())
 		}},
@@ -174,7 +174,7 @@ func listCommand(p *kit.Program) *cobra.Command {
 
 func getCommand(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
-		Use: "get NODE", Aliases: []string{"describe"}, Short: "Show one node: identity, session and gate apart",
+		Use: "get NODE", Aliases: []string{"describe"}, Short: "Show one node: its verdict, what proves it healthy, and identity, session and gate apart",
 		Example: "  gpuaas nodes get node-1", Args: kit.Args("NODE"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {

@@ -1,0 +1,65 @@
+package dispatch_test
+
+import (
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
+)
+
+// TestProbesOfNodes checks that recovery's probes are queued once for each key of a node, that a node that is not there
+// is refused alone, that an answer to a repeated request has the state of the probe, and that the tasks past their time
+// which still count as open are counted.
+func TestProbesOfNodes(t *testing.T) {
+	k := newKit(t)
+	a, b, gone := k.node(), k.node(), ids.New()
+	probes := dispatch.NewProbes(k.tasks)
+	ask := func(key string) []*lifecyclev1.NodeProbed {
+		t.Helper()
+		req := &lifecyclev1.ProbeNodesRequest{}
+		for _, id := range []string{a.id, gone, b.id} {
+			req.Nodes = append(req.Nodes, &lifecyclev1.NodeProbe{NodeId: id, IdempotencyKey: key})
+		}
+		out, err := probes.ProbeNodes(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, n := range req.GetNodes() {
+			if out.GetNodes()[i].GetNodeId() != n.GetNodeId() {
+				t.Fatalf("answer %d is of %s", i, out.GetNodes()[i].GetNodeId())
+			}
+		}
+		return out.GetNodes()
+	}
+	first := ask("7/0")
+	if first[1].GetTask() != nil || first[1].GetRefused() != commonv1.Reason_REASON_NOT_FOUND {
+		t.Errorf("of a node that is not there: %v", first[1])
+	}
+	k.ready(a)
+	ref := k.lease(a)
+	if ref.GetTaskId() != first[0].GetTask().GetTaskId() {
+		t.Fatalf("leased %v, want %v", ref, first[0])
+	}
+	again := ask("7/0")
+	for i := range first {
+		if again[i].GetTask().GetTaskId() != first[i].GetTask().GetTaskId() || again[i].GetExpiredCurrent() != 0 {
+			t.Errorf("again: %v, first %v", again[i], first[i])
+		}
+	}
+	if again[0].GetTask().GetState() != commonv1.TaskState_TASK_STATE_DISPATCHED ||
+		again[2].GetTask().GetState() != commonv1.TaskState_TASK_STATE_QUEUED {
+		t.Errorf("states: %v, %v", again[0].GetTask().GetState(), again[2].GetTask().GetState())
+	}
+	testkit.SetClockOffset(k.db, 2*time.Minute)
+	late := ask("7/1")
+	for _, i := range []int{0, 2} {
+		if late[i].GetTask().GetTaskId() == first[i].GetTask().GetTaskId() || late[i].GetExpiredCurrent() != 1 ||
+			late[i].GetOldestExpiredAt().AsTime().After(first[i].GetTask().GetExpiresAt().AsTime()) {
+			t.Errorf("after its time: %v", late[i])
+		}
+	}
+}
