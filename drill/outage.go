@@ -101,8 +101,8 @@ func runShortOutage(ctx context.Context, r *kit.Run) error {
 	if err := held.Machine.Start(); err != nil {
 		return stage.At(stage.Recover, err)
 	}
-	err = r.Recovered(ctx, "the node connected with the same serial and instance, admitted, normal and proven healthy; the "+
-		"workspace serves", func(ctx context.Context) error {
+	err = r.Recovered(ctx, "the node connected with the same serial and instance, admitted, normal and proven healthy; "+
+		"the workspace serves", func(ctx context.Context) error {
 		if err := healthy(ctx, m, held.Node); err != nil {
 			return err
 		}

@@ -49,7 +49,28 @@ func BudgetOf(name string) (Budget, bool) {
 
 // DetectWithin returns the detection budget under a policy.
 func (b Budget) DetectWithin(s Set) time.Duration {
-	return b.Detect + s.Duration(b.DetectKey)
+	return budgetUnder(s, b.Detect, b.Severity.Detect(), detectKeys[b.Severity]) + s.Duration(b.DetectKey)
+}
+
+// RecoverUnder returns the recovery budget under a policy, as RecoverWithin does under the defaults.
+func (b Budget) RecoverUnder(s Set) time.Duration {
+	return budgetUnder(s, b.RecoverWithin(), b.Severity.Recover(), recoverKeys[b.Severity])
+}
+
+// The keys of the budgets of each severity.
+var (
+	detectKeys  = [...]string{P0: BudgetP0DetectSeconds, P1: BudgetP1DetectSeconds, P2: BudgetP2DetectSeconds}
+	recoverKeys = [...]string{P0: BudgetP0RecoverSeconds, P1: BudgetP1RecoverSeconds, P2: BudgetP2RecoverSeconds}
+)
+
+// budgetUnder returns a row's budget under the value of its severity's key: the value, if the row has the severity's
+// default or a weaker one, and otherwise the tighter of the two.
+func budgetUnder(s Set, row, byDefault time.Duration, key string) time.Duration {
+	value := s.Duration(key)
+	if row == 0 || row < byDefault && row < value {
+		return row
+	}
+	return value
 }
 
 // DetectP95 returns how long the 95th percentile of detections may take under a policy: half the budget, or all of one

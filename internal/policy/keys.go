@@ -70,6 +70,12 @@ const (
 	RetentionAuditSeconds         = "retention.audit_seconds"
 	RetentionAuthoritySeconds     = "retention.authority_seconds"
 	StorageLimitMebibytes         = "storage.limit_mebibytes"
+	BudgetP0DetectSeconds         = "budget.p0.detect_seconds"
+	BudgetP0RecoverSeconds        = "budget.p0.recover_seconds"
+	BudgetP1DetectSeconds         = "budget.p1.detect_seconds"
+	BudgetP1RecoverSeconds        = "budget.p1.recover_seconds"
+	BudgetP2DetectSeconds         = "budget.p2.detect_seconds"
+	BudgetP2RecoverSeconds        = "budget.p2.recover_seconds"
 )
 
 // Kind is the type of a key's value.
@@ -107,6 +113,7 @@ type Key struct {
 	Severity  Severity // of what gets worse when the key is weakened
 	Owner     string   // the service that acts on it
 	Meaning   string
+	Guarded   bool // a weakening is acknowledged whatever the severity
 	min, max  float64
 	defaulted float64
 }
@@ -300,6 +307,36 @@ var keys = prepare([]Key{
 		Name: StorageLimitMebibytes, Kind: Count, Default: "0", Min: "0", Max: "1000000000", Tightens: Neither, Severity: P1,
 		Owner:   "recovery",
 		Meaning: "how many MiB the database may take before its disk is full; 0 if that is not known",
+	},
+	{
+		Name: BudgetP0DetectSeconds, Kind: Seconds, Default: "60", Min: "1", Max: "600", Tightens: Lower, Severity: P0,
+		Owner: "recovery", Guarded: true,
+		Meaning: "within which a failure of severity P0 is detected; a row of the matrix that is tighter stays so",
+	},
+	{
+		Name: BudgetP0RecoverSeconds, Kind: Seconds, Default: "900", Min: "1", Max: "6300", Tightens: Lower, Severity: P0,
+		Owner: "recovery", Guarded: true,
+		Meaning: "within which a failure of severity P0 is over, where no person decides; a row that is tighter stays so",
+	},
+	{
+		Name: BudgetP1DetectSeconds, Kind: Seconds, Default: "300", Min: "1", Max: "3000", Tightens: Lower, Severity: P1,
+		Owner: "recovery", Guarded: true,
+		Meaning: "within which a failure of severity P1 is detected; a row of the matrix that is tighter stays so",
+	},
+	{
+		Name: BudgetP1RecoverSeconds, Kind: Seconds, Default: "3600", Min: "1", Max: "25200", Tightens: Lower, Severity: P1,
+		Owner: "recovery", Guarded: true,
+		Meaning: "within which a failure of severity P1 is over, where no person decides; a row that is tighter stays so",
+	},
+	{
+		Name: BudgetP2DetectSeconds, Kind: Seconds, Default: "1800", Min: "1", Max: "18000", Tightens: Lower, Severity: P2,
+		Owner: "recovery", Guarded: true,
+		Meaning: "within which a failure of severity P2 is detected; a row of the matrix that is tighter stays so",
+	},
+	{
+		Name: BudgetP2RecoverSeconds, Kind: Seconds, Default: "86400", Min: "1", Max: "604800", Tightens: Lower, Severity: P2,
+		Owner: "recovery", Guarded: true,
+		Meaning: "within which a failure of severity P2 is over, where no person decides; a row that is tighter stays so",
 	},
 })
 

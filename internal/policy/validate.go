@@ -86,7 +86,7 @@ func (k Key) weakens(n, current float64) bool {
 
 // Validate returns nil if the key may be set to the value over the set s. The refusals are faults: policy_key_unknown;
 // policy_value_refused, outside the bounds, or a certificate that lives longer than a third of the recovery token's
-// age; policy_weakening_unacknowledged, for a key of severity P0 or P1 whose value is weaker than the default and than
+// age; policy_weakening_unacknowledged, for a budget or a key of severity P0 or P1 whose value is weaker than the default and than
 // the current one, unless ack gives a reason.
 func (s Set) Validate(key, value string, ack Ack) error {
 	k, ok := Lookup(key)
@@ -101,7 +101,7 @@ func (s Set) Validate(key, value string, ack Ack) error {
 	if err := next.consistent(); err != nil {
 		return err
 	}
-	if k.Severity <= P1 && k.weakens(n, s.number(key)) && !ack.given() {
+	if (k.Severity <= P1 || k.Guarded) && k.weakens(n, s.number(key)) && !ack.given() {
 		return fault.New(commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED,
 			fmt.Sprintf("%s: %s is weaker than the default %s and weakens a budget of severity %s", k.Name, clip(value),
 				k.Default, k.Severity),

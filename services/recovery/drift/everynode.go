@@ -9,6 +9,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
 )
 
 // evidence returns what a round has seen of the control plane: whether replicas of nodeapi beat, and whether the mesh
@@ -31,10 +32,10 @@ func (s *seen) evidence() []*kept {
 // judgeEveryNode concludes the verdict on the control plane, and reports whether it has changed. Nothing is written
 // about any node: the verdict holds for each that is not connected. Of replicas that find a change at once the first
 // one writes it.
-func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen) (bool, error) {
+func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen, set policy.Set) (bool, error) {
 	observed := s.evidence()
 	list := []Evidence{observed[0].Evidence, observed[1].Evidence}
-	v := ClassifyFleet(list, s.Now)
+	v := ClassifyFleet(list, s.Now).Under(set)
 	if names.Of(v.Reason) == s.Fleet {
 		return false, nil
 	}

@@ -2,6 +2,7 @@ package drift
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -14,8 +15,8 @@ import (
 type Proof struct {
 	Evidence []Evidence // about the node
 	Beats    bool       // the replica of nodeapi that serves it beats
-	// Instance is the present enrolment, Serial that of its current certificate. Trusted reports whether that certificate's
-	// issuer is one that the ingress trusts, and Issuer says how that is known, or why not.
+	// Instance is the present enrolment, Serial that of its current certificate. Trusted reports whether that
+	// certificate's issuer is one that the ingress trusts, and Issuer says how that is known, or why not.
 	Instance, Serial, Issuer string
 	Trusted                  bool
 	// Generation is that of the session, SessionSerial the certificate with which it was opened.
@@ -176,12 +177,7 @@ func (t *turn) healthOf(n *node, v Verdict, evidence []Evidence) health {
 
 // beats reports whether a replica of nodeapi beats, as far as the round has seen.
 func (s *seen) beats(replicaID string) bool {
-	for _, lost := range s.Lost {
-		if lost == replicaID {
-			return false
-		}
-	}
-	return s.Lives && replicaID != ""
+	return s.Lives && replicaID != "" && !slices.Contains(s.Lost, replicaID)
 }
 
 // turns reports whether being healthy begins or ends with h. That a node is not heard is a fact that readers see by

@@ -25,7 +25,8 @@ const (
 func proven() drift.Proof {
 	return drift.Proof{
 		Evidence: []drift.Evidence{isHeard, active}, Beats: true, Instance: "i1", Serial: "01", Trusted: true,
-		Generation: 3, SessionSerial: "01", Issuer: "its issuer is trusted", ProbeInstance: "i1", ProbeGeneration: 3, ProbedAt: now, TasksAt: now,
+		Generation: 3, SessionSerial: "01", Issuer: "its issuer is trusted", ProbeInstance: "i1",
+		ProbeGeneration: 3, ProbedAt: now, TasksAt: now,
 	}
 }
 
@@ -44,7 +45,10 @@ func TestEachItemIsNeeded(t *testing.T) {
 			[]recoveryv1.HealthCheck{1, 3},
 		},
 		"nothing known": {func(p *drift.Proof) { p.Evidence = nil }, []recoveryv1.HealthCheck{1, 3}},
-		"stale":         {func(p *drift.Proof) { p.Evidence = []drift.Evidence{stale(isHeard)} }, []recoveryv1.HealthCheck{1, 3}},
+		"stale": {
+			func(p *drift.Proof) { p.Evidence = []drift.Evidence{stale(isHeard)} },
+			[]recoveryv1.HealthCheck{1, 3},
+		},
 		"no beat":       {func(p *drift.Proof) { p.Beats = false }, []recoveryv1.HealthCheck{1}},
 		"untrusted":     {func(p *drift.Proof) { p.Trusted = false }, []recoveryv1.HealthCheck{2}},
 		"old serial":    {func(p *drift.Proof) { p.SessionSerial = "00" }, []recoveryv1.HealthCheck{3}},
@@ -81,8 +85,8 @@ func TestEachItemIsNeeded(t *testing.T) {
 	}
 }
 
-// TestHealthyFollowsFromFiveItems checks, for evidence and proofs drawn at random, that a healthy node has no reason and
-// all five items, and that what hosts or refused connections report makes none healthy that was not.
+// TestHealthyFollowsFromFiveItems checks, for evidence and proofs drawn at random, that a healthy node has no reason
+// and all five items, and that what hosts or refused connections report makes none healthy that was not.
 func TestHealthyFollowsFromFiveItems(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 10))
 	text := func(of ...string) string { return of[random.IntN(len(of))] }
@@ -130,7 +134,8 @@ func TestAProbeFollowsAReason(t *testing.T) {
 	k.enter(n, activeState, "")
 	k.round()
 	v := k.wantReasons(n.id(), held, unspecified)
-	if got := absent(v); !slices.Equal(got, []recoveryv1.HealthCheck{probeCheck, tasksCheck}) || v.GetHealthySince() != nil {
+	got := absent(v)
+	if !slices.Equal(got, []recoveryv1.HealthCheck{probeCheck, tasksCheck}) || v.GetHealthySince() != nil {
 		t.Fatalf("absent %v of %v", got, v)
 	}
 	if asked := k.probe(); asked != 1 {
@@ -242,8 +247,8 @@ func TestAnotherEnrolmentIsProbed(t *testing.T) {
 	k.recover(n)
 }
 
-// TestAnOldCertificateIsNotHealthy checks that a session on a certificate that is not the current one any more ends that
-// a node is healthy, but not before the session on the next one had its chance; and that no probe is asked for.
+// TestAnOldCertificateIsNotHealthy checks that a session on a certificate that is not the current one any more ends
+// that a node is healthy, but not before the session on the next one had its chance; and that no probe is asked for.
 func TestAnOldCertificateIsNotHealthy(t *testing.T) {
 	k := newKit(t)
 	n := k.up()
@@ -294,12 +299,12 @@ func TestAProbeThatDoesNotSucceed(t *testing.T) {
 	n := k.up()
 	k.fail(n)
 	k.probe()
-	for i, wait := range []time.Duration{5, 10, 20, 40} {
+	for i, wait := range []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second} {
 		k.lifecycle.end(t, n, expiredTask)
 		k.pass(time.Second)
 		k.beat()
 		k.probe()
-		k.listen(wait*time.Second - time.Millisecond)
+		k.listen(wait - time.Millisecond)
 		if asked := k.probe(); asked != 0 {
 			t.Fatalf("attempt %d: asked before its time", i)
 		}
@@ -327,8 +332,8 @@ func TestAProbeThatDoesNotSucceed(t *testing.T) {
 	}
 }
 
-// TestALostAnswerCostsNoSecondProbe checks that a replica which ends between its commit and the answer of lifecycle leaves the
-// probe to another one, which asks with the same key; and that of two replicas one asks.
+// TestALostAnswerCostsNoSecondProbe checks that a replica which ends between its commit and the answer of lifecycle
+// leaves the probe to another one, which asks with the same key; and that of two replicas one asks.
 func TestALostAnswerCostsNoSecondProbe(t *testing.T) {
 	k := newKit(t)
 	n := k.up()

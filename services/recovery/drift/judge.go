@@ -150,7 +150,7 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 		return err
 	}
 	rule := s.rule(j.deps.Policy.Current().HeartbeatStaleAfter())
-	changed, err := judgeEveryNode(ctx, tx, &s)
+	changed, err := judgeEveryNode(ctx, tx, &s, j.deps.Policy.Current())
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 	if s.Probe != nil && !s.Probe.After(s.Now) {
 		out.probe = true
 	}
-	taken := &turn{seen: &s, rule: rule, trust: &j.trust, nodes: map[string]*node{}}
+	taken := &turn{seen: &s, rule: rule, policy: j.deps.Policy.Current(), trust: &j.trust, nodes: map[string]*node{}}
 	if err := taken.take(ctx, tx); err != nil {
 		return err
 	}
@@ -212,11 +212,12 @@ func noteJudged(ctx context.Context, tx pgx.Tx, s *seen) error {
 
 // turn is the nodes that one round has taken.
 type turn struct {
-	seen  *seen
-	rule  silence.Rule
-	trust *trust
-	nodes map[string]*node
-	more  bool
+	seen   *seen
+	rule   silence.Rule
+	policy policy.Set
+	trust  *trust
+	nodes  map[string]*node
+	more   bool
 }
 
 // take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent for
@@ -293,7 +294,7 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 		}
 		list, again := t.evidenceOf(n, v.body.GetReason())
 		n.DueAt = again
-		verdict := Classify(list, t.seen.Now)
+		verdict := Classify(list, t.seen.Now).Under(t.policy)
 		if n.unread != nil {
 			aside.Note(ctx, "drift.evidence", id, n.unread)
 			if at := t.seen.Now.Add(unreadAgain); again == nil || at.Before(*again) {

@@ -53,6 +53,7 @@ type kit struct {
 	ahead     time.Duration
 	root      *x509.Certificate // of the issuer of nodes' certificates
 	lifecycle *fakeLifecycle
+	policy    policy.Set
 }
 
 func newKit(t *testing.T) *kit {
@@ -78,7 +79,7 @@ func newKit(t *testing.T) *kit {
 func (k *kit) another() *drift.Judge {
 	k.t.Helper()
 	judge, err := drift.New(drift.Deps{
-		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleRecovery), Policy: policy.Fixed{Set: policy.Defaults()},
+		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleRecovery), Policy: policy.Fixed{Set: k.policy},
 		Roots:  func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{k.root}, nil },
 		Probes: k.lifecycle,
 	})

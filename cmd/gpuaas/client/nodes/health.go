@@ -102,7 +102,9 @@ func endpointText(_ *output.Printer, n *readmodelv1.Node) string {
 	}
 	var texts []string
 	for _, each := range [][2]string{
-		{"api", profile.GetApiHost()}, {"recovery", profile.GetRecoveryHost()}, {"terminal", profile.GetTerminalHost()},
+		{"api", profile.GetApiHost()},
+		{"recovery", profile.GetRecoveryHost()},
+		{"terminal", profile.GetTerminalHost()},
 		{"profile", profile.GetFingerprint()},
 	} {
 		if each[1] != "" {

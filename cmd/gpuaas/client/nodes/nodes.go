@@ -174,7 +174,8 @@ func listCommand(p *kit.Program) *cobra.Command {
 
 func getCommand(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
-		Use: "get NODE", Aliases: []string{"describe"}, Short: "Show one node: its verdict, what proves it healthy, and identity, session and gate apart",
+		Use: "get NODE", Aliases: []string{"describe"},
+		Short:   "Show one node: verdict, what proves it healthy, identity, session and gate",
 		Example: "  gpuaas nodes get node-1", Args: kit.Args("NODE"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
