@@ -210,6 +210,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 			HostFacts:   recoveryv1connect.NewHostFactsServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Keys:        recoveryv1connect.NewKeyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Tokens:      recoveryv1connect.NewTokenServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+			Health:      recoveryv1connect.NewHealthServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		},
 		probes: []meshstatus.Probe{
 			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),

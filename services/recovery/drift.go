@@ -18,8 +18,12 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 	if err != nil {
 		return err
 	}
-	facts := recoveryv1connect.NewHostFactsServiceHandler
-	if err := s.internal.Mount(facts(drift.NewHostFacts(judge, b.Audit), s.internal.HandlerOptions()...)); err != nil {
+	options := s.internal.HandlerOptions()
+	err = s.internal.Mount(recoveryv1connect.NewHostFactsServiceHandler(drift.NewHostFacts(judge, b.Audit), options...))
+	if err != nil {
+		return err
+	}
+	if err := s.internal.Mount(recoveryv1connect.NewHealthServiceHandler(drift.NewServer(judge), options...)); err != nil {
 		return err
 	}
 	b.Consumes(drift.ConsumerName)

@@ -85,6 +85,9 @@ func (q *Query) ListNodes(ctx context.Context, req *readmodelv1.ListNodesRequest
 // GetNode returns one node by id or name.
 func (q *Query) GetNode(ctx context.Context, req *readmodelv1.GetNodeRequest) (*readmodelv1.GetNodeResponse, error) {
 	n, err := caller.Get(ctx, q.deps.Reads, req.GetMinPos(), (*view.Snapshot).Node, req.GetNode())
+	if err == nil && req.GetHealth() {
+		n.Health = q.health(ctx, n.GetNodeId())
+	}
 	return &readmodelv1.GetNodeResponse{Node: n}, err
 }
 

@@ -12,6 +12,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/services/recovery/drift"
 )
@@ -49,13 +50,13 @@ func TestEachItemIsNeeded(t *testing.T) {
 			func(p *drift.Proof) { p.Evidence = []drift.Evidence{stale(isHeard)} },
 			[]recoveryv1.HealthCheck{1, 3},
 		},
-		"no beat":       {func(p *drift.Proof) { p.Beats = false }, []recoveryv1.HealthCheck{1}},
-		"untrusted":     {func(p *drift.Proof) { p.Trusted = false }, []recoveryv1.HealthCheck{2}},
-		"old serial":    {func(p *drift.Proof) { p.SessionSerial = "00" }, []recoveryv1.HealthCheck{3}},
-		"no serial":     {func(p *drift.Proof) { p.SessionSerial = "" }, []recoveryv1.HealthCheck{3}},
-		"no probe":      {func(p *drift.Proof) { p.ProbedAt = time.Time{} }, []recoveryv1.HealthCheck{4}},
-		"reimaged":      {func(p *drift.Proof) { p.Instance = "i2" }, []recoveryv1.HealthCheck{4, 5}},
-		"not counted":   {func(p *drift.Proof) { p.TasksAt = time.Time{} }, []recoveryv1.HealthCheck{5}},
+		"no beat":     {func(p *drift.Proof) { p.Beats = false }, []recoveryv1.HealthCheck{1}},
+		"untrusted":   {func(p *drift.Proof) { p.Trusted = false }, []recoveryv1.HealthCheck{2}},
+		"old serial":  {func(p *drift.Proof) { p.SessionSerial = "00" }, []recoveryv1.HealthCheck{3}},
+		"no serial":   {func(p *drift.Proof) { p.SessionSerial = "" }, []recoveryv1.HealthCheck{3}},
+		"no probe":    {func(p *drift.Proof) { p.ProbedAt = time.Time{} }, []recoveryv1.HealthCheck{4}},
+		"reimaged":    {func(p *drift.Proof) { p.Instance = "i2" }, []recoveryv1.HealthCheck{4, 5}},
+		"not counted": {func(p *drift.Proof) { p.TasksAt = time.Time{} }, []recoveryv1.HealthCheck{5}},
 		"backlog": {func(p *drift.Proof) {
 			p.Evidence = append(p.Evidence, saw(gate, tasks, backlog))
 		}, []recoveryv1.HealthCheck{5}},
@@ -415,4 +416,51 @@ func TestASessionOfAnEarlierBuild(t *testing.T) {
 	k.back(n)
 	k.round()
 	k.recover(n)
+}
+
+// TestWhatIsKnownOfANode checks what recovery returns of a node of which there is no verdict, of one that waits for its
+// probe, of one that has just lost its session, and of none.
+func TestWhatIsKnownOfANode(t *testing.T) {
+	k := newKit(t)
+	server := drift.NewServer(k.judge)
+	get := func(id string) *recoveryv1.NodeHealth {
+		t.Helper()
+		out, err := server.GetNodeHealth(k.ctx, &recoveryv1.GetNodeHealthRequest{NodeId: id})
+		k.must(err)
+		return out.GetHealth()
+	}
+	never, n := k.up(), k.up()
+	unprobed := []recoveryv1.HealthCheck{probeCheck, tasksCheck}
+	h := get(never.id())
+	if got := absent(&recoveryv1.NodeVerdict{Checklist: h.GetChecklist()}); !slices.Equal(got, unprobed) ||
+		h.GetHealthySince() != nil || h.GetProbe() != nil || len(h.GetParts()) < 2 || h.GetAsOf() == nil {
+		t.Errorf("without a verdict: %v", h)
+	}
+	k.fail(n)
+	k.probe()
+	k.lifecycle.end(t, n, expiredTask)
+	k.pass(time.Second)
+	k.beat()
+	k.probe()
+	h = get(n.id())
+	if p := h.GetProbe(); p.GetFailed() != 1 || !strings.Contains(p.GetNote(), "expired") || p.GetDueAt() == nil {
+		t.Errorf("probe %v", p)
+	}
+	if v := h.GetCounters().GetVerdicts(); len(v) != 1 || v[0].GetReason() != held || v[0].GetCount() != 1 {
+		t.Errorf("counters %v", h.GetCounters())
+	}
+	k.listen(5 * time.Second)
+	k.recover(n)
+	if h = get(n.id()); h.GetHealthySince() == nil || h.GetProbe() != nil {
+		t.Errorf("healthy: %v", h)
+	}
+	k.lose(n)
+	k.round()
+	if h = get(n.id()); h.GetHealthySince() != nil {
+		t.Errorf("healthy without a session: %v", h)
+	}
+	if _, err := server.GetNodeHealth(k.ctx, &recoveryv1.GetNodeHealthRequest{NodeId: ids.New()}); fault.ReasonOf(err) !=
+		commonv1.Reason_REASON_NOT_FOUND {
+		t.Errorf("no such node: %v", err)
+	}
 }

@@ -5,7 +5,9 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,6 +27,7 @@ const (
 // trust knows which issuers of certificates of nodes the ingress trusts. What a replica of nodeapi has loaded is not
 // reported: the issuers are compared with the roots that recovery's authority gives to the ingress.
 type trust struct {
+	mu      sync.Mutex
 	roots   []*x509.Certificate // nil: never read
 	readAt  time.Time
 	issuers map[string]bool // by fingerprint, whether it chains to the roots; an unknown one is in none
@@ -32,15 +35,22 @@ type trust struct {
 
 // refresh reads the roots, if those that were read are old. An authority that does not answer leaves them as they were.
 func (t *trust) refresh(ctx context.Context, deps Deps) {
-	if deps.Roots == nil || time.Since(t.readAt) < rootsFor {
+	t.mu.Lock()
+	fresh := deps.Roots == nil || time.Since(t.readAt) < rootsFor
+	if !fresh {
+		t.readAt = time.Now()
+	}
+	t.mu.Unlock()
+	if fresh {
 		return
 	}
-	t.readAt = time.Now()
 	roots, err := deps.Roots(ctx)
 	if err != nil {
 		deps.Logger.WarnContext(ctx, "the authority's roots were not read", slog.String("loop", "drift"), obs.Err(err))
 		return
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if slices.EqualFunc(roots, t.roots, (*x509.Certificate).Equal) {
 		return
 	}
@@ -61,32 +71,38 @@ type chainRow struct {
 
 // learn checks the issuers of nodes that are not known yet, each by one certificate of it.
 func (t *trust) learn(ctx context.Context, tx pgx.Tx, nodes map[string]*node, now time.Time) error {
-	if t.roots == nil {
+	serials := t.unknown(nodes)
+	if len(serials) == 0 {
 		return nil
-	}
-	unknown := map[string]string{}
-	for _, n := range nodes {
-		if _, known := t.issuers[n.Issuer]; !known && n.Issuer != "" && n.Serial != "" {
-			unknown[n.Issuer] = n.Serial
-		}
-	}
-	if len(unknown) == 0 {
-		return nil
-	}
-	serials := make([]string, 0, len(unknown))
-	for _, serial := range unknown {
-		serials = append(serials, serial)
 	}
 	chains, err := pg.All[chainRow](ctx, tx, issuedBy, serials)
 	if err != nil {
 		return fmt.Errorf("read chains: %w", err)
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, row := range chains {
 		if len(t.issuers) < issuersMost {
 			t.issuers[row.Issuer] = chainsTo(row, t.roots, now)
 		}
 	}
 	return nil
+}
+
+// unknown returns the serial of one certificate of each issuer that is not known.
+func (t *trust) unknown(nodes map[string]*node) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.roots == nil {
+		return nil
+	}
+	found := map[string]string{}
+	for _, n := range nodes {
+		if _, known := t.issuers[n.Issuer]; !known && n.Issuer != "" && n.Serial != "" {
+			found[n.Issuer] = n.Serial
+		}
+	}
+	return slices.Collect(maps.Values(found))
 }
 
 // chainsTo reports whether an issuer, whose certificate is in the chain, is trusted by who trusts the roots.
@@ -117,6 +133,8 @@ func chainsTo(row chainRow, roots []*x509.Certificate, now time.Time) bool {
 
 // of reports whether an issuer is trusted, and how that is known.
 func (t *trust) of(issuer string) (bool, string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	trusted, known := t.issuers[issuer]
 	switch {
 	case t.roots == nil:

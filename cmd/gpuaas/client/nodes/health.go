@@ -30,30 +30,49 @@ func healthColumns() []output.Column[*readmodelv1.Node] {
 	}
 }
 
-// healthyText returns whether a node is proven healthy, or which items are missing.
-func healthyText(pr *output.Printer, n *readmodelv1.Node) string {
-	v := n.GetVerdict()
-	switch {
-	case v.GetHealthySince() != nil:
-		return "yes, since " + pr.When(v.GetHealthySince())
-	case n.GetReason() != "":
-		return "no: " + n.GetReason()
-	case n.GetVerdictStaleSince() != nil:
-		return "not known: recovery has judged nothing since " + pr.When(n.GetVerdictStaleSince())
-	case len(v.GetChecklist()) == 0:
-		return "not proven: nothing was wrong with it so far, so it was never probed"
+// checklistOf returns the items of a node as recovery has them now, or as its last verdict had them.
+func checklistOf(n *readmodelv1.Node) []*recoveryv1.HealthItem {
+	if health := n.GetHealth(); health != nil {
+		return health.GetChecklist()
 	}
+	return n.GetVerdict().GetChecklist()
+}
+
+// healthyText returns whether a node is proven healthy, or which items are missing and what brings them.
+func healthyText(pr *output.Printer, n *readmodelv1.Node) string {
+	items := checklistOf(n)
 	var missing []string
-	for _, item := range v.GetChecklist() {
+	for _, item := range items {
 		if !item.GetPresent() {
 			missing = append(missing, human.Enum(item.GetCheck()))
 		}
 	}
-	return "no: missing " + strings.Join(missing, ", ")
+	switch since := n.GetVerdict().GetHealthySince(); {
+	case since != nil && len(missing) == 0:
+		return "yes, since " + pr.When(since)
+	case n.GetReason() != "":
+		return "no: " + n.GetReason()
+	case n.GetVerdictStaleSince() != nil:
+		return "not known: recovery has judged nothing since " + pr.When(n.GetVerdictStaleSince())
+	case len(missing) == 0:
+		return ""
+	}
+	return "no: missing " + strings.Join(missing, ", ") + probeText(pr, n.GetHealth().GetProbe())
+}
+
+// probeText returns when recovery asks for the probe of a node, if it does.
+func probeText(pr *output.Printer, p *recoveryv1.NodeProbe) string {
+	switch {
+	case p.GetDueAt() == nil:
+		return ""
+	case p.GetNote() != "":
+		return fmt.Sprintf("; %s (%d so far), recovery asks again %s", p.GetNote(), p.GetFailed(), pr.When(p.GetDueAt()))
+	}
+	return "; recovery asks for a probe now"
 }
 
 func checklistText(pr *output.Printer, n *readmodelv1.Node) string {
-	return strings.Join(kit.TextsOf(n.GetVerdict().GetChecklist(), func(item *recoveryv1.HealthItem) string {
+	return strings.Join(kit.TextsOf(checklistOf(n), func(item *recoveryv1.HealthItem) string {
 		if !item.GetPresent() {
 			return human.Enum(item.GetCheck()) + ": missing, " + item.GetDetail()
 		}
@@ -63,7 +82,7 @@ func checklistText(pr *output.Printer, n *readmodelv1.Node) string {
 
 // itemText returns the detail of an item of the checklist.
 func itemText(n *readmodelv1.Node, check recoveryv1.HealthCheck) string {
-	for _, item := range n.GetVerdict().GetChecklist() {
+	for _, item := range checklistOf(n) {
 		if item.GetCheck() == check {
 			return item.GetDetail()
 		}
@@ -71,13 +90,17 @@ func itemText(n *readmodelv1.Node, check recoveryv1.HealthCheck) string {
 	return ""
 }
 
-// contractColumn returns what is known of one part of a node: what is wrong with it by the evidence of its verdict,
-// otherwise the given text.
+// contractColumn returns what is known of one part of a node: what is wrong with it by the newest evidence that recovery
+// has, or by that of its last verdict, otherwise the given text.
 func contractColumn(title string, part commonv1.DriftPart, text func(*output.Printer, *readmodelv1.Node) string,
 ) output.Column[*readmodelv1.Node] {
 	return output.Column[*readmodelv1.Node]{
 		Title: "contract: " + title, Of: func(pr *output.Printer, n *readmodelv1.Node) string {
-			for _, e := range n.GetVerdict().GetEvidence() {
+			evidence := n.GetVerdict().GetEvidence()
+			if n.GetHealth() != nil {
+				evidence = n.GetHealth().GetParts()
+			}
+			for _, e := range evidence {
 				if e.GetPart() == part && e.GetReason() != 0 {
 					return strings.TrimSpace(human.Enum(e.GetReason()) + ", by " + human.Enum(e.GetSource()) + " " +
 						pr.When(e.GetObservedAt()) + " " + e.GetDetail())
@@ -148,15 +171,15 @@ func hostPartText(_ *output.Printer, n *readmodelv1.Node) string {
 	return ""
 }
 
-// generations is where the numbers of an era begin: a session's generation counts the sessions below it.
-const generations = 1<<40 - 1
-
 func countersText(_ *output.Printer, n *readmodelv1.Node) string {
-	id := n.GetIdentity()
-	if id == nil {
+	c := n.GetHealth().GetCounters()
+	if c == nil {
 		return ""
 	}
-	text := fmt.Sprintf("%d sessions asked for since it enrolled, %d mints, %d refused registers",
-		id.GetIssued()&generations, id.GetMints(), id.GetRefusedRegisters())
-	return text + human.OnlyIf(id.GetLastRefusal() != 0, ", the last one "+human.Enum(id.GetLastRefusal()))
+	text := fmt.Sprintf("%d sessions in the last day, %d since it enrolled; %d mints, %d refused registers",
+		c.GetSessionsLastDay(), c.GetSessions(), c.GetMints(), c.GetRefusedRegisters())
+	for _, each := range c.GetVerdicts() {
+		text += fmt.Sprintf("\n%s x%d", human.Enum(each.GetReason()), each.GetCount())
+	}
+	return text
 }

@@ -179,7 +179,7 @@ func getCommand(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas nodes get node-1", Args: kit.Args("NODE"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
-			return kit.Get(ctx, s, View, s.Query.GetNode, &readmodelv1.GetNodeRequest{Node: args[0]},
+			return kit.Get(ctx, s, View, s.Query.GetNode, &readmodelv1.GetNodeRequest{Node: args[0], Health: true},
 				(*readmodelv1.GetNodeResponse).GetNode)
 		}),
 	}

@@ -745,6 +745,7 @@ type Node struct {
 	Workspace         string                 `protobuf:"bytes,14,opt,name=workspace,proto3" json:"workspace,omitempty"`                                            // tenant/name of it
 	Verdict           *v11.NodeVerdict       `protobuf:"bytes,15,opt,name=verdict,proto3" json:"verdict,omitempty"`                                                // unset: recovery has concluded nothing about it yet
 	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"` // recovery has judged nothing newer than this; unset: it is up to date
+	Health            *v11.NodeHealth        `protobuf:"bytes,17,opt,name=health,proto3" json:"health,omitempty"`                                                  // as recovery has it now; where it was asked for, and recovery answers
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -887,6 +888,13 @@ func (x *Node) GetVerdict() *v11.NodeVerdict {
 func (x *Node) GetVerdictStaleSince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.VerdictStaleSince
+	}
+	return nil
+}
+
+func (x *Node) GetHealth() *v11.NodeHealth {
+	if x != nil {
+		return x.Health
 	}
 	return nil
 }
@@ -2624,6 +2632,7 @@ type GetNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	MinPos        string                 `protobuf:"bytes,2,opt,name=min_pos,json=minPos,proto3" json:"min_pos,omitempty"`
+	Health        bool                   `protobuf:"varint,3,opt,name=health,proto3" json:"health,omitempty"` // recovery is asked for it, for people of the operator
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2670,6 +2679,13 @@ func (x *GetNodeRequest) GetMinPos() string {
 		return x.MinPos
 	}
 	return ""
+}
+
+func (x *GetNodeRequest) GetHealth() bool {
+	if x != nil {
+		return x.Health
+	}
+	return false
 }
 
 // GetNodeResponse answers it.
@@ -5307,7 +5323,7 @@ var File_gpuaas_readmodel_v1_readmodel_proto protoreflect.FileDescriptor
 
 const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\n" +
-	"#gpuaas/readmodel/v1/readmodel.proto\x12\x13gpuaas.readmodel.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1dgpuaas/common/v1/health.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\"gpuaas/lifecycle/v1/entities.proto\x1a\x1bgpuaas/node/v1/events.proto\x1a\x1agpuaas/node/v1/tasks.proto\x1a!gpuaas/recovery/v1/recovery.proto\x1a gpuaas/recovery/v1/verdict.proto\"\x0f\n" +
+	"#gpuaas/readmodel/v1/readmodel.proto\x12\x13gpuaas.readmodel.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1dgpuaas/common/v1/health.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\"gpuaas/lifecycle/v1/entities.proto\x1a\x1bgpuaas/node/v1/events.proto\x1a\x1agpuaas/node/v1/tasks.proto\x1a!gpuaas/recovery/v1/recovery.proto\x1a\x1fgpuaas/recovery/v1/health.proto\x1a gpuaas/recovery/v1/verdict.proto\"\x0f\n" +
 	"\rWhoAmIRequest\"\xb2\x01\n" +
 	"\x0eWhoAmIResponse\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x1b\n" +
@@ -5360,7 +5376,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"limitBytes\x12\"\n" +
 	"\rbytes_per_day\x18\x04 \x01(\x03R\vbytesPerDay\x12D\n" +
 	"\x10oldest_parked_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0eoldestParkedAt\x122\n" +
-	"\x15retention_lag_seconds\x18\x06 \x01(\x03R\x13retentionLagSeconds\"\xd2\x05\n" +
+	"\x15retention_lag_seconds\x18\x06 \x01(\x03R\x13retentionLagSeconds\"\x8a\x06\n" +
 	"\x04Node\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -5381,7 +5397,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\fworkspace_id\x18\r \x01(\tR\vworkspaceId\x12\x1c\n" +
 	"\tworkspace\x18\x0e \x01(\tR\tworkspace\x129\n" +
 	"\averdict\x18\x0f \x01(\v2\x1f.gpuaas.recovery.v1.NodeVerdictR\averdict\x12J\n" +
-	"\x13verdict_stale_since\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x11verdictStaleSince\"\x8e\t\n" +
+	"\x13verdict_stale_since\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x11verdictStaleSince\x126\n" +
+	"\x06health\x18\x11 \x01(\v2\x1e.gpuaas.recovery.v1.NodeHealthR\x06health\"\x8e\t\n" +
 	"\tWorkspace\x12!\n" +
 	"\fworkspace_id\x18\x01 \x01(\tR\vworkspaceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -5563,11 +5580,12 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\fworkspace_id\x18\x04 \x01(\tB\a\xbaH\x04r\x02\x18@R\vworkspaceId\"x\n" +
 	"\x17ListAllocationsResponse\x125\n" +
 	"\x05items\x18\x01 \x03(\v2\x1f.gpuaas.lifecycle.v1.AllocationR\x05items\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"R\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"j\n" +
 	"\x0eGetNodeRequest\x12\x1e\n" +
 	"\x04node\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x04node\x12 \n" +
-	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"@\n" +
+	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12\x16\n" +
+	"\x06health\x18\x03 \x01(\bR\x06health\"@\n" +
 	"\x0fGetNodeResponse\x12-\n" +
 	"\x04node\x18\x01 \x01(\v2\x19.gpuaas.readmodel.v1.NodeR\x04node\"\x9a\x01\n" +
 	"\x0eResolveRequest\x12\x1c\n" +
@@ -5951,38 +5969,39 @@ var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(*v12.SessionChanged)(nil),         // 77: gpuaas.node.v1.SessionChanged
 	(*v13.NodeGate)(nil),               // 78: gpuaas.lifecycle.v1.NodeGate
 	(*v11.NodeVerdict)(nil),            // 79: gpuaas.recovery.v1.NodeVerdict
-	(v1.WorkspaceState)(0),             // 80: gpuaas.common.v1.WorkspaceState
-	(*v13.WorkspaceSpec)(nil),          // 81: gpuaas.lifecycle.v1.WorkspaceSpec
-	(*v13.Endpoint)(nil),               // 82: gpuaas.lifecycle.v1.Endpoint
-	(*v13.Finding)(nil),                // 83: gpuaas.lifecycle.v1.Finding
-	(v1.Direction)(0),                  // 84: gpuaas.common.v1.Direction
-	(v1.AttemptState)(0),               // 85: gpuaas.common.v1.AttemptState
-	(v1.OwnerLayer)(0),                 // 86: gpuaas.common.v1.OwnerLayer
-	(v1.TaskType)(0),                   // 87: gpuaas.common.v1.TaskType
-	(v1.TaskState)(0),                  // 88: gpuaas.common.v1.TaskState
-	(*v13.TaskTransition)(nil),         // 89: gpuaas.lifecycle.v1.TaskTransition
-	(v1.Reason)(0),                     // 90: gpuaas.common.v1.Reason
-	(*v11.VerdictPeriod)(nil),          // 91: gpuaas.recovery.v1.VerdictPeriod
-	(*v13.Tenant)(nil),                 // 92: gpuaas.lifecycle.v1.Tenant
-	(*v13.Instance)(nil),               // 93: gpuaas.lifecycle.v1.Instance
-	(*v13.Claim)(nil),                  // 94: gpuaas.lifecycle.v1.Claim
-	(*v13.Allocation)(nil),             // 95: gpuaas.lifecycle.v1.Allocation
-	(*v12.OutputCursor)(nil),           // 96: gpuaas.node.v1.OutputCursor
-	(*v12.WorkloadOutput)(nil),         // 97: gpuaas.node.v1.WorkloadOutput
-	(*v13.Run)(nil),                    // 98: gpuaas.lifecycle.v1.Run
-	(v1.OperationKind)(0),              // 99: gpuaas.common.v1.OperationKind
-	(v1.RunState)(0),                   // 100: gpuaas.common.v1.RunState
-	(*v13.ActionOption)(nil),           // 101: gpuaas.lifecycle.v1.ActionOption
-	(*v11.PolicyKey)(nil),              // 102: gpuaas.recovery.v1.PolicyKey
-	(v1.Action)(0),                     // 103: gpuaas.common.v1.Action
-	(*v13.StepAttempt)(nil),            // 104: gpuaas.lifecycle.v1.StepAttempt
-	(*v13.Quota)(nil),                  // 105: gpuaas.lifecycle.v1.Quota
-	(*v13.Operation)(nil),              // 106: gpuaas.lifecycle.v1.Operation
-	(v1.FencedProof)(0),                // 107: gpuaas.common.v1.FencedProof
-	(*durationpb.Duration)(nil),        // 108: google.protobuf.Duration
-	(*v1.Profile)(nil),                 // 109: gpuaas.common.v1.Profile
-	(v11.IdentityVerb)(0),              // 110: gpuaas.recovery.v1.IdentityVerb
-	(*v13.Task)(nil),                   // 111: gpuaas.lifecycle.v1.Task
+	(*v11.NodeHealth)(nil),             // 80: gpuaas.recovery.v1.NodeHealth
+	(v1.WorkspaceState)(0),             // 81: gpuaas.common.v1.WorkspaceState
+	(*v13.WorkspaceSpec)(nil),          // 82: gpuaas.lifecycle.v1.WorkspaceSpec
+	(*v13.Endpoint)(nil),               // 83: gpuaas.lifecycle.v1.Endpoint
+	(*v13.Finding)(nil),                // 84: gpuaas.lifecycle.v1.Finding
+	(v1.Direction)(0),                  // 85: gpuaas.common.v1.Direction
+	(v1.AttemptState)(0),               // 86: gpuaas.common.v1.AttemptState
+	(v1.OwnerLayer)(0),                 // 87: gpuaas.common.v1.OwnerLayer
+	(v1.TaskType)(0),                   // 88: gpuaas.common.v1.TaskType
+	(v1.TaskState)(0),                  // 89: gpuaas.common.v1.TaskState
+	(*v13.TaskTransition)(nil),         // 90: gpuaas.lifecycle.v1.TaskTransition
+	(v1.Reason)(0),                     // 91: gpuaas.common.v1.Reason
+	(*v11.VerdictPeriod)(nil),          // 92: gpuaas.recovery.v1.VerdictPeriod
+	(*v13.Tenant)(nil),                 // 93: gpuaas.lifecycle.v1.Tenant
+	(*v13.Instance)(nil),               // 94: gpuaas.lifecycle.v1.Instance
+	(*v13.Claim)(nil),                  // 95: gpuaas.lifecycle.v1.Claim
+	(*v13.Allocation)(nil),             // 96: gpuaas.lifecycle.v1.Allocation
+	(*v12.OutputCursor)(nil),           // 97: gpuaas.node.v1.OutputCursor
+	(*v12.WorkloadOutput)(nil),         // 98: gpuaas.node.v1.WorkloadOutput
+	(*v13.Run)(nil),                    // 99: gpuaas.lifecycle.v1.Run
+	(v1.OperationKind)(0),              // 100: gpuaas.common.v1.OperationKind
+	(v1.RunState)(0),                   // 101: gpuaas.common.v1.RunState
+	(*v13.ActionOption)(nil),           // 102: gpuaas.lifecycle.v1.ActionOption
+	(*v11.PolicyKey)(nil),              // 103: gpuaas.recovery.v1.PolicyKey
+	(v1.Action)(0),                     // 104: gpuaas.common.v1.Action
+	(*v13.StepAttempt)(nil),            // 105: gpuaas.lifecycle.v1.StepAttempt
+	(*v13.Quota)(nil),                  // 106: gpuaas.lifecycle.v1.Quota
+	(*v13.Operation)(nil),              // 107: gpuaas.lifecycle.v1.Operation
+	(v1.FencedProof)(0),                // 108: gpuaas.common.v1.FencedProof
+	(*durationpb.Duration)(nil),        // 109: google.protobuf.Duration
+	(*v1.Profile)(nil),                 // 110: gpuaas.common.v1.Profile
+	(v11.IdentityVerb)(0),              // 111: gpuaas.recovery.v1.IdentityVerb
+	(*v13.Task)(nil),                   // 112: gpuaas.lifecycle.v1.Task
 }
 var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
 	72,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
@@ -6001,147 +6020,148 @@ var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
 	72,  // 13: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
 	79,  // 14: gpuaas.readmodel.v1.Node.verdict:type_name -> gpuaas.recovery.v1.NodeVerdict
 	72,  // 15: gpuaas.readmodel.v1.Node.verdict_stale_since:type_name -> google.protobuf.Timestamp
-	80,  // 16: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
-	75,  // 17: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
-	81,  // 18: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	82,  // 19: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
-	72,  // 20: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
-	72,  // 21: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	83,  // 22: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
-	72,  // 23: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
-	84,  // 24: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	85,  // 25: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	72,  // 26: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	86,  // 27: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	72,  // 28: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	87,  // 29: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	88,  // 30: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	89,  // 31: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	90,  // 32: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	72,  // 33: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	72,  // 34: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
-	9,   // 35: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	91,  // 36: gpuaas.readmodel.v1.ListNodeVerdictsResponse.items:type_name -> gpuaas.recovery.v1.VerdictPeriod
-	92,  // 37: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	80,  // 38: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
-	10,  // 39: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	88,  // 40: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
-	12,  // 41: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	93,  // 42: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	94,  // 43: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	95,  // 44: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
-	9,   // 45: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
-	0,   // 46: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
-	0,   // 47: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
-	10,  // 48: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	96,  // 49: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	97,  // 50: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	10,  // 51: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	98,  // 52: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
-	11,  // 53: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	39,  // 54: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
-	99,  // 55: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
-	100, // 56: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
-	72,  // 57: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
-	72,  // 58: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
-	86,  // 59: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	101, // 60: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	12,  // 61: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	102, // 62: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	103, // 63: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	47,  // 64: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	1,   // 65: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	51,  // 66: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	52,  // 67: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	53,  // 68: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	1,   // 69: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	2,   // 70: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	9,   // 71: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	10,  // 72: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	12,  // 73: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	93,  // 74: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	98,  // 75: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	104, // 76: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	72,  // 77: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	105, // 78: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	92,  // 79: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	81,  // 80: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	106, // 81: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	99,  // 82: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	107, // 83: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	106, // 84: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	108, // 85: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	72,  // 86: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	109, // 87: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	110, // 88: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	76,  // 89: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	78,  // 90: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	111, // 91: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	111, // 92: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	102, // 93: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	3,   // 94: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	5,   // 95: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	13,  // 96: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	29,  // 97: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	15,  // 98: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:input_type -> gpuaas.readmodel.v1.ListNodeVerdictsRequest
-	31,  // 99: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
-	17,  // 100: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	19,  // 101: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	33,  // 102: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	35,  // 103: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	40,  // 104: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	36,  // 105: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
-	21,  // 106: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	42,  // 107: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	23,  // 108: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	25,  // 109: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	27,  // 110: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	44,  // 111: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	46,  // 112: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	49,  // 113: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	54,  // 114: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	56,  // 115: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	58,  // 116: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	60,  // 117: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	62,  // 118: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	64,  // 119: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	66,  // 120: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	68,  // 121: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	70,  // 122: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	4,   // 123: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	7,   // 124: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	14,  // 125: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	30,  // 126: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	16,  // 127: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:output_type -> gpuaas.readmodel.v1.ListNodeVerdictsResponse
-	32,  // 128: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
-	18,  // 129: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	20,  // 130: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	34,  // 131: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	38,  // 132: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	41,  // 133: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	37,  // 134: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
-	22,  // 135: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	43,  // 136: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	24,  // 137: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	26,  // 138: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	28,  // 139: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	45,  // 140: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	48,  // 141: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	50,  // 142: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	55,  // 143: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	57,  // 144: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	59,  // 145: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	61,  // 146: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	63,  // 147: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	65,  // 148: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	67,  // 149: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	69,  // 150: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	71,  // 151: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	123, // [123:152] is the sub-list for method output_type
-	94,  // [94:123] is the sub-list for method input_type
-	94,  // [94:94] is the sub-list for extension type_name
-	94,  // [94:94] is the sub-list for extension extendee
-	0,   // [0:94] is the sub-list for field type_name
+	80,  // 16: gpuaas.readmodel.v1.Node.health:type_name -> gpuaas.recovery.v1.NodeHealth
+	81,  // 17: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
+	75,  // 18: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
+	82,  // 19: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	83,  // 20: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
+	72,  // 21: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
+	72,  // 22: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
+	84,  // 23: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
+	72,  // 24: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
+	85,  // 25: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	86,  // 26: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	72,  // 27: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	87,  // 28: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	72,  // 29: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	88,  // 30: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	89,  // 31: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	90,  // 32: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	91,  // 33: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	72,  // 34: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	72,  // 35: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	9,   // 36: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
+	92,  // 37: gpuaas.readmodel.v1.ListNodeVerdictsResponse.items:type_name -> gpuaas.recovery.v1.VerdictPeriod
+	93,  // 38: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	81,  // 39: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	10,  // 40: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
+	89,  // 41: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	12,  // 42: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
+	94,  // 43: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	95,  // 44: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	96,  // 45: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	9,   // 46: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
+	0,   // 47: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
+	0,   // 48: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
+	10,  // 49: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	97,  // 50: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	98,  // 51: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	10,  // 52: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	99,  // 53: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	11,  // 54: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
+	39,  // 55: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
+	100, // 56: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
+	101, // 57: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
+	72,  // 58: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
+	72,  // 59: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
+	87,  // 60: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	102, // 61: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	12,  // 62: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	103, // 63: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	104, // 64: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	47,  // 65: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	1,   // 66: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	51,  // 67: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	52,  // 68: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	53,  // 69: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	1,   // 70: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	2,   // 71: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	9,   // 72: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	10,  // 73: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	12,  // 74: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	94,  // 75: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	99,  // 76: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	105, // 77: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	72,  // 78: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	106, // 79: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	93,  // 80: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	82,  // 81: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	107, // 82: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	100, // 83: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	108, // 84: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	107, // 85: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	109, // 86: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	72,  // 87: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	110, // 88: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	111, // 89: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	76,  // 90: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	78,  // 91: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	112, // 92: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	112, // 93: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	103, // 94: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	3,   // 95: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	5,   // 96: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	13,  // 97: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	29,  // 98: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	15,  // 99: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:input_type -> gpuaas.readmodel.v1.ListNodeVerdictsRequest
+	31,  // 100: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
+	17,  // 101: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	19,  // 102: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	33,  // 103: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	35,  // 104: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	40,  // 105: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	36,  // 106: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
+	21,  // 107: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	42,  // 108: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	23,  // 109: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	25,  // 110: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	27,  // 111: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	44,  // 112: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	46,  // 113: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	49,  // 114: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	54,  // 115: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	56,  // 116: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	58,  // 117: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	60,  // 118: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	62,  // 119: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	64,  // 120: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	66,  // 121: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	68,  // 122: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	70,  // 123: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	4,   // 124: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	7,   // 125: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	14,  // 126: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	30,  // 127: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	16,  // 128: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:output_type -> gpuaas.readmodel.v1.ListNodeVerdictsResponse
+	32,  // 129: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
+	18,  // 130: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	20,  // 131: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	34,  // 132: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	38,  // 133: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	41,  // 134: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	37,  // 135: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
+	22,  // 136: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	43,  // 137: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	24,  // 138: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	26,  // 139: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	28,  // 140: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	45,  // 141: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	48,  // 142: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	50,  // 143: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	55,  // 144: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	57,  // 145: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	59,  // 146: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	61,  // 147: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	63,  // 148: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	65,  // 149: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	67,  // 150: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	69,  // 151: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	71,  // 152: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	124, // [124:153] is the sub-list for method output_type
+	95,  // [95:124] is the sub-list for method input_type
+	95,  // [95:95] is the sub-list for extension type_name
+	95,  // [95:95] is the sub-list for extension extendee
+	0,   // [0:95] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }

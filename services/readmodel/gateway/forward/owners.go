@@ -28,6 +28,7 @@ type Owners struct {
 	HostFacts   recoveryv1connect.HostFactsServiceClient
 	Keys        recoveryv1connect.KeyServiceClient
 	Tokens      recoveryv1connect.TokenServiceClient
+	Health      recoveryv1connect.HealthServiceClient
 }
 
 // OwnerError is a refusal by an owner, which has recorded it in its own audit entries.
