@@ -143,7 +143,7 @@ func certificateText(pr *output.Printer, n *readmodelv1.Node) string {
 		return ""
 	}
 	text := "serial " + id.GetCurrentSerial() + ", expires " + pr.When(id.GetCertificateNotAfter())
-	return text + human.OnlyIf(n.GetConnected() && session.GetSerial() != id.GetCurrentSerial(),
+	return text + human.OnlyIf(n.GetConnected() && session.GetSerial() != "" && session.GetSerial() != id.GetCurrentSerial(),
 		"; the session is on "+session.GetSerial())
 }
 
