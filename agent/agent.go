@@ -62,15 +62,13 @@ type Agent struct {
 
 	refusals  refusals
 	verifiers atomic.Pointer[envelope.VerifierSet]
-	// keysRefused is true after a list of task keys was refused, until the refusal was reported to the control plane.
-	keysRefused atomic.Bool
 	// autoRecovery is the setting of the last policy; nil: the setting from enrolment applies.
 	autoRecovery atomic.Pointer[bool]
 	executor     chan *task.Executor // sent once, by the session's loop to the tasks' loop
 	mu           sync.Mutex          // guards what follows, and ledger until there are tasks
 	tasks        *task.Executor
 	client       *session.Client
-	lastSeen     time.Time // when a session was admitted last: Hello brings the diagnostics since then
+	inHello      []diag.Entry // the entries of the record in the last Hello
 	nudge        chan struct{}
 	outputs      chan *nodev1.OutputRequest
 	expected     expected
@@ -127,9 +125,10 @@ func (a *Agent) open(ctx context.Context) error {
 	}
 	if a.enrol, err = enrol.New(enrol.Deps{
 		Logger: a.deps.Logger, Store: a.store, Clock: a.clock, Facts: a.enrolFacts,
-		Record: func(_ context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) error {
+		Record: func(_ context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) (diag.Entry, error) {
 			a.meters.retry(code)
-			return a.noted(a.diag.Record(code, detail, next))
+			kept, err := a.diag.Record(code, detail, next)
+			return kept, a.noted(err)
 		},
 	}, a.cfg.Enrol); err != nil {
 		return err
@@ -259,6 +258,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		{Name: "outputs", Phase: app.PhaseLoops, Run: a.readOutputs},
 		{Name: "facts", Phase: app.PhaseLoops, Run: a.watchFacts},
 		{Name: "room", Phase: app.PhaseLoops, Run: a.watchRoom},
+		{Name: "diagnostics", Phase: app.PhaseLoops, Run: a.report},
+		{Name: "alive", Phase: app.PhaseLoops, Run: a.signOfLife},
 	}
 	if a.ops != nil {
 		tasks = append(tasks, app.Task{Name: "ops", Phase: app.PhasePools, Run: a.ops.Run})
@@ -340,14 +341,10 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 		Logger:   a.deps.Logger.With(slog.String("node_id", node.NodeID), slog.String("node_instance_id", node.InstanceID)),
 		Identity: a.store, Clock: a.clock, Roots: roots,
 		Endpoint: func() (string, error) { return identity.HostPort(a.store.Env().Get(identity.EnvAPIURL)) },
-		Record: func(_ context.Context, d session.Diagnostic) error {
+		Record: func(_ context.Context, d session.Diagnostic) (diag.Entry, error) {
 			a.meters.retry(d.Code)
-			err := a.noted(a.diag.Record(d.Code, d.Detail, d.NextRetry))
-			if d.Code == codeKeysRefused {
-				a.keysRefused.Store(true)
-				a.reportKeysRefused()
-			}
-			return err
+			kept, err := a.diag.Record(d.Code, d.Detail, d.NextRetry)
+			return kept, a.noted(err)
 		},
 		Hooks: a.hooks(executor),
 	}, a.cfg.Session)

@@ -48,6 +48,11 @@ type Config struct {
 	ObserveLeast time.Duration // between two observations because of changes. Default 500 ms
 	SlowRetry    time.Duration // where only an operator can help. Default 60 s
 	TrustEvery   time.Duration // between two reads of the trust bundle's file. Default 10 s
+	ReportLeast  time.Duration // between two reports of diagnostics. Default 5 s
+	AliveEvery   time.Duration // between two signs of life while the control plane cannot be reached. Default 5 min
+
+	// JournalSocket is where the host's journal listens, which gets each diagnostic too; empty: none does.
+	JournalSocket string
 }
 
 // Default returns the configuration of an installed agent.
@@ -57,7 +62,7 @@ func (c Config) withDefaults() Config {
 	c = config.Or(c, Config{
 		EtcDir: DefaultEtcDir, StateDir: DefaultStateDir, UIDDir: DefaultUIDDir, Version: "dev", FactsEvery: time.Minute,
 		RoomEvery: 5 * time.Second, ObserveEvery: time.Minute, ObserveLeast: 500 * time.Millisecond, SlowRetry: time.Minute,
-		TrustEvery: 10 * time.Second,
+		TrustEvery: 10 * time.Second, ReportLeast: 5 * time.Second, AliveEvery: 5 * time.Minute,
 	})
 	c.WorkDir = cmp.Or(c.WorkDir, filepath.Join(c.StateDir, "workspaces"))
 	return c

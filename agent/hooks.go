@@ -42,25 +42,22 @@ func (a *Agent) enrolFacts() enrol.Facts {
 func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 	return session.Hooks{
 		Hello: func(hello *nodev1.Hello) {
-			a.mu.Lock()
-			since := a.lastSeen
-			a.mu.Unlock()
 			hello.AgentVersion, hello.BootId, hello.LedgerId = a.cfg.Version, a.facts.bootID(), a.ledger.ID()
 			hello.TaskTypes, hello.TasksInFlight = executor.Types(), executor.InFlight()
 			hello.Profile, hello.Host = a.profile(), a.facts.tell()
-			hello.Diagnostics = a.withDisk(a.diag.Since(since, 0))
+			hello.Diagnostics = a.withDisk(a.helloDiagnostics())
 		},
-		Admitted: func(context.Context, int64) {
-			a.mu.Lock()
-			a.lastSeen = a.clock.Wall()
-			a.mu.Unlock()
+		Admitted: func(ctx context.Context, _ int64) {
 			a.meters.session()
 			executor.Attach(a.client)
-			a.reportKeysRefused()
+			a.toldInHello(ctx)
 			a.wakeObserver()
 		},
 		RunList: a.runList,
-		Lost:    func() { executor.Detach(a.client) },
+		Lost: func() {
+			a.diag.Lost()
+			executor.Detach(a.client)
+		},
 		Offer: func(ctx context.Context, offer *nodev1.TaskOffer) {
 			a.warn(ctx, "task not taken", executor.Offer(offer))
 		},

@@ -8,11 +8,8 @@ import (
 
 	"github.com/gpuaas/mesh/agent/task"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
-
-const codeKeysRefused = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED
 
 // refusalEvery bounds the records of one reason: a peer that floods an agent with bad offers must neither wear out its
 // disk nor push the other entries out of the bounded record. Every refusal is counted and logged.
@@ -40,18 +37,6 @@ func (r *refusals) due(reason commonv1.Reason, now time.Time) (int, bool) {
 	more := r.more[reason]
 	r.last[reason], r.more[reason] = now, 0
 	return more, true
-}
-
-// reportKeysRefused sends the diagnostic of a refused list of task keys, once. Without a session it is sent after the
-// next admission.
-func (a *Agent) reportKeysRefused() {
-	if !a.keysRefused.Load() {
-		return
-	}
-	refused, ok := a.diag.Last(codeKeysRefused)
-	if ok && a.tell(&nodev1.DiagnosticReport{Diagnostics: a.withDisk([]*commonv1.Diagnostic{refused.Proto()})}) {
-		a.keysRefused.Store(false)
-	}
 }
 
 // refusedTask counts a task that was refused, and records it on the disk at most once per refusalEvery and reason.

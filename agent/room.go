@@ -16,7 +16,6 @@ import (
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/room"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
@@ -47,7 +46,7 @@ func (a *Agent) openDiagnostics(ctx context.Context) error {
 	var err error
 	if a.diag, err = diag.Open(diag.Config{
 		Path: filepath.Join(a.cfg.StateDir, DiagnosticsFile), Now: a.clock.Wall,
-		Room: a.spare,
+		Room: a.spare, Mirror: a.mirror,
 	}); err != nil {
 		return err
 	}
@@ -68,7 +67,7 @@ func (a *Agent) problems(ctx context.Context, of string, found []string) {
 
 // record keeps a diagnostic; next is the time until the agent tries again, zero if nothing is tried again.
 func (a *Agent) record(ctx context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) {
-	if err := a.noted(a.diag.Record(code, detail, next)); err != nil {
+	if _, err := a.diag.Record(code, detail, next); a.noted(err) != nil {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 	}
 }
@@ -95,66 +94,47 @@ func (a *Agent) recordExit(ctx context.Context, why error) {
 	a.record(ctx, code, "the agent cannot start: "+why.Error(), 0)
 }
 
-// watchRoom checks the disks until ctx ends, and reports every change: in the host's record, over the stream, and as a
-// fact of the host.
+// watchRoom checks the disks until ctx ends, and reports every change: in the host's record, which is told over the
+// stream, and as a fact of the host.
 func (a *Agent) watchRoom(ctx context.Context) error {
 	ticker := time.NewTicker(a.cfg.RoomEvery)
 	defer ticker.Stop()
-	untold := a.checkRoom(ctx, true)
+	a.checkRoom(ctx, true)
 	for {
-		if untold != nil && a.tell(untold) {
-			untold = nil
-		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-ticker.C:
 		}
-		if report := a.checkRoom(ctx, false); report != nil {
-			untold = report
-		}
+		a.checkRoom(ctx, false)
 	}
 }
 
-// checkRoom checks once. It returns the report to send over the stream; nil: nothing changed. The first check also ends
-// a diagnostic that an earlier process of the agent recorded.
-func (a *Agent) checkRoom(ctx context.Context, first bool) *nodev1.DiagnosticReport {
+// checkRoom checks once. The first check also ends a diagnostic that an earlier process of the agent recorded.
+func (a *Agent) checkRoom(ctx context.Context, first bool) {
 	state, changed := a.room.Check()
 	a.facts.setRoom(diskOf(state))
 	if !state.Full {
 		a.warn(ctx, "reserve not filled", a.spare.Refill())
 	}
 	if !changed && !first {
-		return nil
+		return
 	}
 	if state.Full {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "no room on the disk of the agent's directories",
 			slog.String("dir", state.Dir), slog.String("detail", state.Detail))
 		a.meters.retry(codeDiskFull)
 		a.record(ctx, codeDiskFull, state.Dir+": "+state.Detail, 0)
-	} else {
-		ended, err := a.diag.End(codeDiskFull)
-		if err != nil {
-			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", a.noted(err)))
-		}
-		if !ended {
-			return nil
-		}
+		return
+	}
+	ended, err := a.diag.End(codeDiskFull)
+	if err != nil {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", a.noted(err)))
+	}
+	if ended {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "the disk of the agent's directories has room again",
 			slog.String("dir", state.Dir))
 	}
-	last, ok := a.diag.Last(codeDiskFull)
-	if !ok {
-		return nil
-	}
-	return &nodev1.DiagnosticReport{Diagnostics: []*commonv1.Diagnostic{last.Proto()}}
-}
-
-// tell gives the session a report and returns whether the session took it. A session that opens later sends it in
-// Hello.
-func (a *Agent) tell(report *nodev1.DiagnosticReport) bool {
-	client := a.session()
-	return client != nil && client.Diagnose(report) == nil
 }
 
 // withDisk adds the diagnostic of a full disk that is not over, however long ago it was recorded.

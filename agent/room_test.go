@@ -314,7 +314,7 @@ func prepareFiles(t *testing.T, m *mesh, cfg agent.Config) {
 	if err := errors.Join(err, pendingErr, diagErr, s.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := log.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED, "a test", 0); err != nil {
+	if _, err := log.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED, "a test", 0); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -7,8 +7,14 @@
 //
 // Guarantees: when Record returns nil the record is on disk; one that it could not write is kept in memory, sent to the
 // control plane and written with the next record; the file has mode 0600, at most MaxRecords records and MaxBytes
-// bytes, none older than MaxAge; the same code and detail in a row is one record with a count; a file that cannot be
-// read is set aside, and never keeps the agent from starting, and leftovers of an unfinished write are removed.
+// bytes, none older than MaxAge; the same code and detail in a row is one record with a count, and so is the sign of
+// life beside others; a file that cannot be read is set aside, and never keeps the agent from starting, and leftovers of
+// an unfinished write are removed.
+//
+// The attempts that fail from the first one until a session is admitted share a correlation id, which a restart of the
+// agent keeps. What the control plane was told is noted in the record, and not told again after a reconnect.
+//
+// The file is read by earlier and later builds, which ignore each other's fields.
 package diag
 
 import (
@@ -24,13 +30,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
@@ -43,42 +46,35 @@ const (
 	MaxInHello = 64 // at most in one frame
 )
 
-// Entry is one record: what was seen, first and last when, how often in a row, and how long the agent waits before it
-// tries again.
-type Entry struct {
-	Code      string        `json:"code"`
-	Detail    string        `json:"detail"`
-	FirstSeen time.Time     `json:"first_seen"`
-	LastSeen  time.Time     `json:"last_seen"`
-	Count     int64         `json:"count"`
-	NextRetry time.Duration `json:"next_retry_nanoseconds"`
-	// EndedAt is when the reported condition ended; zero if it has not, or if no caller of End reports that.
-	EndedAt time.Time `json:"ended_at,omitzero"`
-}
-
 // Config sets where the record is.
 type Config struct {
 	Path string
 	Now  func() time.Time // the host's clock; nil means time.Now
 	// Room is the reserve whose blocks are given up for the record where the disk has no room; nil: there is no reserve.
 	Room *room.Reserve
+	// Mirror is called with each entry that is recorded, after it was written; nil: it is not mirrored.
+	Mirror func(Entry)
 }
 
 // Log is an open diagnostic record. It is safe for concurrent use by one process.
 type Log struct {
-	path  string
-	now   func() time.Time
-	room  *room.Reserve
-	aside error // why the existing file was set aside; nil: it was not
+	path    string
+	now     func() time.Time
+	room    *room.Reserve
+	mirror  func(Entry)
+	changed chan struct{} // contains a token after a record or an end
+	aside   error         // why the existing file was set aside; nil: it was not
 
-	mu      sync.Mutex
-	entries []Entry
+	mu        sync.Mutex
+	entries   []Entry
+	connected bool   // a session is admitted
+	outage    string // correlation id of the attempts that fail now; empty: none has failed since a session was admitted
 }
 
 // Open opens the record and reads its entries. A record that cannot be read is renamed to `<path>.bad` and a new one
 // begins.
 func Open(cfg Config) (*Log, error) {
-	l := &Log{path: cfg.Path, now: cfg.Now, room: cfg.Room}
+	l := &Log{path: cfg.Path, now: cfg.Now, room: cfg.Room, mirror: cfg.Mirror, changed: make(chan struct{}, 1)}
 	if l.now == nil {
 		l.now = time.Now
 	}
@@ -100,6 +96,7 @@ func Open(cfg Config) (*Log, error) {
 			return nil, fmt.Errorf("set unreadable diagnostic record aside: %w", err)
 		}
 	}
+	l.outage = outageOf(l.entries)
 	return l, nil
 }
 
@@ -135,12 +132,17 @@ func Read(path string, now time.Time) ([]Entry, error) {
 	if len(data) == 0 {
 		return nil, nil
 	}
+	return Parse(data, now)
+}
+
+// Parse returns the entries of the text of a record, as Read does.
+func Parse(data []byte, now time.Time) ([]Entry, error) {
 	var entries []Entry
 	if err := json.Unmarshal(data, &entries); err != nil {
 		return nil, fmt.Errorf("read diagnostic record: %w", err)
 	}
 	for i := range entries {
-		entries[i].Detail = Sanitise(entries[i].Detail)
+		entries[i].clean()
 	}
 	return bound(entries, now), nil
 }
@@ -155,53 +157,11 @@ func bound(entries []Entry, now time.Time) []Entry {
 			continue
 		}
 		e.Count = max(e.Count, 1)
+		e.Told = min(max(e.Told, 0), e.Count)
 		e.NextRetry = min(max(e.NextRetry, 0), 24*time.Hour)
 		out = append(out, e)
 	}
 	return slices.Clip(out[max(len(out)-MaxRecords, 0):])
-}
-
-// Record records a diagnostic and returns once it is on disk. Call it before the retry that nextRetry announces.
-func (l *Log) Record(code commonv1.DiagnosticCode, detail string, nextRetry time.Duration) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.now()
-	e := Entry{
-		Code: names.Of(code), Detail: Sanitise(detail), FirstSeen: now, LastSeen: now, Count: 1,
-		NextRetry: nextRetry,
-	}
-	next := slices.Clone(l.entries)
-	if n := len(next); n > 0 && next[n-1].Code == e.Code && next[n-1].Detail == e.Detail && next[n-1].EndedAt.IsZero() {
-		e.FirstSeen, e.Count = next[n-1].FirstSeen, next[n-1].Count+1
-		next[n-1] = e
-	} else {
-		next = append(next, e)
-	}
-	l.entries = bound(next, now)
-	if err := l.write(l.entries); err != nil {
-		return err
-	}
-	return failpoint.Hit("agent.diag.after_fsync")
-}
-
-// End marks the newest record of a code as over and returns once that is on disk. It reports whether there was one that
-// was not over.
-func (l *Log) End(code commonv1.DiagnosticCode) (bool, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	spelled, now := names.Of(code), l.now()
-	for i, e := range slices.Backward(l.entries) {
-		if e.Code != spelled {
-			continue
-		}
-		if !e.EndedAt.IsZero() {
-			return false, nil
-		}
-		l.entries = slices.Clone(l.entries)
-		l.entries[i].EndedAt, l.entries[i].LastSeen = now, now
-		return true, l.write(l.entries)
-	}
-	return false, nil
 }
 
 // write replaces the file, so that a crash leaves the old or the new one.
@@ -255,20 +215,4 @@ func (l *Log) Since(t time.Time, limit int) []*commonv1.Diagnostic {
 		}
 	}
 	return out[max(len(out)-limit, 0):]
-}
-
-// Proto returns the entry as a message.
-func (e Entry) Proto() *commonv1.Diagnostic {
-	code, err := names.Parse[commonv1.DiagnosticCode](e.Code)
-	if err != nil {
-		code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_UNSPECIFIED
-	}
-	out := &commonv1.Diagnostic{
-		Code: code, Detail: e.Detail, ObservedAt: timestamppb.New(e.LastSeen), Count: e.Count,
-		NextRetry: durationpb.New(e.NextRetry),
-	}
-	if !e.EndedAt.IsZero() {
-		out.EndedAt = timestamppb.New(e.EndedAt)
-	}
-	return out
 }

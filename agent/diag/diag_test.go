@@ -33,7 +33,7 @@ func open(t *testing.T, path string, now func() time.Time) *diag.Log {
 
 func record(t *testing.T, l *diag.Log, code commonv1.DiagnosticCode, detail string) {
 	t.Helper()
-	if err := l.Record(code, detail, 3*time.Second); err != nil {
+	if _, err := l.Record(code, detail, 3*time.Second); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -2,30 +2,26 @@ package session
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"net"
 	"strings"
-	"syscall"
 
-	"github.com/gpuaas/mesh/agent/session/transport"
+	"github.com/gpuaas/mesh/agent/diag/cause"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/pki"
 )
 
 var (
-	errOpenTimeout = errors.New("no admission in time")
+	errOpenTimeout = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT, "no admission in time")
 	errStreamEnded = errors.New("the stream ended")
 	errSilent      = errors.New("nothing came from the control plane for too long")
-	errExpired     = errors.New("the certificate has expired")
-	errNotYet      = errors.New("the certificate is not valid yet: the host's clock may be wrong")
-	errNoIdentity  = errors.New("no certificate is held")
-	errProtocol    = errors.New("the control plane broke the protocol")
-	errDrained     = errors.New("replaced")
-	errGoodbye     = errors.New("the agent ends")
+	errExpired     = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED, "the certificate has expired")
+	errNotYet      = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID,
+		"the certificate is not valid yet: the host's clock may be wrong")
+	errNoIdentity = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED, "no certificate is held")
+	errProtocol   = errors.New("the control plane broke the protocol")
+	errDrained    = errors.New("replaced")
+	errGoodbye    = errors.New("the agent ends")
 )
 
 // is reports whether an error of type E is in the tree of err.
@@ -35,45 +31,12 @@ func is[E error](err error) bool {
 }
 
 // codeOf returns the diagnostic code of an error.
-func codeOf(err error) commonv1.DiagnosticCode {
-	switch {
-	case errors.Is(err, errExpired), errors.Is(err, errNotYet), errors.Is(err, errNoIdentity):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED
-	case is[*transport.EdgeError](err):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED
-	case is[*transport.CertificateRefusedError](err):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED
-	case is[*tls.CertificateVerificationError](err), is[x509.UnknownAuthorityError](err), errors.Is(err, pki.ErrIdentity):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED
-	case is[*net.DNSError](err):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_NAME_RESOLUTION_FAILED
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED
-	case is[*transport.HandshakeError](err):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_POLL_FAILED
+func (c *Client) codeOf(err error) commonv1.DiagnosticCode {
+	clock := cause.Clock{Wall: c.deps.Clock.Wall()}
+	if server, ok := c.deps.Clock.Server(); ok {
+		clock.Server = server
 	}
-	if f, ok := fault.As(err); ok {
-		return codeOfReason(f.Reason)
-	}
-	return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_POLL_FAILED
-}
-
-func codeOfReason(reason commonv1.Reason) commonv1.DiagnosticCode {
-	switch reason { // every other refusal of a session is just that
-	case commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, commonv1.Reason_REASON_IDENTITY_HELD,
-		commonv1.Reason_REASON_IDENTITY_QUARANTINED,
-		commonv1.Reason_REASON_IDENTITY_RETIRED, commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED:
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED
-	case commonv1.Reason_REASON_CERTIFICATE_EXPIRED:
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED
-	case commonv1.Reason_REASON_RATE_LIMITED:
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED
-	case commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL,
-		commonv1.Reason_REASON_SERVER_DRAINING, commonv1.Reason_REASON_STREAM_MAX_AGE, commonv1.Reason_REASON_OVERLOADED:
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_POLL_FAILED
-	default:
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED
-	}
+	return cause.Of(err, cause.Session, clock)
 }
 
 // detailOf returns one line for the record: reason and text of a refusal, else the error. Errors of this package have
@@ -85,8 +48,8 @@ func detailOf(err error) string {
 	text := err.Error()
 	if f, ok := fault.As(err); ok {
 		text = names.Of(f.Reason) + ": " + f.Public
-		if cause := errors.Unwrap(f); cause != nil {
-			text += ": " + cause.Error()
+		if below := errors.Unwrap(f); below != nil {
+			text += ": " + below.Error()
 		}
 	}
 	const most = 512

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/backoff"
 	"github.com/gpuaas/mesh/agent/clock"
+	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -89,8 +90,8 @@ type Deps struct {
 	Roots    *pki.Bundle // trusts the node API
 	// Endpoint returns host:port of the node API. It is called before each dial.
 	Endpoint func() (string, error)
-	// Record puts a diagnostic on disk. It is called before every retry. Nil: none is kept.
-	Record func(ctx context.Context, d Diagnostic) error
+	// Record puts a diagnostic on disk and returns what is kept. It is called before every retry. Nil: none is kept.
+	Record func(ctx context.Context, d Diagnostic) (diag.Entry, error)
 	Hooks  Hooks
 	// Lookup returns the addresses of a host. Nil: the system's resolver; where Dial is set no lookup is made, and Dial
 	// gets the endpoint as it is.

@@ -38,7 +38,7 @@ func TestWhatKeepsItAway(t *testing.T) {
 			},
 		},
 		{
-			name: "another service", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED,
+			name: "another service", code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_NAME_MISMATCH,
 			server: func(p *fakeServer) {
 				p.server.Stop()
 				p.pipe = newPipe()

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/agent/agenttest"
 	"github.com/gpuaas/mesh/agent/backoff"
 	"github.com/gpuaas/mesh/agent/clock"
+	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/session"
 	"github.com/gpuaas/mesh/agent/session/memory"
@@ -48,12 +49,12 @@ func start(t *testing.T, p *fakeServer, id session.Identity, change func(*sessio
 	h.deps = session.Deps{
 		Logger: slog.New(slog.DiscardHandler), Identity: id, Clock: clock.New(0), Roots: p.service.Bundle(),
 		Endpoint: func() (string, error) { return "nodeapi:1", nil },
-		Record: func(_ context.Context, d session.Diagnostic) error {
+		Record: func(_ context.Context, d session.Diagnostic) (diag.Entry, error) {
 			h.hmu.Lock()
 			defer h.hmu.Unlock()
 			h.diagnostics = append(h.diagnostics, d)
 			h.diagAt = append(h.diagAt, time.Now())
-			return nil
+			return diag.Entry{}, nil
 		},
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {
 			h.hmu.Lock()

@@ -227,3 +227,8 @@ type storageError struct{ cause error }
 
 func (e *storageError) Error() string { return "store join state: " + e.cause.Error() }
 func (e *storageError) Unwrap() error { return e.cause }
+
+// DiagnosticCode returns the code under which the error is recorded.
+func (*storageError) DiagnosticCode() commonv1.DiagnosticCode {
+	return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED
+}

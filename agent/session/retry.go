@@ -38,18 +38,15 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 		delay, terminal = r.slow(), nil
 	}
 	delay = r.inTime(delay)
-	code := codeOf(err)
-	if storage := new(storageError); errors.As(err, &storage) {
-		code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED
-	}
-	d := Diagnostic{Code: code, Detail: detailOf(err), NextRetry: delay}
-	r.c.record(ctx, d)
+	d := Diagnostic{Code: r.c.codeOf(err), Detail: detailOf(err), NextRetry: delay}
+	recorded := r.c.record(ctx, d)
 	if terminal != nil {
 		return terminal
 	}
-	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session not open", slog.String("code", names.Of(code)),
-		slog.String("detail", d.Detail),
-		slog.Duration("next_retry", delay), slog.Int("attempt", f.waits.Attempts()))
+	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session not open", append([]slog.Attr{
+		slog.String("code", names.Of(d.Code)), slog.String("detail", d.Detail), slog.Duration("next_retry", delay),
+		slog.Int("attempt", f.waits.Attempts()),
+	}, recorded.Attrs()...)...)
 	r.schedule(delay)
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 
+	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -41,11 +42,14 @@ func (c *Client) takeRoots(ctx context.Context, list *nodev1.ServiceRoots) {
 	c.record(ctx, Diagnostic{Code: code, Detail: detail})
 }
 
-func (c *Client) record(ctx context.Context, d Diagnostic) {
+// record keeps a diagnostic and returns what is kept.
+func (c *Client) record(ctx context.Context, d Diagnostic) diag.Entry {
 	if c.deps.Record == nil {
-		return
+		return diag.Entry{}
 	}
-	if err := c.deps.Record(ctx, d); err != nil {
+	kept, err := c.deps.Record(ctx, d)
+	if err != nil {
 		c.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 	}
+	return kept
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/agent"
+	"github.com/gpuaas/mesh/agent/diag/journald"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/internal/app"
@@ -50,6 +51,7 @@ func execute(ctx context.Context, args []string, out, errOut io.Writer) int {
 	p := &program{cfg: agent.Default(), out: out, errOut: errOut}
 	p.cfg.Version, _ = obs.Build()
 	p.cfg.WorkDir = ""
+	p.cfg.JournalSocket = journald.Socket
 	root := p.command() //nolint:contextcheck // each command takes its context from ExecuteContext below
 	root.SetArgs(args)
 	root.SetOut(out)
@@ -218,9 +220,15 @@ func (p *program) enrol() *cobra.Command {
 }
 
 func (p *program) diagnostics() *cobra.Command {
-	return &cobra.Command{
+	format := ""
+	cmd := &cobra.Command{
 		Use: "diag", Short: "Print what this host recorded while the control plane could not be reached", Args: noArgs,
+		Long: "Print what this host recorded while the control plane could not be reached. An operator's\n" +
+			"`gpuaas nodes diag NODE --file FILE` brings it to the control plane.",
 		RunE: func(*cobra.Command, []string) error {
+			if format != "json" {
+				return &usageError{fmt.Errorf("the only format is json, not %q", format)}
+			}
 			entries, err := agent.Diagnostics(p.cfg.StateDir, time.Now())
 			if err != nil {
 				return err
@@ -229,7 +237,7 @@ func (p *program) diagnostics() *cobra.Command {
 			for _, e := range entries {
 				items = append(items, diagnostic{
 					e.Code, e.Detail, e.FirstSeen, e.LastSeen, e.Count, e.NextRetry.Seconds(),
-					e.EndedAt,
+					e.EndedAt, e.RetryCorrelationID, e.DedupeKeyHash,
 				})
 			}
 			encoder := json.NewEncoder(p.out)
@@ -237,6 +245,8 @@ func (p *program) diagnostics() *cobra.Command {
 			return encoder.Encode(map[string]any{"items": items})
 		},
 	}
+	cmd.Flags().StringVarP(&format, "output", "o", "json", "json, the only format")
+	return cmd
 }
 
 type diagnostic struct {
@@ -247,6 +257,9 @@ type diagnostic struct {
 	Count            int64     `json:"count"`
 	NextRetrySeconds float64   `json:"next_retry_seconds"`
 	EndedAt          time.Time `json:"ended_at,omitzero"` // once it has ended
+	// RetryCorrelationID is that of the attempts that failed in a row; empty where nothing was attempted.
+	RetryCorrelationID string `json:"retry_correlation_id,omitempty"`
+	DedupeKeyHash      string `json:"dedupe_key_hash"`
 }
 
 func (p *program) version() *cobra.Command {

@@ -97,7 +97,7 @@ func TestDiagPrintsTheRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := log.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, "unknown authority",
+	if _, err := log.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, "unknown authority",
 		0); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/gpuaas/mesh/agent/identity"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -108,6 +109,11 @@ type EdgeError struct {
 // Error returns a text with the status.
 func (e *EdgeError) Error() string {
 	return fmt.Sprintf("an edge answered with status %d, not the control plane", e.Status)
+}
+
+// DiagnosticCode returns the code under which the error is recorded.
+func (*EdgeError) DiagnosticCode() commonv1.DiagnosticCode {
+	return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED
 }
 
 // RoundTrip returns responses of the control plane's kinds, and an *EdgeError for all others.

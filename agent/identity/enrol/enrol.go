@@ -13,6 +13,8 @@ import (
 
 	"github.com/gpuaas/mesh/agent/backoff"
 	"github.com/gpuaas/mesh/agent/clock"
+	"github.com/gpuaas/mesh/agent/diag"
+	"github.com/gpuaas/mesh/agent/diag/cause"
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -25,10 +27,12 @@ import (
 )
 
 // ErrNoToken means that there is no token to enrol with: an operator must issue a bundle.
-var ErrNoToken = errors.New("no enrolment token is held")
+var ErrNoToken = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED,
+	"no enrolment token is held")
 
 // ErrNotPinned means that the bundle which pins the enrolment listener cannot be read.
-var ErrNotPinned = errors.New("the pinned trust for enrolment cannot be read")
+var ErrNotPinned = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED,
+	"the pinned trust for enrolment cannot be read")
 
 // Facts are what a host reports of itself when it enrols.
 type Facts struct {
@@ -44,8 +48,9 @@ type Deps struct {
 	Store  *identity.Store
 	Clock  *clock.Clock
 	Facts  func() Facts
-	// Record puts a diagnostic on disk; it is called before every retry.
-	Record func(ctx context.Context, code commonv1.DiagnosticCode, detail string, nextRetry time.Duration) error
+	// Record puts a diagnostic on disk and returns what is kept; it is called before every retry.
+	Record func(ctx context.Context, code commonv1.DiagnosticCode, detail string, nextRetry time.Duration) (diag.Entry,
+		error)
 	// Dial opens the transport. Nil: TCP.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -109,13 +114,15 @@ func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	wait, terminal := e.decide(err)
-	e.record(ctx, codeOf(err), detailOf(err), wait)
+	code := e.codeOf(err)
+	recorded := e.record(ctx, code, detailOf(err), wait)
 	if terminal != nil {
 		return 0, terminal
 	}
-	e.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "not enrolled", slog.String("code", names.Of(codeOf(err))),
-		slog.Any("error", err),
-		slog.Duration("next_retry", wait), slog.Int("attempt", e.retry.Attempts()))
+	e.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "not enrolled", append([]slog.Attr{
+		slog.String("code", names.Of(code)), slog.Any("error", err), slog.Duration("next_retry", wait),
+		slog.Int("attempt", e.retry.Attempts()),
+	}, recorded.Attrs()...)...)
 	return max(wait, time.Millisecond), nil
 }
 

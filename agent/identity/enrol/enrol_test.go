@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/agenttest"
 	"github.com/gpuaas/mesh/agent/clock"
+	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -189,13 +190,15 @@ func (h *host) enroller() *enrol.Enroller {
 	e, err := enrol.New(enrol.Deps{
 		Logger: slog.New(slog.NewJSONHandler(h.log, nil)), Store: h.store, Clock: clock.New(0), Dial: h.pipe.dial,
 		Facts: func() enrol.Facts { return enrol.Facts{AgentVersion: "test"} },
-		Record: func(_ context.Context, code commonv1.DiagnosticCode, detail string, _ time.Duration) error {
+		Record: func(_ context.Context, code commonv1.DiagnosticCode, detail string, _ time.Duration) (diag.Entry,
+			error,
+		) {
 			h.codes = append(h.codes, code)
 			h.at = append(h.at, time.Now())
 			if strings.Contains(detail, "canary") {
 				h.t.Errorf("the token is in a diagnostic: %s", detail)
 			}
-			return nil
+			return diag.Entry{}, nil
 		},
 	}, enrol.Config{})
 	if err != nil {

@@ -2,17 +2,15 @@ package enrol
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"log/slog"
-	"net"
-	"syscall"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/diag"
+	"github.com/gpuaas/mesh/agent/diag/cause"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/pki"
 )
 
 // StopError means that the control plane told this host to stop, such as an instance whose workspace has a later epoch.
@@ -26,13 +24,7 @@ func (e *StopError) Unwrap() error { return e.Denial }
 
 // understand returns errors of layers below Connect as they are, and others as faults.
 func understand(err error) error {
-	var (
-		limited   *EdgeError
-		untrusted *tls.CertificateVerificationError
-		dns       *net.DNSError
-	)
-	if errors.As(err, &limited) || errors.As(err, &untrusted) || errors.As(err, &dns) || errors.Is(err, pki.ErrIdentity) ||
-		errors.Is(err, syscall.ECONNREFUSED) {
+	if cause.Below(err) {
 		return err
 	}
 	return fault.FromConnect(err)
@@ -70,14 +62,18 @@ func (e *Enroller) slow() time.Duration {
 	return e.cfg.SlowRetry/2 + time.Duration(e.cfg.Draw(int64(e.cfg.SlowRetry/2)))
 }
 
-// record puts a diagnostic on disk.
-func (e *Enroller) record(ctx context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) {
+// record puts a diagnostic on disk and returns what is kept.
+func (e *Enroller) record(ctx context.Context, code commonv1.DiagnosticCode, detail string,
+	next time.Duration,
+) diag.Entry {
 	if e.deps.Record == nil {
-		return
+		return diag.Entry{}
 	}
-	if err := e.deps.Record(ctx, code, detail, next); err != nil {
+	kept, err := e.deps.Record(ctx, code, detail, next)
+	if err != nil {
 		e.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 	}
+	return kept
 }
 
 func detailOf(err error) string {
@@ -89,34 +85,11 @@ func detailOf(err error) string {
 	return detail[:min(len(detail), most)]
 }
 
-func codeOf(err error) commonv1.DiagnosticCode {
-	var (
-		limited   *EdgeError
-		untrusted *tls.CertificateVerificationError
-		dns       *net.DNSError
-	)
-	switch {
-	case errors.As(err, &limited):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED
-	case errors.Is(err, ErrNotPinned), errors.As(err, &untrusted), errors.Is(err, pki.ErrIdentity):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED
-	case errors.As(err, &dns):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_NAME_RESOLUTION_FAILED
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED
-	case errors.Is(err, ErrNoToken):
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED
+// codeOf returns the diagnostic code of an error.
+func (e *Enroller) codeOf(err error) commonv1.DiagnosticCode {
+	clock := cause.Clock{Wall: e.deps.Clock.Wall()}
+	if server, ok := e.deps.Clock.Server(); ok {
+		clock.Server = server
 	}
-	f, ok := fault.As(err)
-	if !ok {
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED
-	}
-	switch f.Reason { // every other refusal is one of enrolment
-	case commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL:
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED
-	case commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, commonv1.Reason_REASON_IDENTITY_RETIRED:
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED
-	default:
-		return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED
-	}
+	return cause.Of(err, cause.Enrolment, clock)
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
 // Phase is a part of an opening that has a timeout of its own: the kernel of a stopped replica still accepts
@@ -28,6 +30,11 @@ type PhaseError struct {
 // Error returns the phase, the address and the time as text.
 func (e *PhaseError) Error() string {
 	return fmt.Sprintf("no %s from %s within %s", e.phase, e.address, e.within)
+}
+
+// DiagnosticCode returns the code under which the error is recorded.
+func (*PhaseError) DiagnosticCode() commonv1.DiagnosticCode {
+	return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT
 }
 
 // quickRound is how many opens that timed out are followed by another at once where there are fewer addresses than

@@ -26,6 +26,11 @@ func (e *CertificateRefusedError) Error() string {
 // Unwrap returns the cause.
 func (e *CertificateRefusedError) Unwrap() error { return e.cause }
 
+// DiagnosticCode returns the code under which the error is recorded.
+func (*CertificateRefusedError) DiagnosticCode() commonv1.DiagnosticCode {
+	return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED
+}
+
 // EdgeError means that a proxy in front of the control plane answered in its place.
 type EdgeError struct {
 	Limited    bool
@@ -40,6 +45,11 @@ func (e *EdgeError) Error() string {
 
 // Unwrap returns the cause.
 func (e *EdgeError) Unwrap() error { return e.cause }
+
+// DiagnosticCode returns the code under which the error is recorded.
+func (*EdgeError) DiagnosticCode() commonv1.DiagnosticCode {
+	return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED
+}
 
 // The alerts with which a TLS 1.3 server refuses a client's certificate.
 var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116}
