@@ -104,6 +104,7 @@ type Client struct {
 	Retention   readmodelv1connect.RetentionServiceClient
 	Projections readmodelv1connect.ProjectionServiceClient
 	Events      readmodelv1connect.EventServiceClient
+	Diagnostics readmodelv1connect.DiagnosticsServiceClient
 
 	http *http.Client
 }
@@ -142,6 +143,7 @@ func Dial(cfg Config) (*Client, error) {
 		Retention:   readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
 		Projections: readmodelv1connect.NewProjectionServiceClient(hc, base, options...),
 		Events:      readmodelv1connect.NewEventServiceClient(hc, base, options...),
+		Diagnostics: readmodelv1connect.NewDiagnosticsServiceClient(hc, base, options...),
 		http:        hc,
 	}, nil
 }

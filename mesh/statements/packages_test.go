@@ -62,6 +62,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery"
 	_ "github.com/gpuaas/mesh/services/recovery/authority"
 	_ "github.com/gpuaas/mesh/services/recovery/castore"
+	_ "github.com/gpuaas/mesh/services/recovery/diagnostics"
 	_ "github.com/gpuaas/mesh/services/recovery/drift"
 	_ "github.com/gpuaas/mesh/services/recovery/enrol"
 	_ "github.com/gpuaas/mesh/services/recovery/fleet"

@@ -24,6 +24,7 @@ var kept = map[string]string{
 	"recovery.churn_bucket":       "is taken away after a day by the watchdog",
 	"recovery.class_sighting":     "is taken away after a day by the watchdog",
 	"recovery.enrollment_attempt": "one row a node and outcome, which goes with the node",
+	"recovery.host_record":        "one row a machine, which goes with its judgement",
 	"recovery.policy_version":     "one row a policy key",
 	"recovery.rollback":           "one row",
 	"recovery.rollback_seen":      "is taken away when the rollback is accepted",

@@ -133,6 +133,7 @@ func (s *Service) serve(ctx context.Context, p *parts, tasks *dispatch.Server, c
 		mount(lifecyclev1connect.NewGateServiceHandler(p.gates(tasks), opts...)),
 		mount(lifecyclev1connect.NewTaskServiceHandler(tasks, opts...)),
 		mount(lifecyclev1connect.NewProbeServiceHandler(dispatch.NewProbes(tasks), opts...)),
+		mount(lifecyclev1connect.NewDiagnosticsServiceHandler(tasks, opts...)),
 		mount(lifecyclev1connect.NewFindingServiceHandler(findings.NewServer(finder, s.base.Audit), opts...)),
 		mount(lifecyclev1connect.NewInstanceServiceHandler(p.instances(), opts...)),
 		mount(lifecyclev1connect.NewOutputServiceHandler(outputs, opts...)),

@@ -84,10 +84,14 @@ func (s *Service) build(ctx context.Context) error {
 			outputs.Gone(sess.Identity.NodeID, sess)
 			streamed.Ended(sess.Identity.NodeID, sess.ID)
 		},
-		Diagnose: func(sess *roster.Session, d []*commonv1.Diagnostic) { s.facts.Session(sess.Diagnosed(d)) },
-		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
-		Clock:    func(sess *roster.Session, by time.Duration) { s.facts.Session(sess.ClockChanged(by)) },
-		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
+		Diagnose: func(sess *roster.Session, d []*commonv1.Diagnostic) {
+			if fact := sess.Diagnosed(d); fact != nil {
+				s.facts.Session(fact)
+			}
+		},
+		Host:   func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
+		Clock:  func(sess *roster.Session, by time.Duration) { s.facts.Session(sess.ClockChanged(by)) },
+		Policy: func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}); err != nil {
 		return err
 	}

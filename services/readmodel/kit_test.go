@@ -68,6 +68,7 @@ type owners struct {
 	lifecyclev1connect.UnimplementedTaskServiceHandler
 	lifecyclev1connect.UnimplementedOutputServiceHandler
 	lifecyclev1connect.UnimplementedGateServiceHandler
+	lifecyclev1connect.UnimplementedDiagnosticsServiceHandler
 	recoveryv1connect.UnimplementedIdentityServiceHandler
 	recoveryv1connect.UnimplementedPolicyServiceHandler
 	recoveryv1connect.UnimplementedRollbackServiceHandler
@@ -251,6 +252,7 @@ func (k *kit) configure() readmodel.Config {
 		k.mount(s)(lifecyclev1connect.NewOutputServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewTaskServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewGateServiceHandler(k.owners, s.HandlerOptions()...))
+		k.mount(s)(lifecyclev1connect.NewDiagnosticsServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("lock_store"), s.HandlerOptions()...))
 	})
 	cfg.Peers.Recovery = k.owner("recovery", keys, func(s *port.Server) {

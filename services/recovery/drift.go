@@ -5,15 +5,23 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/recovery/diagnostics"
 	"github.com/gpuaas/mesh/services/recovery/drift"
 )
 
-// addDrift builds this replica's part in judging what is wrong with nodes, and in proving that they are healthy again.
+// addDrift builds this replica's part in judging what is wrong with nodes, and in proving that they are healthy again,
+// and mounts what is asked of it. It must be called after the internal port is made.
 func (s *Service) addDrift(lifecycle service.Client) error {
 	b := s.base
 	judge, err := drift.New(drift.Deps{
 		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Roots: s.signer.Roots,
 		Probes: lifecyclev1connect.NewProbeServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
+	})
+	if err != nil {
+		return err
+	}
+	records, err := diagnostics.New(diagnostics.Deps{
+		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit, Merged: judge.Nudge,
 	})
 	if err != nil {
 		return err
@@ -32,5 +40,5 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 		app.Task{Name: "drift", Run: judge.Run},
 		app.Task{Name: "drift-probes", Run: judge.Probe},
 	)
-	return nil
+	return s.internal.Mount(recoveryv1connect.NewDiagnosticsServiceHandler(records, options...))
 }

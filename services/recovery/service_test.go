@@ -424,7 +424,7 @@ func TestRefusesWhoMayNotCall(t *testing.T) {
 		Services: []string{
 			recoveryv1connect.SessionServiceName, recoveryv1connect.InstanceServiceName, recoveryv1connect.IdentityServiceName,
 			recoveryv1connect.PolicyServiceName, recoveryv1connect.WatchdogServiceName,
-			recoveryv1connect.RollbackServiceName,
+			recoveryv1connect.RollbackServiceName, recoveryv1connect.DiagnosticsServiceName,
 		},
 	})
 	if refused < 40 {

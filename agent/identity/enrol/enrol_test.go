@@ -336,7 +336,11 @@ func TestTokenGoesOnlyToThePinnedRecovery(t *testing.T) {
 				if len(h.calls) != 0 {
 					t.Error("the token left")
 				}
-				if h.codes[0] != commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED {
+				want := commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED
+				if name == "another service" {
+					want = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_NAME_MISMATCH
+				}
+				if h.codes[0] != want {
 					t.Errorf("code %v", h.codes[0])
 				}
 			})

@@ -47,6 +47,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedHostFactsServiceHandler
 	readmodelv1connect.UnimplementedKeyServiceHandler
 	readmodelv1connect.UnimplementedTokenServiceHandler
+	readmodelv1connect.UnimplementedDiagnosticsServiceHandler
 	readmodelv1connect.UnimplementedRetentionServiceHandler
 	readmodelv1connect.UnimplementedProjectionServiceHandler
 	readmodelv1connect.UnimplementedEventServiceHandler
@@ -207,6 +208,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewHostFactsServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewKeyServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewTokenServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewDiagnosticsServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRetentionServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewProjectionServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEventServiceHandler(f, options...) },

@@ -76,7 +76,7 @@ type Session struct {
 	instanceID   string
 	agent        AgentFacts
 	clockOffset  time.Duration          // of the host's clock, as last reported; zero: none is known
-	diags        []*commonv1.Diagnostic // as the agent last reported them while connected
+	diags        []*commonv1.Diagnostic // that the agent reported while connected
 	version      int64
 	closeWhy     commonv1.Reason
 	closeText    string
@@ -355,15 +355,6 @@ func (s *Session) Depart(why string) {
 		s.closeText = "goodbye: " + why
 	}
 	s.workReady = false
-}
-
-// Diagnosed returns the session as an event reports it, with new diagnostics of its host. The session keeps them for
-// later events.
-func (s *Session) Diagnosed(d []*commonv1.Diagnostic) *nodev1.SessionChanged {
-	s.mu.Lock()
-	s.diags = d
-	s.mu.Unlock()
-	return s.Fact(s.State(), false)
 }
 
 // SetClock records how far the host's clock is ahead of the database's, for later events. Zero: it is not.

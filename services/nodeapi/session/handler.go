@@ -121,6 +121,8 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 			fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
 	scrub(frame.ProtoReflect())
+	scrubRecords(frame.GetHello().GetDiagnostics())
+	scrubRecords(frame.GetDiagnostic().GetDiagnostics())
 	return frame, nil
 }
 

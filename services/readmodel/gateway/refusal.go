@@ -160,6 +160,10 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("node.cordon", "node", m.GetNode())
 	case *readmodelv1.ProbeNodeRequest:
 		return entry("node.probe", "node", m.GetNode())
+	case *readmodelv1.MergeDiagnosticsRequest:
+		return entry("node.diagnostics", "node", m.GetNode())
+	case *readmodelv1.CollectDiagnosticsRequest:
+		return entry("node.diagnostics.collect", "node", m.GetNode())
 	case *readmodelv1.ChangeTaskRequest:
 		v, _ := names.Parse[lifecyclev1.TaskVerb](m.GetVerb())
 		return entry("task."+names.Of(v), "task", m.GetTaskId())

@@ -115,6 +115,11 @@ func (e *Evidence) counts(h hearing) bool {
 	return true
 }
 
+// explains reports whether evidence of the host names no reason and tells why the agent is not heard.
+func (e *Evidence) explains(h hearing) bool {
+	return e.Source == host && e.Reason == 0 && e.Detail != "" && (h == silent || h == unknown)
+}
+
 func classify(evidence []Evidence, now time.Time, h hearing) Verdict {
 	var (
 		best    *Row
@@ -220,7 +225,8 @@ func (v Verdict) Used(evidence []Evidence) []Evidence {
 			used = e.Reason == 0 && !unproven.has(e.Source) || e.hearing() != unknown
 		default:
 			used = e.Reason == v.Reason && e.counts(h) || withHearing && e.hearing() != unknown ||
-				e.Reason == commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT && e.counts(h) // lifecycle acts on it
+				e.Reason == commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT && e.counts(h) || // lifecycle acts on it
+				v.Reason == commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN && e.explains(h)
 		}
 		if used {
 			out = append(out, *e)

@@ -16,6 +16,11 @@
 //   - stale evidence does not count, and is named as missing if no reason is known;
 //   - it allocates nothing, except for a next action that has a path in it.
 //
+// What a host reports comes with the events of its sessions, or by a person who brings the record of a host that reaches
+// no API (MergeHost). It counts for a day at most, never as of a time in the future, and only until a session is
+// admitted: what was seen before that is over. A failure that was not seen again when it would have been tried again is
+// over too. Codes that name no reason explain why an agent is not heard: their text stands beside that verdict.
+//
 // Evidence is kept by a consumer of events, in rows that change when what was seen changes. A Judge concludes the
 // verdicts on the nodes whose evidence has changed, and on those that have been silent for too long, and writes each
 // that differs from the present one with its event. It relies on the order of events and on the database's clock. It
@@ -23,8 +28,8 @@
 //   - of replicas that judge at once, one writes a verdict; one that dies leaves its work to the others;
 //   - evidence that this build cannot read hides nothing that it can read: a worse verdict is written, a milder one is
 //     left to a replica of the newer build;
-//   - a verdict is written when its reason changes, or who acts next and how, or when its node begins or ends to be
-//     healthy, and never because time passes;
+//   - a verdict is written when its reason changes, who acts next and how, or what the host's record explains, or when
+//     its node begins or ends to be healthy, and never because time passes;
 //   - a node is proven healthy by five items (Checklist), and probed only after a reason of its own has ended: a node
 //     that connects again costs no probe and no event;
 //   - a node is judged silent only if a replica of nodeapi listened for the whole threshold (package silence), and an

@@ -4,3 +4,6 @@ import "context"
 
 // Drain keeps the evidence in all events of the log.
 func (j *Judge) Drain(ctx context.Context) error { return j.consumer.Drain(ctx, Apply) }
+
+// OfHost is ofHost for tests.
+var OfHost = ofHost

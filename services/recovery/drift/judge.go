@@ -111,6 +111,9 @@ func (j *Judge) pause() func(context.Context) bool {
 	}
 }
 
+// Nudge has the judge look for nodes that are due. It is called after the commit of MergeHost.
+func (j *Judge) Nudge() { j.news.Notify() }
+
 // Round counts what one round did.
 type Round struct {
 	Judged  int           // nodes

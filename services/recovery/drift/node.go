@@ -109,7 +109,13 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 		return
 	}
 	n.told(s, serving, at, correlation)
+	records := recordsOf(s.GetDiagnostics())
 	if serving {
+		if !same || n.ReplicaID == "" { // it is heard again, and tells what kept it away
+			n.hostOver(at)
+			n.hostReported(records, at, at, correlation)
+			records = nil
+		}
 		n.SessionID, n.Generation, n.SessionVersion = s.GetSessionId(), s.GetGeneration(), version
 		n.ReplicaID, n.SilentSince = s.GetReplicaId(), nil
 		n.opened(s)
@@ -118,9 +124,13 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 			CorrelationID: correlation,
 		}, 0)
 		n.enrolled(at, correlation)
+		n.hostReported(records, at, n.heardAt(), correlation)
 		return
 	}
 	n.SessionVersion = version
+	if n.ReplicaID != "" {
+		n.hostReported(records, at, n.heardAt(), correlation) // what it told while it was heard
+	}
 	heardAt := n.lastHeard(s, at)
 	if n.ReplicaID == "" && !n.heardSince(heardAt) { // it was late, or lost with its replica, and is closed now
 		return

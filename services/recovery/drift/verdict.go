@@ -3,6 +3,7 @@ package drift
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -90,8 +91,9 @@ func readVerdicts(ctx context.Context, tx pgx.Tx, nodeIDs []string) (map[string]
 	return out, nil
 }
 
-// become makes the verdict the present one, and reports whether that changes it: in its reason, or in who acts next and
-// how, or in whether the node is proven healthy. Of a reason that goes on, the times stay as they were.
+// become makes the verdict the present one, and reports whether that changes it: in its reason, in who acts next and
+// how, in what the host's record explains, or in whether the node is proven healthy. Of a reason that goes on, the times
+// stay as they were.
 func (s *standing) become(v Verdict, evidence []Evidence, h health, now time.Time) bool {
 	was := s.body
 	if was == nil && v.Reason == 0 && !h.proven {
@@ -99,7 +101,7 @@ func (s *standing) become(v Verdict, evidence []Evidence, h health, now time.Tim
 	}
 	if was != nil && was.GetReason() == v.Reason && !h.turns(was) && (v.Reason == 0 ||
 		was.GetUserState() == v.UserState && was.GetSeverity() == v.Severity && was.GetOwner() == v.Owner &&
-			was.GetNextAction() == v.NextAction) {
+			was.GetNextAction() == v.NextAction && !explainsMore(was, v.Used(evidence))) {
 		return false
 	}
 	s.body = &recoveryv1.NodeVerdict{
@@ -140,6 +142,21 @@ func (s *standing) become(v Verdict, evidence []Evidence, h health, now time.Tim
 		s.began = s.body.GetVersion()
 	}
 	return true
+}
+
+// explainsMore reports whether there is evidence of the host that a verdict does not name. That it is stale by now
+// changes no verdict.
+func explainsMore(was *recoveryv1.NodeVerdict, used []Evidence) bool {
+	for i := range used {
+		e := &used[i]
+		if e.Source == host && !slices.ContainsFunc(was.GetEvidence(), func(old *recoveryv1.Evidence) bool {
+			return old.GetSource() == e.Source && old.GetPart() == e.Part && old.GetReason() == e.Reason &&
+				old.GetDetail() == e.Detail
+		}) {
+			return true
+		}
+	}
+	return false
 }
 
 // messageOf returns evidence as a verdict names it.

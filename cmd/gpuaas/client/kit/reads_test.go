@@ -17,6 +17,7 @@ func TestReadsAreKnown(t *testing.T) {
 		readmodelv1.File_gpuaas_readmodel_v1_readmodel_proto, readmodelv1.File_gpuaas_readmodel_v1_people_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_recover_proto, readmodelv1.File_gpuaas_readmodel_v1_rollback_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_keys_proto, readmodelv1.File_gpuaas_readmodel_v1_hostfacts_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_diagnostics_proto,
 	} {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
@@ -29,8 +30,9 @@ func TestReadsAreKnown(t *testing.T) {
 	}
 	slices.Sort(commands)
 	want := []string{
-		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CreatePerson", "CreateTenant",
-		"CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate", "ForceRelease", "OperateWorkspace",
+		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CollectDiagnostics",
+		"CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
+		"ForceRelease", "MergeDiagnostics", "OperateWorkspace",
 		"ProbeNode", "ReleaseBrake", "RetryRelease", "RotateKey", "SetCordon", "SetPolicy",
 	}
 	if diff := cmp.Diff(want, commands); diff != "" {

@@ -43,20 +43,42 @@ func probeCommand(p *kit.Program) *cobra.Command {
 
 // followTask prints the transitions of a task as they come, and the task when it has ended.
 func followTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos string, timeout time.Duration) error {
+	shown := 0
+	last, err := awaitTask(ctx, s, task, pos, timeout, func(t *readmodelv1.Task) error {
+		for ; shown < len(t.GetTransitions()); shown++ {
+			if s.Structured() || s.Format == output.FormatName {
+				continue
+			}
+			if err := s.Line(human.Clean(transitionText(t.GetTransitions(), t.GetTransitions()[shown]))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if s.Structured() || s.Format == output.FormatName {
+		if perr := output.One(s.Printer, TaskView, last); perr != nil {
+			return perr
+		}
+	}
+	return taskOutcome(last, timeout, err)
+}
+
+// awaitTask waits until a task has ended, and returns it as it was seen last. Each state that is seen is passed to
+// changed; nil: to none.
+func awaitTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos string, timeout time.Duration,
+	changed func(*readmodelv1.Task) error,
+) (*readmodelv1.Task, error) {
 	ctx, cancel := kit.Within(ctx, timeout)
 	defer cancel()
-	last, shown := taskOf(task), 0
+	last := taskOf(task)
 	each := func(item *readmodelv1.WatchItem) (bool, error) {
 		t := item.GetTask()
 		if t.GetTaskId() != task.GetTaskId() {
 			return false, nil
 		}
 		last = t
-		for ; shown < len(t.GetTransitions()); shown++ {
-			if s.Structured() || s.Format == output.FormatName {
-				continue
-			}
-			if err := s.Line(human.Clean(transitionText(t.GetTransitions(), t.GetTransitions()[shown]))); err != nil {
+		if changed != nil {
+			if err := changed(t); err != nil {
 				return false, err
 			}
 		}
@@ -69,24 +91,25 @@ func followTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos
 	err := s.Follow(ctx, &readmodelv1.WatchRequest{
 		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS}, Node: task.GetNodeId(), MinPos: pos,
 	}, poll, each)
-	if s.Structured() || s.Format == output.FormatName {
-		if perr := output.One(s.Printer, TaskView, last); perr != nil {
-			return perr
-		}
-	}
+	return last, err
+}
+
+// taskOutcome returns the error for a task that was waited for with err: it has not ended in time, or has not
+// succeeded.
+func taskOutcome(last *readmodelv1.Task, timeout time.Duration, err error) error {
 	switch {
 	case errors.Is(err, kit.ErrWaited):
 		return &exit.Error{
 			Code: exit.CodeTimeout, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED,
-			Message: fmt.Sprintf("task %s is %s after %s", task.GetTaskId(), human.Enum(last.GetState()), timeout),
-			Remedy:  "look at it later: gpuaas tasks get " + task.GetTaskId(),
+			Message: fmt.Sprintf("task %s is %s after %s", last.GetTaskId(), human.Enum(last.GetState()), timeout),
+			Remedy:  "look at it later: gpuaas tasks get " + last.GetTaskId(),
 		}
 	case err != nil:
 		return err
 	case last.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED:
 		return &exit.Error{
 			Code: exit.CodeError, Reason: cmp.Or(last.GetReason(), commonv1.Reason_REASON_INTERNAL),
-			Message: fmt.Sprintf("task %s ended %s: %s", task.GetTaskId(), human.Enum(last.GetState()), last.GetError()),
+			Message: fmt.Sprintf("task %s ended %s: %s", last.GetTaskId(), human.Enum(last.GetState()), last.GetError()),
 		}
 	}
 	return nil

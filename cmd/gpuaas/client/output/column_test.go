@@ -99,6 +99,8 @@ func TestColumnsAreFields(t *testing.T) {
 		"inventory.InstanceView":    declared(inventory.InstanceView),
 		"inventory.TenantView":      declared(inventory.TenantView),
 		"nodes.EnrollView":          declared(nodes.EnrollView),
+		"nodes.RecordView":          declared(nodes.RecordView),
+		"nodes.MergedView":          declared(nodes.MergedView),
 		"nodes.TaskView":            declared(nodes.TaskView),
 		"nodes.VerdictsView":        declared(nodes.VerdictsView),
 		"nodes.View":                declared(nodes.View),

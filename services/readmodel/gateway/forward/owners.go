@@ -29,6 +29,8 @@ type Owners struct {
 	Keys        recoveryv1connect.KeyServiceClient
 	Tokens      recoveryv1connect.TokenServiceClient
 	Health      recoveryv1connect.HealthServiceClient
+	Diagnostics recoveryv1connect.DiagnosticsServiceClient
+	Collected   lifecyclev1connect.DiagnosticsServiceClient
 }
 
 // OwnerError is a refusal by an owner, which has recorded it in its own audit entries.

@@ -1,0 +1,80 @@
+package dispatch
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// mostCollected is how many entries of a host's record one task collects.
+const mostCollected = 64
+
+// collected is what is stored of a task that collected diagnostics.
+type collected struct {
+	Type   string `db:"type"`
+	State  string `db:"state"`
+	Output []byte `db:"output"`
+}
+
+var readCollected = pg.Define(pg.RoleLifecycle, "dispatch.read_collected", `
+	SELECT `+pg.Columns[collected]("t")+` FROM lifecycle.task t WHERE t.task_id = $1`)
+
+// CollectDiagnostics queues a task that returns the newest entries of the host's record. As a probe it ignores the
+// cordon, and nothing is dispatched to a node whose gate is shut.
+func (s *Server) CollectDiagnostics(ctx context.Context,
+	req *lifecyclev1.CollectDiagnosticsRequest,
+) (*lifecyclev1.CollectDiagnosticsResponse, error) {
+	key := "diagnostics/" + ids.New()
+	if req.GetIdempotencyKey() != "" {
+		key = "diagnostics/" + req.GetNodeId() + "/" + req.GetIdempotencyKey()
+	}
+	one, err := s.queueOne(ctx, task.Spec{
+		Type: commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT, NodeID: req.GetNodeId(), IdempotencyKey: key,
+		StartWithin: probeStartWithin, Payload: &nodev1.DiagnosticsCollect{MaxRecords: mostCollected},
+		CorrelationID: obs.From(ctx).CorrelationID, CreatedBy: rpc.ActorFrom(ctx),
+	}, true)
+	if err != nil {
+		return nil, err
+	}
+	return &lifecyclev1.CollectDiagnosticsResponse{Task: one.row.Proto(), Pos: one.pos}, nil
+}
+
+// GetCollectedDiagnostics returns what a task of CollectDiagnostics returned. An output that is none of an agent's, or
+// too long, is cut to what can be read of it.
+func (s *Server) GetCollectedDiagnostics(ctx context.Context,
+	req *lifecyclev1.GetCollectedDiagnosticsRequest,
+) (*lifecyclev1.GetCollectedDiagnosticsResponse, error) {
+	found, err := pg.All[collected](ctx, s.deps.DB, readCollected, req.GetTaskId())
+	if err != nil {
+		return nil, fmt.Errorf("read collected diagnostics: %w", err)
+	}
+	if len(found) == 0 || found[0].Type != names.Of(commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT) {
+		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such task that collects diagnostics")
+	}
+	if found[0].State != names.Of(commonv1.TaskState_TASK_STATE_SUCCEEDED) {
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the task has not succeeded",
+			fault.Unmet("the task is "+found[0].State))
+	}
+	report := &nodev1.DiagnosticReport{}
+	if err := proto.Unmarshal(found[0].Output, report); err != nil {
+		return nil, fault.New(commonv1.Reason_REASON_INTERNAL, "", fault.Cause(fmt.Errorf("read diagnostics: %w", err)))
+	}
+	list := report.GetDiagnostics()
+	list = list[max(len(list)-mostCollected, 0):]
+	for _, d := range list {
+		d.Detail = task.Clean(d.GetDetail(), 512)
+	}
+	return &lifecyclev1.GetCollectedDiagnosticsResponse{Diagnostics: list}, nil
+}
