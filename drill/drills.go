@@ -13,9 +13,10 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), fenced(), cloned(), routeDrift(), versionDrift(), clockSkew(), doubleProvision(), register(), wedged(),
-		releaseFailed(), hostRuntime(),
-		restoreReusesNothing(), oldInstance(), diskFull(),
+		shortOutage(), hostTrust(), blindSpot(), edgeLimit(),
+		fenced(), cloned(), routeDrift(),
+		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
+		hostRuntime(), restoreReusesNothing(), oldInstance(), diskFull(),
 	}
 }
 

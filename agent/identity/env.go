@@ -241,3 +241,8 @@ func (s *Store) RecoveryBundlePath() string {
 
 // BundlePath returns the path of the trust for the node API.
 func (s *Store) BundlePath() string { return s.path(fileBundle) }
+
+// BundleFile returns what BundlePath does for a store whose etc directory is given.
+func BundleFile(etc string) string {
+	return (&Store{dirs: Dirs{Etc: etc}}).path(fileBundle)
+}

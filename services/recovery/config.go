@@ -60,6 +60,8 @@ type Config struct {
 	RetiredFor time.Duration `koanf:"retired_for"`
 	// ForgetAfter is how long the watchdog keeps facts of what has ended.
 	ForgetAfter time.Duration `koanf:"forget_after"`
+	// HostRecordFresh is how long a diagnostic record that a person brings for a host explains anything, after it was seen.
+	HostRecordFresh time.Duration `koanf:"host_record_fresh"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
 	DatabaseVolume string `koanf:"database_volume"`
 }
@@ -70,7 +72,7 @@ func Default() Config {
 		Config: service.Default(), EnrollListen: "127.0.0.1:0", Profile: Profile{Name: "default"},
 		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20,
 		ClaimLease: 10 * time.Second, MintWait: 30 * time.Second, SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour,
-		RetiredFor: 49 * time.Hour, ForgetAfter: 24 * time.Hour,
+		RetiredFor: 49 * time.Hour, ForgetAfter: 24 * time.Hour, HostRecordFresh: 24 * time.Hour,
 	}
 }
 
@@ -111,6 +113,7 @@ func (c Config) Validate() error {
 		{"launch_secret_life", c.LaunchSecretLife.Seconds()},
 		{"retired_for", c.RetiredFor.Seconds()},
 		{"forget_after", c.ForgetAfter.Seconds()},
+		{"host_record_fresh", c.HostRecordFresh.Seconds()},
 	} {
 		if limit.value <= 0 {
 			errs = append(errs, fmt.Errorf("%s is not above zero", limit.key))

@@ -22,6 +22,7 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 	}
 	records, err := diagnostics.New(diagnostics.Deps{
 		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit, Merged: judge.Nudge,
+		Fresh: s.cfg.HostRecordFresh,
 	})
 	if err != nil {
 		return err

@@ -32,6 +32,8 @@ type Deps struct {
 	Pool   *pgxpool.Pool
 	Wake   *events.Signal // notified after commits that appended events
 	Audit  *audit.Log     // records refusals; nil: none are recorded
+	// Fresh is how long a record explains anything; more than a day is a day.
+	Fresh time.Duration
 	// Merged is called after the commit of a record that has changed evidence; nil: it is not.
 	Merged func()
 }
@@ -41,8 +43,8 @@ type Server struct{ deps Deps }
 
 // New checks the dependencies.
 func New(deps Deps) (*Server, error) {
-	if deps.Logger == nil || deps.Pool == nil {
-		return nil, errors.New("diagnostics server needs a logger and a pool")
+	if deps.Logger == nil || deps.Pool == nil || deps.Fresh <= 0 {
+		return nil, errors.New("diagnostics server needs a logger, a pool and how long a record explains anything")
 	}
 	return &Server{deps}, nil
 }
@@ -64,7 +66,7 @@ func (s *Server) MergeDiagnostics(
 	ctx context.Context, req *recoveryv1.MergeDiagnosticsRequest,
 ) (*recoveryv1.MergeDiagnosticsResponse, error) {
 	by := rpc.ActorFrom(ctx)
-	records, unknown := read(req.GetRecords(), by)
+	records, unknown := s.read(req.GetRecords(), by)
 	digest, err := digestOf(req.GetRecords())
 	if err != nil {
 		return nil, err
@@ -126,7 +128,7 @@ func (s *Server) MergeDiagnostics(
 
 // read returns the records of a request and how many have a code that this build does not know. Times that cannot be
 // read are none.
-func read(list []*recoveryv1.HostRecord, by string) ([]drift.HostRecord, int32) {
+func (s *Server) read(list []*recoveryv1.HostRecord, by string) ([]drift.HostRecord, int32) {
 	unknown := int32(0)
 	out := make([]drift.HostRecord, 0, len(list))
 	for _, r := range list {
@@ -138,7 +140,7 @@ func read(list []*recoveryv1.HostRecord, by string) ([]drift.HostRecord, int32) 
 		out = append(out, drift.HostRecord{
 			Code: code, Detail: r.GetDetail(), SeenAt: timeOf(r.GetLastSeenAt()),
 			NextRetry: min(max(r.GetNextRetry().AsDuration(), 0), 24*time.Hour), EndedAt: timeOf(r.GetEndedAt()),
-			CorrelationID: r.GetRetryCorrelationId(), By: by,
+			CorrelationID: r.GetRetryCorrelationId(), By: by, Fresh: s.deps.Fresh,
 		})
 	}
 	return out, unknown

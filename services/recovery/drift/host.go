@@ -1,6 +1,7 @@
 package drift
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -25,11 +26,12 @@ type HostRecord struct {
 	NextRetry     time.Duration
 	EndedAt       time.Time // zero: it is not over, as far as the host knows
 	CorrelationID string
-	By            string // the person who brought it; empty: the agent told it
+	By            string        // the person who brought it; empty: the agent told it
+	Fresh         time.Duration // how long it explains anything, after it was seen; zero: hostFresh
 }
 
 const (
-	// hostFresh is how long a record explains anything, after it was seen last.
+	// hostFresh is the longest time for which a record explains anything, after it was seen last.
 	hostFresh = 24 * time.Hour
 	// hostRepeats is how much later than a failure another may be seen before the one counts as over, for it was not seen
 	// again when it would have been tried again.
@@ -137,8 +139,9 @@ func ofHost(nodeID string, records []HostRecord, now, heardAt time.Time) []Evide
 			continue
 		}
 		e := Evidence{
-			NodeID: nodeID, Part: of.part, Reason: of.reason, Source: host, ObservedAt: at, FreshUntil: at.Add(hostFresh),
-			Detail: r.text(),
+			NodeID: nodeID, Part: of.part, Reason: of.reason, Source: host, ObservedAt: at,
+			FreshUntil: at.Add(min(cmp.Or(max(r.Fresh, 0), hostFresh), hostFresh)),
+			Detail:     r.text(),
 		}
 		if ids.Valid(r.CorrelationID) {
 			e.CorrelationID = r.CorrelationID
