@@ -62,8 +62,6 @@ func (h *HostFacts) AcceptHostFacts(ctx context.Context, req *recoveryv1.AcceptH
 	return out, nil
 }
 
-var clockNow = pg.Define(pg.RoleRecovery, "drift.clock", `SELECT mesh.clock() AS now`)
-
 // accept makes the present facts of a node the accepted ones and returns the differences; empty: there are none.
 func accept(ctx context.Context, tx pgx.Tx, nodeID, by, reason string) (string, error) {
 	nodes := map[string]*node{nodeID: nil}
@@ -88,22 +86,17 @@ func accept(ctx context.Context, tx pgx.Tx, nodeID, by, reason string) (string, 
 	if err != nil {
 		return "", err
 	}
-	now, err := pg.One[clockRow](ctx, tx, clockNow)
+	now, err := pg.Value[time.Time](ctx, tx, readClock)
 	if err != nil {
 		return "", fmt.Errorf("read clock: %w", err)
 	}
 	changes := present.Differences(was)
 	f := n.facts
 	f.Accepted, f.Present = present.completed(was).text(), ""
-	f.AcceptedAt, f.AcceptedBy, f.Reason = now.Now, by, cut(reason, mostDetail)
+	f.AcceptedAt, f.AcceptedBy, f.Reason = now, by, cut(reason, mostDetail)
 	n.noteTopic(topicRuntime, Evidence{
-		NodeID: nodeID, Part: commonv1.DriftPart_DRIFT_PART_HOST, Source: session, ObservedAt: now.Now,
+		NodeID: nodeID, Part: commonv1.DriftPart_DRIFT_PART_HOST, Source: session, ObservedAt: now,
 	})
 	n.due = true
 	return changes, save(ctx, tx, nodes)
-}
-
-// clockRow is the time of the mesh.
-type clockRow struct {
-	Now time.Time `db:"now"`
 }

@@ -38,7 +38,7 @@ const (
 	hostRepeats = 10 * time.Minute
 	// hostRenew is how much longer evidence must count before what it says once more is written again.
 	hostRenew = time.Hour
-	// mostDetail bounds the detail of evidence from a host, in bytes.
+	// mostDetail bounds the detail of evidence, in bytes.
 	mostDetail = 512
 )
 

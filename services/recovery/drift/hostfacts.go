@@ -18,7 +18,6 @@ const (
 	mostAddresses = 64
 	mostRemotes   = 8   // that are remembered of a node
 	mostText      = 128 // bytes of one fact
-	mostDetail    = 512 // bytes of what evidence says of a difference
 )
 
 // Runtime is what workloads on a host rest on.

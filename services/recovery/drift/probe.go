@@ -165,7 +165,7 @@ func (j *Judge) keepProbes(ctx context.Context, asked map[string]probed, answer 
 		if err := lock(ctx, tx, nodes); err != nil {
 			return err
 		}
-		now, err := pg.One[clockRow](ctx, tx, readClock)
+		now, err := pg.Value[time.Time](ctx, tx, readClock)
 		if err != nil {
 			return err
 		}
@@ -174,7 +174,7 @@ func (j *Judge) keepProbes(ctx context.Context, asked map[string]probed, answer 
 			if n == nil || !n.Wanted || n.ProbeDue == nil || n.Generation != p.Generation || n.ProbeAttempt != p.Attempt {
 				continue
 			}
-			if n.answered(a, answer.GetCheckedAt().AsTime(), now.Now) {
+			if n.answered(a, answer.GetCheckedAt().AsTime(), now) {
 				open++
 			}
 			judged = judged || n.due
@@ -189,12 +189,6 @@ func (j *Judge) keepProbes(ctx context.Context, asked map[string]probed, answer 
 	}
 	return open, nil
 }
-
-type clockRow struct {
-	Now time.Time `db:"now"`
-}
-
-var readClock = pg.Define(pg.RoleRecovery, "drift.read_clock", `SELECT mesh.clock() AS now`)
 
 // answered keeps what became of the probe of a node, and reports whether it has not ended.
 func (n *node) answered(a *lifecyclev1.NodeProbed, checked, now time.Time) bool {
