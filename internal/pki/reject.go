@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"time"
 )
 
@@ -35,32 +34,22 @@ const (
 // Reject describes a refused handshake.
 type Reject struct {
 	Reason RejectReason
-	// ClaimedUnverified is the URI name of the refused certificate. An unverified certificate can name anything: the name
-	// may point an operator to a node, and must never change the state of one.
-	ClaimedUnverified string
-	Serial            string // of the refused certificate, as unverified
-	Remote            string
-	Err               error
+	// Claimed is what the refused certificate claims. An unverified certificate can name anything: the name may point an
+	// operator to a node, and must never change the state of one. It is zero where the peer presented no certificate that
+	// can be read.
+	Claimed Claim
+	Remote  string
+	Err     error
 }
 
 // ClassifyHandshake returns why a handshake of ServerTLS failed. now is the time by which certificates were verified.
 func ClassifyHandshake(err error, now time.Time) Reject {
 	out := Reject{Reason: rejectReason(err, now), Err: err}
 	var verification *tls.CertificateVerificationError
-	if errors.As(err, &verification) && len(verification.UnverifiedCertificates) > 0 {
-		leaf := verification.UnverifiedCertificates[0]
-		out.Serial = clip(SerialString(leaf.SerialNumber))
-		out.ClaimedUnverified = claimed(leaf)
+	if errors.As(err, &verification) {
+		out.Claimed = ReadClaim(verification.UnverifiedCertificates)
 	}
 	return out
-}
-
-func claimed(cert *x509.Certificate) string {
-	names := make([]string, 0, len(cert.URIs))
-	for _, uri := range cert.URIs {
-		names = append(names, uri.String())
-	}
-	return clip(strings.Join(names, ","))
 }
 
 func rejectReason(err error, now time.Time) RejectReason {

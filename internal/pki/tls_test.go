@@ -282,7 +282,7 @@ func TestServerLetsInOnlyWhomItsAuthoritiesName(t *testing.T) {
 				if got.Reason != tt.reject {
 					t.Errorf("refused as %q (%v), wanted %q", got.Reason, got.Err, tt.reject)
 				}
-				if tt.store != nil && len(tt.store.Certificate().Leaf.URIs) > 0 && got.ClaimedUnverified == "" {
+				if tt.store != nil && len(tt.store.Certificate().Leaf.URIs) > 0 && got.Claimed.SAN == "" {
 					t.Error("the claimed name is lost")
 				}
 			}

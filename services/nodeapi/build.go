@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/authority"
 	"github.com/gpuaas/mesh/services/nodeapi/beat"
 	"github.com/gpuaas/mesh/services/nodeapi/facts"
+	"github.com/gpuaas/mesh/services/nodeapi/ingress"
 	"github.com/gpuaas/mesh/services/nodeapi/relay"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session"
@@ -60,6 +61,10 @@ func (s *Service) build(ctx context.Context) error {
 		})
 	reporter := work.NewReporter(b.Logger, b.ReplicaID, view, streamed, m)
 	outputs := s.relay(view)
+	rejections := ingress.New(ingress.Deps{
+		Logger: b.Logger, DB: b.DB, ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, Wake: b.Wake.Notify,
+		Metrics: m, Now: clock.Now, Known: func(nodeID string) bool { return view.Get(nodeID) != nil },
+	})
 	keys := agentKeys{tasks: &session.KeyList{}, roots: &session.RootList{}}
 	// Before a port is open, since this waits for the database.
 	if keys.joins, err = s.openKeys(ctx, keys.tasks, keys.roots); err != nil {
@@ -89,9 +94,10 @@ func (s *Service) build(ctx context.Context) error {
 				s.facts.Session(fact)
 			}
 		},
-		Host:   func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
-		Clock:  func(sess *roster.Session, by time.Duration) { s.facts.Session(sess.ClockChanged(by)) },
-		Policy: func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
+		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
+		Clock:    func(sess *roster.Session, by time.Duration) { s.facts.Session(sess.ClockChanged(by)) },
+		Rejected: rejections.Refused,
+		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}); err != nil {
 		return err
 	}
@@ -116,6 +122,7 @@ func (s *Service) build(ctx context.Context) error {
 				return nil
 			},
 		},
+		app.Task{Name: "ingress-rejections", Run: rejections.Run},
 		app.Task{Name: "policy-frames", Run: s.tellPolicy},
 	)
 	return nil

@@ -10,6 +10,8 @@ import (
 // metrics of the service. Labels come from closed sets; ids are never labels.
 type metrics struct {
 	rejects *prometheus.CounterVec
+	claims  *prometheus.CounterVec
+	forgot  prometheus.Counter
 	shed    prometheus.Counter
 	opened  *prometheus.CounterVec
 	refused *prometheus.CounterVec
@@ -24,6 +26,14 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 			Name: "agent_handshakes_refused_total",
 			Help: "Handshakes refused at the agents' port, by reason.",
 		}, []string{"reason"}),
+		claims: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "nodeapi_ingress_rejections_total",
+			Help: "Handshakes refused at the agents' port because of the client's certificate, by reason.",
+		}, []string{"reason"}),
+		forgot: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "nodeapi_ingress_rejections_forgotten_total",
+			Help: "Claimed nodes whose rejections were forgotten because too many were claimed.",
+		}),
 		shed: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "agent_connections_shed_total",
 			Help: "Connections closed before TLS because too many were open.",
@@ -48,7 +58,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.rejects, m.shed, m.opened, m.refused, m.frames, m.offered, m.acked,
+		m.rejects, m.claims, m.forgot, m.shed, m.opened, m.refused, m.frames, m.offered, m.acked,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_streams", Help: "Streams of agents that stand open here."},
 			open),
 	} {
@@ -62,6 +72,12 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 
 // TLSReject counts a refused handshake.
 func (m *metrics) TLSReject(reason string) { m.rejects.WithLabelValues(reason).Inc() }
+
+// IngressRejected counts a client whose certificate was refused.
+func (m *metrics) IngressRejected(reason string) { m.claims.WithLabelValues(reason).Inc() }
+
+// IngressForgotten counts a claimed node whose rejections were forgotten.
+func (m *metrics) IngressForgotten() { m.forgot.Inc() }
 
 // Shed counts a connection closed before TLS.
 func (m *metrics) Shed() { m.shed.Inc() }

@@ -160,7 +160,7 @@ func (s *Server) onReject(ctx context.Context) func(pki.Reject) {
 		s.metrics.Reject(s.cfg.Name, r.Reason)
 		s.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "tls handshake refused",
 			slog.String("port", s.cfg.Name), slog.String("reason", string(r.Reason)), slog.String("remote", r.Remote),
-			slog.String("claimed_unverified", r.ClaimedUnverified), slog.String("serial_unverified", r.Serial),
+			slog.String("claimed_unverified", r.Claimed.SAN), slog.String("serial_unverified", r.Claimed.Serial),
 			slog.Any("error", r.Err))
 		if s.deps.OnReject != nil {
 			s.deps.OnReject(r)

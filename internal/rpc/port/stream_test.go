@@ -211,7 +211,7 @@ func TestRefusedHandshakesAreCounted(t *testing.T) {
 	}
 	got := <-f.rejects
 	if got.Reason != pki.RejectUnknownAuthority ||
-		got.ClaimedUnverified != pki.NodeID(rpctest.TrustDomain, rpctest.NodeID).String() {
+		got.Claimed.SAN != pki.NodeID(rpctest.TrustDomain, rpctest.NodeID).String() {
 		t.Errorf("reject = %+v", got)
 	}
 	families, err := f.registry.Gather()

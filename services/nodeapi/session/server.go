@@ -89,6 +89,8 @@ type Deps struct {
 	Policy    func() *commonv1.NodePolicy
 	// Clock is called when it changes how far the clock of an admitted session's host is from the database's.
 	Clock func(s *roster.Session, offset time.Duration)
+	// Rejected is called with each refused handshake. It must not block; nil: it is not called.
+	Rejected func(pki.Reject)
 	// Output is called with an agent's answer to a request for a workload's output, and Gone with each session whose
 	// stream has ended. Neither may block.
 	Output func(s *roster.Session, chunk *nodev1.OutputChunk)
@@ -151,8 +153,11 @@ func New(deps Deps, cfg Config) (*Server, error) {
 		tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now,
 		onReject: func(r pki.Reject) {
 			deps.Metrics.TLSReject(string(r.Reason))
+			if deps.Rejected != nil {
+				deps.Rejected(r)
+			}
 			deps.Logger.Info("handshake refused", slog.String("reason", string(r.Reason)),
-				slog.String("claimed_unverified", r.ClaimedUnverified),
+				slog.String("claimed_unverified", r.Claimed.SAN),
 				slog.String("remote", r.Remote), slog.Any("error", r.Err))
 		},
 	}

@@ -23,13 +23,14 @@ const (
 	kindReplica  = "replica.beat"
 	kindAttempt  = "enrollment.attempted"
 	kindRefused  = "task.type_refused"
+	kindRejected = "ingress.rejected"
 )
 
 // Kinds returns the kinds of events that are evidence. That a replica began to listen, or leaves, only has the judge
 // look at once: who listens is in mesh.replica.
 func Kinds() []string {
 	return []string{
-		kindIdentity, kindSession, kindGate, kindReplica, kindAttempt, kindRefused,
+		kindIdentity, kindSession, kindGate, kindReplica, kindAttempt, kindRefused, kindRejected,
 	}
 }
 
@@ -67,6 +68,9 @@ func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	if err := loadFacts(ctx, tx, nodes, facts); err != nil {
 		return err
 	}
+	if err := compareClaims(ctx, tx, changes, nodes); err != nil {
+		return err
+	}
 	for _, c := range changes {
 		n := nodes[c.nodeID]
 		if n == nil && c.identity { // it is new
@@ -89,6 +93,7 @@ type change struct {
 	nodeID   string
 	identity bool // it makes the node known
 	facts    bool // it has facts of the host
+	claim    *claim
 	apply    func(*node)
 }
 
@@ -132,6 +137,8 @@ func read(r events.Record) (change, error) {
 		return change{nodeID: refused.GetRefusedByNodeId(), facts: true, apply: func(n *node) {
 			n.typeRefused(refused, r.CreatedAt, r.CorrelationID)
 		}}, nil
+	case kindRejected:
+		return readRejected(r)
 	}
 	return change{}, nil
 }

@@ -153,6 +153,10 @@ func (k *kit) append(messages ...proto.Message) {
 		case *lifecyclev1.TaskTypeRefused:
 			role, e.Kind, e.AggregateType = pg.RoleLifecycle, "task.type_refused", "task_refusal"
 			e.AggregateID = x.GetRefusedTaskId()
+		case *nodev1.IngressRejected:
+			role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleNodeAPI, "ingress.rejected", "ingress_rejection",
+				x.GetRejectionId()
+			e.CorrelationID = x.GetRejectionId()
 		default:
 			k.t.Fatalf("no event of %T", m)
 		}

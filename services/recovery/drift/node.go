@@ -119,6 +119,7 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 		n.SessionID, n.Generation, n.SessionVersion = s.GetSessionId(), s.GetGeneration(), version
 		n.ReplicaID, n.SilentSince = s.GetReplicaId(), nil
 		n.opened(s)
+		n.acceptedByIngress(at)
 		n.note(Evidence{
 			NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_PROCESS, Source: session, ObservedAt: at,
 			CorrelationID: correlation,
