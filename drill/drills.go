@@ -13,7 +13,7 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), hostTrust(), blindSpot(), edgeLimit(),
+		shortOutage(), controlPlaneOutage(), hostTrust(), blindSpot(), edgeLimit(),
 		fenced(), cloned(), routeDrift(),
 		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
 		hostRuntime(), restoreReusesNothing(), oldInstance(), diskFull(),

@@ -177,10 +177,12 @@ func (s *Service) sweepWoken(ctx context.Context, finder *findings.Sweeper) erro
 // sweepTasks ends stale tasks at the cadence of the policy.
 func (s *Service) sweepTasks(ctx context.Context, tasks *dispatch.Server) error {
 	for {
-		if !app.Sleep(ctx, s.base.Policy.Current().TaskStaleSweepInterval()) {
+		interval := s.base.Policy.Current().TaskStaleSweepInterval()
+		if !app.Sleep(ctx, interval) {
 			return nil
 		}
 		swept, err := tasks.Sweep(ctx)
+		err = errors.Join(err, tasks.EndBacklogs(ctx, interval))
 		if err != nil && ctx.Err() == nil {
 			s.base.Logger.WarnContext(ctx, "stale tasks not swept", obs.Err(err))
 		}

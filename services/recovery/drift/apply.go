@@ -24,13 +24,14 @@ const (
 	kindAttempt  = "enrollment.attempted"
 	kindRefused  = "task.type_refused"
 	kindRejected = "ingress.rejected"
+	kindBacklog  = "task_backlog.changed"
 )
 
 // Kinds returns the kinds of events that are evidence. That a replica began to listen, or leaves, only has the judge
 // look at once: who listens is in mesh.replica.
 func Kinds() []string {
 	return []string{
-		kindIdentity, kindSession, kindGate, kindReplica, kindAttempt, kindRefused, kindRejected,
+		kindIdentity, kindSession, kindGate, kindReplica, kindAttempt, kindRefused, kindRejected, kindBacklog,
 	}
 }
 
@@ -139,6 +140,8 @@ func read(r events.Record) (change, error) {
 		}}, nil
 	case kindRejected:
 		return readRejected(r)
+	case kindBacklog:
+		return readBacklog(r)
 	}
 	return change{}, nil
 }

@@ -153,6 +153,9 @@ func (k *kit) append(messages ...proto.Message) {
 		case *lifecyclev1.TaskTypeRefused:
 			role, e.Kind, e.AggregateType = pg.RoleLifecycle, "task.type_refused", "task_refusal"
 			e.AggregateID = x.GetRefusedTaskId()
+		case *recoveryv1.Evidence:
+			role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleLifecycle, "task_backlog.changed", "task_backlog",
+				x.GetNodeId()
 		case *nodev1.IngressRejected:
 			role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleNodeAPI, "ingress.rejected", "ingress_rejection",
 				x.GetRejectionId()

@@ -60,7 +60,10 @@ var ordered = []Row{
 		Reason: commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED, UserState: temporary, by: of(gate),
 		holds: connected,
 	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE, UserState: temporary, by: records},
+	{
+		Reason: commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE, UserState: temporary, by: records | of(taskRecord),
+		holds: connected,
+	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, UserState: normal, by: records | of(taskRecord)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, UserState: normal, by: records},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_DISCONNECTED, UserState: temporary},

@@ -71,7 +71,11 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 				wake = append(wake, r.RunID)
 			}
 		}
-		if _, err := events.Append(ctx, tx, evs...); err != nil {
+		began, err := backlogBegan(ctx, tx, list)
+		if err != nil {
+			return err
+		}
+		if _, err := events.Append(ctx, tx, append(evs, began...)...); err != nil {
 			return fmt.Errorf("report tasks: %w", err)
 		}
 		if len(wake) > 0 {
