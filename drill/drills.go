@@ -14,9 +14,9 @@ import (
 func Drills() []kit.Drill {
 	return []kit.Drill{
 		shortOutage(), controlPlaneOutage(), hostTrust(), blindSpot(), edgeLimit(),
-		fenced(), cloned(), routeDrift(),
+		fenced(), cloned(), routeDrift(), backlogStale(),
 		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
-		hostRuntime(), restoreReusesNothing(), oldInstance(), diskFull(),
+		hostRuntime(), controlPlaneRollback(), restoreReusesNothing(), oldInstance(), diskFull(),
 	}
 }
 

@@ -51,6 +51,7 @@ var kept = map[string]string{
 	"mesh.retention":              "one row a cut",
 	"mesh.judged":                 "one row a service",
 	"mesh.storage_sample":         "is taken away after a week by the next sample",
+	"lifecycle.task_backlog":      "is taken away once its node is back, or after a day, by the sweep",
 
 	"lifecycle.replica_seen":   "not written any more (00113)",
 	"nodeapi.replica":          "not written any more (00113)",
