@@ -22,8 +22,9 @@ const (
 	probesAsked = 5
 	// probeWindow is how long one of them may wait, as the API's help says.
 	probeWindow = time.Minute
-	// probeEnd is how long before the end of the window the fault begins: until then the agent could take the tasks.
-	probeEnd = 3 * time.Second
+	// probeEnd is how long before the end of the window the fault begins, and longer than a fault may take to be seen:
+	// until then the agent could still take the tasks.
+	probeEnd = await.Took + 5*time.Second
 )
 
 // backlogStale is row 16: tasks expire in the queue while their node is away.

@@ -13,10 +13,10 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), controlPlaneOutage(), hostTrust(), blindSpot(), edgeLimit(),
+		shortOutage(), nodeAPIOutage(), hostTrust(), blindSpot(), edgeLimit(),
 		fenced(), cloned(), routeDrift(), backlogStale(),
 		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
-		hostRuntime(), controlPlaneRollback(), restoreReusesNothing(), oldInstance(), diskFull(),
+		hostRuntime(), nodesAhead(), restoreReusesNothing(), oldInstance(), diskFull(),
 	}
 }
 

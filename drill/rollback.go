@@ -21,8 +21,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/agents"
 )
 
-// controlPlaneRollback is row 34: a database that is older than what its nodes remember.
-func controlPlaneRollback() kit.Drill {
+// nodesAhead is row 34: a database that is older than what its nodes remember.
+func nodesAhead() kit.Drill {
 	return kit.Drill{
 		Name: "control-plane-rollback",
 		Injects: "a machine that serves a workspace opens sessions; then all services are stopped, the database's directory " +

@@ -29,8 +29,8 @@ const (
 // noTasks is how many tasks of one node an outage may leave: probes and observations of before wait for its end.
 const noTasks = 5
 
-// controlPlaneOutage is row 4: all replicas of the node API are killed and stay away.
-func controlPlaneOutage() kit.Drill {
+// nodeAPIOutage is row 4: all replicas of the node API are killed and stay away.
+func nodeAPIOutage() kit.Drill {
 	return kit.Drill{
 		Name: "control-plane-outage",
 		Injects: "all replicas of the node API are killed and stay away, for longer than an agent may be silent; then " +
@@ -47,11 +47,11 @@ func controlPlaneOutage() kit.Drill {
 			"node API are killed as before",
 		FailsAt: stage.Detected,
 		Scale:   2, // when a silent replica counts as gone is no policy
-		Run:     runControlPlaneOutage,
+		Run:     runNodeAPIOutage,
 	}
 }
 
-func runControlPlaneOutage(ctx context.Context, r *kit.Run) error {
+func runNodeAPIOutage(ctx context.Context, r *kit.Run) error {
 	m := r.Mesh
 	c, err := m.Cluster()
 	if err != nil {
