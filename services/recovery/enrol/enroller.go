@@ -94,7 +94,7 @@ type Enroller struct {
 func New(deps Deps, cfg Config) (*Enroller, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Signer == nil || deps.Policy == nil || deps.Profile == nil ||
 		deps.TaskKeys == nil || deps.JoinStates == nil {
-		return nil, errors.New("enroller needs a logger, a pool, an authority, a policy, a profile, task keys and join states")
+		return nil, errors.New("enroller needs a logger, a pool, an authority, a policy, a profile, task keys and a verifier")
 	}
 	cfg = config.Or(cfg, defaults)
 	if err := pki.NodeID(cfg.TrustDomain, "x").Validate(); err != nil {

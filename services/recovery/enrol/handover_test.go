@@ -108,7 +108,7 @@ func TestHandOver(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	m.mustRecover(k.csr()) // by the token of the answer
-	if n := k.count(`SELECT count(*) FROM recovery.enrollment WHERE state = 'done' AND recovery_token_id IS NOT NULL`); n != 2 {
+	if n := k.recoveries(); n != 2 {
 		t.Fatalf("%d recoveries", n)
 	}
 }

@@ -252,8 +252,9 @@ func TestNothingOfARecoveryTokenChangesBeforeTheProof(t *testing.T) {
 		{"of another profile", m.request(ours(func(c *ca.RecoveryClaims) { c.Profile = "other" }), good), invalid},
 		{"never recorded", m.request(ours(func(c *ca.RecoveryClaims) { c.TokenID = ids.New() }), good), invalid},
 		{"of another instance", m.request(ours(func(c *ca.RecoveryClaims) { c.NodeInstanceID = ids.New() }), good), invalid},
-		{"bound to a stranger's key", stranger.request(ours(func(c *ca.RecoveryClaims) { c.KeySHA256 = sha(stranger.public) }),
-			good), invalid},
+		{"bound to a stranger's key", stranger.request(ours(func(c *ca.RecoveryClaims) {
+			c.KeySHA256 = sha(stranger.public)
+		}), good), invalid},
 		{"no proof", func() *recoveryv1.EnrollRequest {
 			req := m.request(m.token, good)
 			req.RecoveryProof = nil
@@ -388,7 +389,7 @@ func TestManyRecoveriesAtOnce(t *testing.T) {
 	if n := k.ca.signed.Load() - signed; n != 1 || len(chains) != 1 || len(reasons) > 0 {
 		t.Fatalf("%d signings, %d certificates, %v", n, len(chains), reasons)
 	}
-	if n := k.count(`SELECT count(*) FROM recovery.enrollment WHERE state = 'done' AND recovery_token_id IS NOT NULL`); n != 1 {
+	if n := k.recoveries(); n != 1 {
 		t.Fatalf("%d effects", n)
 	}
 	m.mustRecover(csr)
@@ -397,8 +398,8 @@ func TestManyRecoveriesAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnotherRecoveryKeyBeforeTheFirstSession: a machine that lost its recovery key with the answer gets a token for the
-// new one, and the text for the old one is refused.
+// TestAnotherRecoveryKeyBeforeTheFirstSession: a machine that lost its recovery key with the answer gets a token for
+// the new one, and the text for the old one is refused.
 func TestAnotherRecoveryKeyBeforeTheFirstSession(t *testing.T) {
 	k := newKit(t)
 	m, bundle, csr := k.machine(), k.bootstrap("node-1"), k.csr()

@@ -157,7 +157,8 @@ func TestAttemptsAreReported(t *testing.T) {
 	k := newKit(t)
 	m := k.enrolled("node-1")
 	attempts := func() int {
-		return k.count(`SELECT count(*) FROM events.event WHERE kind = 'enrollment.attempted' AND correlation_id = 'attempt-0001'`)
+		return k.count(`SELECT count(*) FROM events.event
+			WHERE kind = 'enrollment.attempted' AND correlation_id = 'attempt-0001'`)
 	}
 	if n := attempts(); n != 1 { // the enrolment
 		t.Fatalf("%d reports", n)

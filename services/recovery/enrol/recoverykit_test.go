@@ -140,8 +140,8 @@ func (m *machine) renewal(csr []byte) *recoveryv1.RenewCertificateRequest {
 func (m *machine) states() string {
 	m.k.t.Helper()
 	var out string
-	err := m.k.pool.QueryRow(m.k.ctx, `SELECT COALESCE(string_agg(t.state || CASE WHEN t.ended_by <> '' THEN ':' || t.ended_by
-			ELSE '' END || CASE WHEN t.counted_since IS NULL THEN '' ELSE '+' END, ' ' ORDER BY t.token_id), '')
+	err := m.k.pool.QueryRow(m.k.ctx, `SELECT COALESCE(string_agg(t.state ||
+			CASE WHEN t.ended_by <> '' THEN ':' || t.ended_by ELSE '' END || CASE WHEN t.counted_since IS NULL THEN '' ELSE '+' END, ' ' ORDER BY t.token_id), '')
 		FROM recovery.recovery_token t WHERE t.node_id = $1`, m.node).Scan(&out)
 	if err != nil {
 		m.k.t.Fatal(err)
@@ -161,6 +161,12 @@ func (k *kit) rows() string {
 		k.t.Fatal(err)
 	}
 	return out
+}
+
+// recoveries returns how many enrolments by a recovery token are complete.
+func (k *kit) recoveries() int {
+	k.t.Helper()
+	return k.count(`SELECT count(*) FROM recovery.enrollment WHERE state = 'done' AND recovery_token_id IS NOT NULL`)
 }
 
 // claims returns the contents of the machine's token.

@@ -20,9 +20,9 @@ type Recovery struct {
 }
 
 // JudgeRecovery decides about a node that enrols with a recovery token, by the join state that it presents. The caller
-// has proved the recovery key. A join state with which the node could open a session lets it continue. An old generation
-// is a copy's, or a host's whose disk was put back, and is refused; no node is put on hold for it, since a request that
-// was delayed may be as old, and no challenge can be sent here. A node that goes on presenting it at a session is
+// has proved the recovery key. A join state with which the node could open a session lets it continue. An old
+// generation is a copy's, or a host's whose disk was put back, and is refused; no node is put on hold for it, since a
+// request that was delayed may be as old, and no challenge can be sent here. A node that presents it at a session is
 // challenged there.
 //
 //	presented                                  | verdict

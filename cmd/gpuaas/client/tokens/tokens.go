@@ -64,8 +64,9 @@ func listCommand(p *kit.Program) *cobra.Command {
 			"one, reuse with a second key, an operator, another enrolment of the node, or its retirement. COUNTED SINCE is\n" +
 			"the first session on the certificate that came with the token: from then on it ages. GOOD UNTIL follows from\n" +
 			"node.recovery_token_max_age_seconds, our own outages and extensions. The text of a token is kept nowhere.",
-		Example: "  gpuaas tokens list --node node-1\n  gpuaas tokens list -o json --jq '.items[] | select(.state == \"issued\")'",
-		Args:    kit.Args(),
+		Example: "  gpuaas tokens list --node node-1\n" +
+			"  gpuaas tokens list -o json --jq '.items[] | select(.state == \"issued\")'",
+		Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
 			id := ""
 			if node != "" {
@@ -90,8 +91,8 @@ func revokeCommand(p *kit.Program) *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
 		Use: "revoke [TOKEN] --reason TEXT", Short: "Revoke a recovery token, or all of a node",
-		Long: "Revoke a recovery token, or with --node all of a node. The node keeps its certificate and its session, and gets\n" +
-			"another token with its next renewal. Without a token it cannot come back by itself once its certificate has\n" +
+		Long: "Revoke a recovery token, or with --node all of a node. The node keeps its certificate and its session, and\n" +
+			"gets another token with its next renewal. Without a token it cannot come back by itself once its certificate has\n" +
 			"ended: it needs a bundle. Needs the role operator or security.",
 		Example: "  gpuaas tokens revoke --node node-1 --reason 'its disk was lost'",
 		Args:    cobra.MaximumNArgs(1),
@@ -126,9 +127,9 @@ func extendCommand(p *kit.Program) *cobra.Command {
 	var until string
 	cmd := &cobra.Command{
 		Use: "extend --profile P --until T --reason TEXT", Short: "Accept the recovery tokens of a profile until a time",
-		Long: "Accept the recovery tokens of a profile until a time, however old they are: for a planned outage of nodes that is\n" +
-			"longer than node.recovery_token_max_age_seconds. The newest extension of a profile counts, so that a shorter one\n" +
-			"ends a longer. It is audited, and changes no token. Needs the role operator.",
+		Long: "Accept the recovery tokens of a profile until a time, however old they are: for a planned outage of nodes\n" +
+			"that is longer than node.recovery_token_max_age_seconds. The newest extension of a profile counts, so that a\n" +
+			"shorter one ends a longer. It is audited, and changes no token. Needs the role operator.",
 		Example: "  gpuaas tokens extend --profile default --until 2026-12-01T06:00:00Z --reason 'the site is moved'",
 		Args:    kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
@@ -152,7 +153,8 @@ func extendCommand(p *kit.Program) *cobra.Command {
 		}),
 	}
 	cmd.Flags().StringVar(&req.Profile, "profile", "", "`profile` of the tokens (required)")
-	cmd.Flags().StringVar(&until, "until", "", "`time` as 2026-12-01T06:00:00Z, or from now as 36h; at most 30 days ahead (required)")
+	cmd.Flags().StringVar(&until, "until", "",
+		"`time` as 2026-12-01T06:00:00Z, or from now as 36h; at most 30 days ahead (required)")
 	kit.ReasonFlag(cmd, &req.Reason, true)
 	return cmd
 }
@@ -164,8 +166,8 @@ func parseTime(text string, now time.Time) (time.Time, error) {
 	}
 	ahead, err := time.ParseDuration(text)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("--until: %q is neither a time such as 2026-12-01T06:00:00Z nor a duration such as 36h",
-			text)
+		return time.Time{}, fmt.Errorf(
+			"--until: %q is neither a time such as 2026-12-01T06:00:00Z nor a duration such as 36h", text)
 	}
 	return now.Add(ahead), nil
 }
