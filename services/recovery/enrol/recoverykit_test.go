@@ -141,7 +141,8 @@ func (m *machine) states() string {
 	m.k.t.Helper()
 	var out string
 	err := m.k.pool.QueryRow(m.k.ctx, `SELECT COALESCE(string_agg(t.state ||
-			CASE WHEN t.ended_by <> '' THEN ':' || t.ended_by ELSE '' END || CASE WHEN t.counted_since IS NULL THEN '' ELSE '+' END, ' ' ORDER BY t.token_id), '')
+			CASE WHEN t.ended_by <> '' THEN ':' || t.ended_by ELSE '' END ||
+			CASE WHEN t.counted_since IS NULL THEN '' ELSE '+' END, ' ' ORDER BY t.token_id), '')
 		FROM recovery.recovery_token t WHERE t.node_id = $1`, m.node).Scan(&out)
 	if err != nil {
 		m.k.t.Fatal(err)

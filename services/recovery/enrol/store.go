@@ -118,7 +118,7 @@ func (e *Enroller) answer(ctx context.Context, made *repeat) (*recoveryv1.Enroll
 	return &recoveryv1.EnrollResponse{
 		RecoveryToken: text, NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM,
 		Profile: e.deps.Profile(),
-		Policy: NodePolicy(e.deps.Policy.Current()), TaskSigningPubkeys: keys, ServerTime: timestamppb.New(now),
+		Policy:  NodePolicy(e.deps.Policy.Current()), TaskSigningPubkeys: keys, ServerTime: timestamppb.New(now),
 		NodeName: r.Name, WorkspaceId: r.WorkspaceID,
 		Epoch: r.Epoch,
 	}, nil

@@ -92,8 +92,8 @@ func revokeCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "revoke [TOKEN] --reason TEXT", Short: "Revoke a recovery token, or all of a node",
 		Long: "Revoke a recovery token, or with --node all of a node. The node keeps its certificate and its session, and\n" +
-			"gets another token with its next renewal. Without a token it cannot come back by itself once its certificate has\n" +
-			"ended: it needs a bundle. Needs the role operator or security.",
+			"gets another token with its next renewal. Without a token it cannot come back by itself once its certificate\n" +
+			"has ended: it needs a bundle. Needs the role operator or security.",
 		Example: "  gpuaas tokens revoke --node node-1 --reason 'its disk was lost'",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
