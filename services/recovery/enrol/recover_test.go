@@ -245,10 +245,14 @@ func TestNothingOfARecoveryTokenChangesBeforeTheProof(t *testing.T) {
 		{"another payload", m.request("grt_"+parts[0]+"."+altered(t, parts[1], foreign.node)+"."+parts[2], good), invalid},
 		{"of a foreign node", m.request(foreign.token, good), invalid},
 		{"of a foreign node, with its key", stranger.request(m.token, good), invalid},
-		{"early", m.request(ours(func(c *ca.RecoveryClaims) { c.IssuedAt = c.IssuedAt.Add(time.Hour) }), good),
-			commonv1.Reason_REASON_TOKEN_NOT_YET_VALID},
-		{"of a later era", m.request(ours(func(c *ca.RecoveryClaims) { c.Era = 7 }), good),
-			commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK},
+		{
+			"early", m.request(ours(func(c *ca.RecoveryClaims) { c.IssuedAt = c.IssuedAt.Add(time.Hour) }), good),
+			commonv1.Reason_REASON_TOKEN_NOT_YET_VALID,
+		},
+		{
+			"of a later era", m.request(ours(func(c *ca.RecoveryClaims) { c.Era = 7 }), good),
+			commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK,
+		},
 		{"of another profile", m.request(ours(func(c *ca.RecoveryClaims) { c.Profile = "other" }), good), invalid},
 		{"never recorded", m.request(ours(func(c *ca.RecoveryClaims) { c.TokenID = ids.New() }), good), invalid},
 		{"of another instance", m.request(ours(func(c *ca.RecoveryClaims) { c.NodeInstanceID = ids.New() }), good), invalid},
