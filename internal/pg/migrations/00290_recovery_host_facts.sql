@@ -1,9 +1,5 @@
 -- +goose Up
 
--- One source sees several things of one part of a node that hold beside each other, as the clock and the devices of a host.
-ALTER TABLE recovery.evidence ADD COLUMN topic text NOT NULL DEFAULT '';   -- which of them; empty: the part as a whole
-ALTER TABLE recovery.evidence DROP CONSTRAINT evidence_pkey, ADD PRIMARY KEY (node_id, part, source, topic);
-
 -- What a node's agent reports of its host, as far as a change of it is evidence. It goes with the node's judgement.
 CREATE TABLE recovery.host_facts (
     node_id          uuid        PRIMARY KEY REFERENCES recovery.judgement ON DELETE CASCADE,
@@ -20,6 +16,4 @@ CREATE TABLE recovery.host_facts (
 
 -- +goose Down
 DROP TABLE recovery.host_facts;
-DELETE FROM recovery.evidence WHERE topic <> '';
-ALTER TABLE recovery.evidence DROP CONSTRAINT evidence_pkey, ADD PRIMARY KEY (node_id, part, source);
-ALTER TABLE recovery.evidence DROP COLUMN topic;
+DELETE FROM recovery.evidence WHERE part LIKE '%/%';

@@ -33,7 +33,7 @@ func (k *kit) telling() *machine {
 }
 
 func (k *kit) topics(n *machine) int {
-	return k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND topic <> ''`, n.id())
+	return k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND part LIKE '%/%'`, n.id())
 }
 
 // tell appends the session of a node as it is now.
@@ -211,7 +211,7 @@ func TestAddressesThatChanged(t *testing.T) {
 	}
 	rows := k.digest()
 	k.tell(n) // the same once more
-	if got := k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND topic = 'addresses'`, n.id()); got != 1 {
+	if got := k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND part = 'host/addresses'`, n.id()); got != 1 {
 		t.Errorf("%d rows, before:\n%s", got, rows)
 	}
 	k.listen(time.Minute + time.Second)

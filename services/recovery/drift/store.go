@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -49,9 +50,8 @@ type proofRow struct {
 // evidenceRow is a row of recovery.evidence.
 type evidenceRow struct {
 	NodeID        string     `db:"node_id" expr:"@.node_id::text"`
-	Part          string     `db:"part"`
+	Part          string     `db:"part"` // PART or PART/TOPIC; a build without topics sets the latter aside as unread
 	Source        string     `db:"source"`
-	Topic         string     `db:"topic"`
 	Reason        string     `db:"reason"`
 	ObservedAt    time.Time  `db:"observed_at"`
 	FreshUntil    *time.Time `db:"fresh_until"`
@@ -86,7 +86,8 @@ func (k *kept) same(e Evidence) bool {
 }
 
 func (r evidenceRow) read() (*kept, error) {
-	out := &kept{topic: r.Topic, version: r.Version, written: r.Version, Evidence: Evidence{
+	part, topic, _ := strings.Cut(r.Part, "/")
+	out := &kept{topic: topic, version: r.Version, written: r.Version, Evidence: Evidence{
 		NodeID: r.NodeID, ObservedAt: r.ObservedAt, Detail: r.Detail, CorrelationID: r.CorrelationID,
 	}}
 	if r.NodeID == everyNode {
@@ -96,7 +97,7 @@ func (r evidenceRow) read() (*kept, error) {
 		out.FreshUntil = *r.FreshUntil
 	}
 	var err error
-	if out.Part, err = names.Parse[commonv1.DriftPart](r.Part); err != nil {
+	if out.Part, err = names.Parse[commonv1.DriftPart](part); err != nil {
 		return nil, err
 	}
 	if out.Source, err = names.Parse[commonv1.EvidenceSource](r.Source); err != nil {
@@ -117,16 +118,16 @@ var (
 
 	readEvidence = pg.Define(pg.RoleRecovery, "drift.read_evidence", `
 		SELECT `+pg.Columns[evidenceRow]("e")+` FROM recovery.evidence e
-		WHERE e.node_id = ANY ($1::uuid[]) ORDER BY e.node_id, e.part, e.source, e.topic`)
+		WHERE e.node_id = ANY ($1::uuid[]) ORDER BY e.node_id, e.part, e.source`)
 
 	writeEvidence = pg.Define(pg.RoleRecovery, "drift.write_evidence", `
-		INSERT INTO recovery.evidence (node_id, part, source, topic, reason, observed_at, fresh_until, detail, correlation_id,
+		INSERT INTO recovery.evidence (node_id, part, source, reason, observed_at, fresh_until, detail, correlation_id,
 			version)
-		SELECT n.node_id, n.part, n.source, n.topic, n.reason, n.observed_at, n.fresh_until, n.detail, n.correlation_id, n.version
+		SELECT n.node_id, n.part, n.source, n.reason, n.observed_at, n.fresh_until, n.detail, n.correlation_id, n.version
 		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::timestamptz[], $7::text[],
-			$8::text[], $9::bigint[], $10::text[])
-			AS n (node_id, part, source, reason, observed_at, fresh_until, detail, correlation_id, version, topic)
-		ON CONFLICT (node_id, part, source, topic) DO UPDATE SET reason = EXCLUDED.reason, observed_at = EXCLUDED.observed_at,
+			$8::text[], $9::bigint[])
+			AS n (node_id, part, source, reason, observed_at, fresh_until, detail, correlation_id, version)
+		ON CONFLICT (node_id, part, source) DO UPDATE SET reason = EXCLUDED.reason, observed_at = EXCLUDED.observed_at,
 			fresh_until = EXCLUDED.fresh_until, detail = EXCLUDED.detail, correlation_id = EXCLUDED.correlation_id,
 			version = EXCLUDED.version`)
 )
@@ -153,7 +154,7 @@ func saveEvidence(ctx context.Context, tx pgx.Tx, list []*kept) error {
 	if len(list) == 0 {
 		return nil
 	}
-	var nodeIDs, parts, froms, reasons, details, correlations, topics []string
+	var nodeIDs, parts, froms, reasons, details, correlations []string
 	var observed []time.Time
 	var until []*time.Time
 	var versions []int64
@@ -162,9 +163,13 @@ func saveEvidence(ctx context.Context, tx pgx.Tx, list []*kept) error {
 		if id == "" {
 			id = everyNode
 		}
-		nodeIDs, parts, froms = append(nodeIDs, id), append(parts, names.Of(e.Part)), append(froms, names.Of(e.Source))
+		part := names.Of(e.Part)
+		if e.topic != "" {
+			part += "/" + e.topic
+		}
+		nodeIDs, parts, froms = append(nodeIDs, id), append(parts, part), append(froms, names.Of(e.Source))
 		reasons, details = append(reasons, names.Of(e.Reason)), append(details, e.Detail)
-		correlations, topics = append(correlations, e.CorrelationID), append(topics, e.topic)
+		correlations = append(correlations, e.CorrelationID)
 		observed, versions = append(observed, e.ObservedAt), append(versions, e.version)
 		var fresh *time.Time
 		if !e.FreshUntil.IsZero() {
@@ -173,7 +178,7 @@ func saveEvidence(ctx context.Context, tx pgx.Tx, list []*kept) error {
 		until = append(until, fresh)
 	}
 	err := pg.Queue(ctx, tx, writeEvidence, nodeIDs, parts, froms, reasons, observed, until, details, correlations,
-		versions, topics)
+		versions)
 	if err != nil {
 		return fmt.Errorf("write evidence: %w", err)
 	}
