@@ -87,7 +87,8 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
 		return nil, &ConfigError{err}
 	}
 	a := &Agent{
-		cfg: cfg, deps: deps, clock: clock.Shifted(wallclock.Shift()), executor: make(chan *task.Executor, 1), nudge: make(chan struct{}, 1),
+		cfg: cfg, deps: deps, clock: clock.Shifted(wallclock.Shift()), executor: make(chan *task.Executor, 1),
+		nudge:   make(chan struct{}, 1),
 		outputs: make(chan *nodev1.OutputRequest, outputsWaiting),
 		facts: &facts{cfg: hostfacts.Config{
 			Root: root, Paths: []string{cfg.WorkDir}, SimulatedGPUs: cfg.SimulatedGPUs,

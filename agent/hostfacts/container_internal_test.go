@@ -43,9 +43,11 @@ func TestContainerRuntime(t *testing.T) {
 		want  string
 	}{
 		"nothing": {nil, ""},
-		"packages": {map[string]string{status: pkg("zlib", "install ok installed", "1") +
-			pkg("containerd.io", "install ok installed", "1.7.22-1") + pkg("runc", "install ok installed", "1.1.14")},
-			"containerd 1.7.22-1, runc 1.1.14"},
+		"packages": {
+			map[string]string{status: pkg("zlib", "install ok installed", "1") +
+				pkg("containerd.io", "install ok installed", "1.7.22-1") + pkg("runc", "install ok installed", "1.1.14")},
+			"containerd 1.7.22-1, runc 1.1.14",
+		},
 		"a package that was removed": {
 			map[string]string{status: pkg("containerd", "deinstall ok config-files", "1.7.22")}, "",
 		},

@@ -2,8 +2,8 @@
 // certificates in its handshakes, the life of what it signs, and its readings of the database's clock.
 //
 // It decides nothing: leases, expiry and fences are the database's. Durations are measured with package time. In builds
-// other than releases a drill gives a process a wrong clock with GPUAAS_CLOCK_OFFSET (a Go duration, or @FILE); a build with the
-// tag `release` does not read the variable.
+// other than releases a drill gives a process a wrong clock with GPUAAS_CLOCK_OFFSET (a Go duration, or @FILE); a
+// build with the tag `release` does not read the variable.
 //
 // It is a package of its own because services and the agent have the variable in common, and a build with the tag
 // `release` replaces what reads it.

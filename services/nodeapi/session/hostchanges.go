@@ -50,7 +50,7 @@ func (c *hostChanges) take(facts *commonv1.HostFacts, now time.Time) *commonv1.H
 }
 
 // digest returns digests of facts without what changes all the time: of all but the addresses, and of the addresses.
-func digest(facts *commonv1.HostFacts) (rest, addresses uint64) {
+func digest(facts *commonv1.HostFacts) (uint64, uint64) {
 	sum := maphash.Hash{}
 	sum.SetSeed(digests)
 	for _, address := range facts.GetAddresses() {

@@ -23,13 +23,17 @@ func TestSkewOfHosts(t *testing.T) {
 	const day = 24 * time.Hour
 	s, ms := time.Second, time.Millisecond
 	for name, beats := range map[string][]beat{
-		"right":                      {{sent: 15 * s, arrives: 15*s + 20*ms}, {sent: 30 * s, arrives: 30*s + 20*ms}},
-		"a little off":               {{sent: 15 * s, arrives: 15 * s, offset: 59 * s}, {sent: 30 * s, arrives: 30 * s, offset: -59 * s}},
+		"right": {{sent: 15 * s, arrives: 15*s + 20*ms}, {sent: 30 * s, arrives: 30*s + 20*ms}},
+		"a little off": {
+			{sent: 15 * s, arrives: 15 * s, offset: 59 * s}, {sent: 30 * s, arrives: 30 * s, offset: -59 * s},
+		},
 		"a day ahead":                {{sent: 15 * s, arrives: 15 * s, offset: day, want: day, report: true}},
 		"a day behind, before Ready": {{sent: 5 * ms, arrives: 10 * ms, offset: -day, want: -day + 5*ms, report: true}},
 		"a slow network":             {{sent: 15 * s, arrives: 95 * s}},
-		"a replica that stood still": {{sent: 15 * s, arrives: 15 * s}, {sent: 30 * s, arrives: 630 * s}, {sent: 45 * s, arrives: 630 * s}},
-		"a host that was asleep":     {{sent: 15 * s, arrives: 15 * s}, {sent: 15*s + day, arrives: 15*s + day, slept: day}},
+		"a replica that stood still": {
+			{sent: 15 * s, arrives: 15 * s}, {sent: 30 * s, arrives: 630 * s}, {sent: 45 * s, arrives: 630 * s},
+		},
+		"a host that was asleep": {{sent: 15 * s, arrives: 15 * s}, {sent: 15*s + day, arrives: 15*s + day, slept: day}},
 		"it is right again": {
 			{sent: 0, arrives: 0, offset: 2 * time.Minute, want: 2 * time.Minute, report: true},
 			{sent: 15 * s, arrives: 15 * s, report: true}, {sent: 75 * s, arrives: 75 * s},
@@ -89,8 +93,8 @@ func TestSkewOfHostileHeartbeats(t *testing.T) {
 	}
 }
 
-// TestChangedAddressesAreBounded: an address that comes and goes is reported at most once a minute, and any other change
-// at once.
+// TestChangedAddressesAreBounded: an address that comes and goes is reported at most once a minute, and any other
+// change at once.
 func TestChangedAddressesAreBounded(t *testing.T) {
 	of := func(kernel string, addresses ...string) *commonv1.HostFacts {
 		return &commonv1.HostFacts{Kernel: kernel, Addresses: addresses}
@@ -99,7 +103,7 @@ func TestChangedAddressesAreBounded(t *testing.T) {
 	var c hostChanges
 	c.reported(of("1", "a"))
 	for i, step := range []struct {
-		at   time.Duration
+		at   int // seconds
 		tell *commonv1.HostFacts
 		want *commonv1.HostFacts
 	}{
@@ -117,7 +121,7 @@ func TestChangedAddressesAreBounded(t *testing.T) {
 		{133, nil, of("2", "e")},
 		{134, nil, nil},
 	} {
-		got := c.take(step.tell, start.Add(step.at*time.Second))
+		got := c.take(step.tell, start.Add(time.Duration(step.at)*time.Second))
 		if got.GetKernel() != step.want.GetKernel() || len(got.GetAddresses()) != len(step.want.GetAddresses()) {
 			t.Errorf("step %d: %v, want %v", i+1, got, step.want)
 		}

@@ -43,8 +43,10 @@ func TestDifferencesOfTheRuntime(t *testing.T) {
 		is   *commonv1.HostFacts
 		want string // part of it; empty: nothing differs
 	}{
-		"the same":            {facts(), ""},
-		"another kernel":      {facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" }), "kernel is 6.9.0, accepted is 6.1.0"},
+		"the same": {facts(), ""},
+		"another kernel": {
+			facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" }), "kernel is 6.9.0, accepted is 6.1.0",
+		},
 		"no kernel known":     {facts(func(f *commonv1.HostFacts) { f.Kernel = "" }), ""},
 		"another driver":      {facts(driver("570.1")), "GPU driver is 570.1, accepted is 550.54"},
 		"no runtime reported": {facts(func(f *commonv1.HostFacts) { f.ContainerRuntime = "" }), ""},

@@ -35,9 +35,9 @@ var activeState = names.Of(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE
 // note keeps evidence of a part as a whole, see noteOf.
 func (n *node) note(e Evidence, version int64) { n.noteOf("", e, version) }
 
-// noteOf keeps evidence of a topic of a part, in place of what its source saw of it before. The version is that of the source's row:
-// what is older than the evidence that is kept is ignored. What a source goes on to see is kept as it was seen first,
-// with the newest version: an event that was set aside and is read late takes nothing back.
+// noteOf keeps evidence of a topic of a part, in place of what its source saw of it before. The version is that of the
+// source's row: what is older than the evidence that is kept is ignored. What a source goes on to see is kept as it
+// was seen first, with the newest version: an event that was set aside and is read late takes nothing back.
 func (n *node) noteOf(topic string, e Evidence, version int64) {
 	for _, old := range n.evidence {
 		if !old.is(e.Part, e.Source, topic) {

@@ -211,7 +211,8 @@ func TestAddressesThatChanged(t *testing.T) {
 	}
 	rows := k.digest()
 	k.tell(n) // the same once more
-	if got := k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND part = 'host/addresses'`, n.id()); got != 1 {
+	got := k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND part = 'host/addresses'`, n.id())
+	if got != 1 {
 		t.Errorf("%d rows, before:\n%s", got, rows)
 	}
 	k.listen(time.Minute + time.Second)
