@@ -36,15 +36,18 @@ func TestSkewOfHosts(t *testing.T) {
 		"a host that was asleep": {{sent: 15 * s, arrives: 15 * s}, {sent: 15*s + day, arrives: 15*s + day, slept: day}},
 		"it is right again": {
 			{sent: 0, arrives: 0, offset: 2 * time.Minute, want: 2 * time.Minute, report: true},
-			{sent: 15 * s, arrives: 15 * s, report: true}, {sent: 75 * s, arrives: 75 * s},
+			{sent: 15 * s, arrives: 15 * s, report: true},
+			{sent: 75 * s, arrives: 75 * s},
 		},
 		"it stays off": {
 			{sent: 0, arrives: 0, offset: day, want: day, report: true},
-			{sent: 15 * s, arrives: 15 * s, offset: day}, {sent: 300 * s, arrives: 300 * s, offset: day + 5*time.Minute},
+			{sent: 15 * s, arrives: 15 * s, offset: day},
+			{sent: 300 * s, arrives: 300 * s, offset: day + 5*time.Minute},
 			{sent: 600 * s, arrives: 600 * s, offset: 2 * day, want: 2 * day, report: true},
 		},
 		"it ends below half of the bound": {
-			{sent: 0, arrives: 0, offset: 70 * s, want: 70 * s, report: true}, {sent: 90 * s, arrives: 90 * s, offset: 50 * s},
+			{sent: 0, arrives: 0, offset: 70 * s, want: 70 * s, report: true},
+			{sent: 90 * s, arrives: 90 * s, offset: 50 * s},
 			{sent: 180 * s, arrives: 180 * s, offset: 20 * s, report: true},
 		},
 	} {
