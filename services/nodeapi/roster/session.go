@@ -76,7 +76,7 @@ type Session struct {
 	instanceID   string
 	agent        AgentFacts
 	clockOffset  time.Duration          // of the host's clock, as last reported; zero: none is known
-	diags        []*commonv1.Diagnostic // that the agent reported while connected
+	diags        []*commonv1.Diagnostic // of Hello, once it was reported, and of the reports since
 	version      int64
 	closeWhy     commonv1.Reason
 	closeText    string
@@ -162,7 +162,10 @@ func (s *Session) Protocol() int32 { return guarded(&s.mu, &s.agent.Protocol) }
 func (s *Session) SetWorkReady() {
 	s.mu.Lock()
 	s.workReady = true
-	// already reported; an idle session keeps only what it needs
+	// already reported; an idle session keeps only what it needs. Diagnostics stand in its later events beside newer ones.
+	if len(s.diags) == 0 {
+		s.diags = s.agent.Diags
+	}
 	s.agent.Host, s.agent.Profile, s.agent.Diags, s.agent.TaskTypes = nil, nil, nil, nil
 	s.mu.Unlock()
 }
