@@ -100,6 +100,7 @@ type Client struct {
 	HostFacts   readmodelv1connect.HostFactsServiceClient
 	Keys        readmodelv1connect.KeyServiceClient
 	Tokens      readmodelv1connect.TokenServiceClient
+	Trust       readmodelv1connect.TrustServiceClient
 	Instances   readmodelv1connect.InstanceServiceClient
 	Retention   readmodelv1connect.RetentionServiceClient
 	Projections readmodelv1connect.ProjectionServiceClient
@@ -139,6 +140,7 @@ func Dial(cfg Config) (*Client, error) {
 		HostFacts:   readmodelv1connect.NewHostFactsServiceClient(hc, base, options...),
 		Keys:        readmodelv1connect.NewKeyServiceClient(hc, base, options...),
 		Tokens:      readmodelv1connect.NewTokenServiceClient(hc, base, options...),
+		Trust:       readmodelv1connect.NewTrustServiceClient(hc, base, options...),
 		Instances:   readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
 		Retention:   readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
 		Projections: readmodelv1connect.NewProjectionServiceClient(hc, base, options...),

@@ -72,6 +72,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/rollback"
 	_ "github.com/gpuaas/mesh/services/recovery/storage"
 	_ "github.com/gpuaas/mesh/services/recovery/tokens"
+	_ "github.com/gpuaas/mesh/services/recovery/trust"
 	_ "github.com/gpuaas/mesh/services/recovery/watchdog"
 	_ "github.com/gpuaas/mesh/services/recovery/wave"
 )

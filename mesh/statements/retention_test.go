@@ -25,6 +25,8 @@ var kept = map[string]string{
 	"recovery.class_sighting":     "is taken away after a day by the watchdog",
 	"recovery.enrollment_attempt": "one row a node and outcome, which goes with the node",
 	"recovery.host_record":        "one row a machine, which goes with its judgement",
+	"recovery.ca_preflight":       "one row",
+	"recovery.ca_preflight_lease": "one row",
 	"recovery.policy_version":     "one row a policy key",
 	"recovery.rollback":           "one row",
 	"recovery.rollback_seen":      "is taken away when the rollback is accepted",

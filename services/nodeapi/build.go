@@ -74,9 +74,10 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.advertise = address
 	beats := beat.New(beat.Deps{
 		Logger: b.Logger, DB: b.DB, ReplicaID: b.ReplicaID, Address: address, Wake: b.Wake.Notify, Counts: s.roster.Counts,
-		Back: s.roster.Repeat, OnTime: clock.Set,
+		Back: s.roster.Repeat, OnTime: clock.Set, Trust: s.trust,
 	})
 	if err := s.serveAgents(ctx, clock, keys, session.Deps{
 		Logger: b.Logger, Roster: s.roster, View: view, Work: sessionWork{reporter, marks}, Metrics: m,
@@ -189,6 +190,7 @@ func (s *Service) serveAgents(ctx context.Context, clock *session.Clock, keys ag
 		return fmt.Errorf("load nodes' issuer: %w", err)
 	}
 	b.Watch(nodes)
+	s.issuers = nodes
 	tlsConfig, err := pki.ServerTLS(pki.ServerConfig{
 		Store: b.Store, TrustDomain: b.Config.TrustDomain, NextProtos: []string{"h2"}, Time: clock.Now,
 		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: nodes}},

@@ -13,7 +13,9 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/nodeapi/facts"
@@ -39,6 +41,10 @@ type Service struct {
 	facts  *facts.Writer
 	// internal serves the calls of other services.
 	internal *port.Server
+	// issuers are the authorities of agents' certificates.
+	issuers *pki.Bundle
+	// advertise is where other services reach this replica.
+	advertise string
 }
 
 // New builds a replica. It listens, and serves nothing before Run.
@@ -131,6 +137,23 @@ func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
 
 // ReplicaID of this replica.
 func (s *Service) ReplicaID() string { return s.base.ReplicaID }
+
+// trust returns what the agents' port trusts, and the address of this replica alone at which agents could reach it: the
+// port that it listens at, on the host at which other services reach it.
+func (s *Service) trust() replicas.Trust {
+	out := replicas.Trust{ClientCAs: s.issuers.Fingerprints()}
+	host, port, err := net.SplitHostPort(s.lis.Addr().String())
+	if err != nil {
+		return out
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		if host, _, err = net.SplitHostPort(s.advertise); err != nil {
+			return out
+		}
+	}
+	out.AgentAddress = net.JoinHostPort(host, port)
+	return out
+}
 
 // advertised returns the address at which other services reach this replica: the configured one, else the one it
 // listens at, with the host's name if it listens on every address.

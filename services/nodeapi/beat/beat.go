@@ -37,6 +37,8 @@ type Deps struct {
 	Back func()
 	// OnTime is given each reading of the database's clock.
 	OnTime func(sent, received, server time.Time)
+	// Trust returns what the agents' port trusts now, for the replica's row; nil: the row does not have it.
+	Trust func() replicas.Trust
 }
 
 // Publisher writes the beats of one replica. Safe for concurrent use.
@@ -46,6 +48,8 @@ type Publisher struct {
 
 	writing sync.Mutex // held for a beat, so that none that began before the last one is written after it
 	left    bool       // the last beat has begun; guarded by writing
+	// trust is what the row has of the agents' port, nil if that is not known; guarded by writing.
+	trust *replicas.Trust
 
 	mu     sync.Mutex
 	lastOK time.Time // when the last beat was written, by this host's clock
@@ -57,12 +61,16 @@ func New(deps Deps) *Publisher { return &Publisher{deps: deps, now: time.Now} }
 
 // Run writes beats until ctx ends.
 func (p *Publisher) Run(ctx context.Context) error {
-	tick := time.NewTicker(replicas.Every)
+	tick, look := time.NewTicker(replicas.Every), time.NewTicker(trustEvery)
 	defer tick.Stop()
+	defer look.Stop()
+	p.beat(ctx, false)
 	for {
-		p.beat(ctx, false)
 		select {
 		case <-tick.C:
+			p.beat(ctx, false)
+		case <-look.C:
+			p.lookAtTrust(ctx)
 		case <-ctx.Done():
 			return nil
 		}
@@ -95,6 +103,7 @@ func (p *Publisher) beat(ctx context.Context, leaving bool) {
 		return
 	}
 	p.deps.OnTime(sent, wallclock.Now(), written.BeatAt)
+	p.publishTrust(ctx, written.Version == 1)
 	p.mu.Lock()
 	back := !leaving && !p.beatAt.IsZero() && written.BeatAt.Sub(p.beatAt) >= replicas.SilentAfter
 	p.lastOK, p.beatAt = p.now(), written.BeatAt

@@ -238,7 +238,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	if err != nil {
 		return fault.ToGRPC(err, "")
 	}
-	if info.peer.ID.Kind != pki.KindNode {
+	if info.peer.ID.Kind != pki.KindNode || info.peer.ID.IsCanary() {
 		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "")
 	}
 	now := wallclock.Now()

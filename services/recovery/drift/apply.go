@@ -25,13 +25,14 @@ const (
 	kindRefused  = "task.type_refused"
 	kindRejected = "ingress.rejected"
 	kindBacklog  = "task_backlog.changed"
+	kindTrust    = "ca_preflight.changed"
 )
 
-// Kinds returns the kinds of events that are evidence. That a replica began to listen, or leaves, only has the judge
-// look at once: who listens is in mesh.replica.
+// Kinds returns the kinds of events that are evidence. That a replica began to listen, or leaves, and that the
+// preflight of the authority has another state, only has the judge look at once: both are in rows.
 func Kinds() []string {
 	return []string{
-		kindIdentity, kindSession, kindGate, kindReplica, kindAttempt, kindRefused, kindRejected, kindBacklog,
+		kindIdentity, kindSession, kindGate, kindReplica, kindAttempt, kindRefused, kindRejected, kindBacklog, kindTrust,
 	}
 }
 

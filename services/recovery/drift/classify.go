@@ -169,6 +169,8 @@ func verdictOf(row *Row, first *Evidence, now time.Time) Verdict {
 		v.NextAction = nextFenced
 	case row.Reason == commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED && first.Detail == DetailRetired:
 		v.NextAction, v.RecoverWithin = nextRetired, 0
+	case row.Reason == commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS:
+		v.NextAction = nextOfUntrusted(first, v.NextAction)
 	case row.Reason == commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL && first.Detail != "":
 		v.NextAction += ", in " + first.Detail
 	}

@@ -12,9 +12,10 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// evidence returns what a round has seen of the control plane: whether replicas of nodeapi beat, and whether the mesh
-// is in rollback mode. A mesh in which no replica has ever beaten has no outage. A replica that leaves counts until its
-// last beat is old, so that a restart of the only one is no outage.
+// evidence returns what a round has seen of the control plane: whether replicas of nodeapi beat, whether the mesh is in
+// rollback mode, and whether the ingress trusts the certificates that the authority issues. A mesh in which no replica
+// has ever beaten has no outage. A replica that leaves counts until its last beat is old, so that a restart of the only
+// one is no outage.
 func (s *seen) evidence() []*kept {
 	beats := Evidence{Part: commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE, Source: replicas, ObservedAt: s.Now}
 	if !s.Lives && s.BeatAt != nil {
@@ -26,7 +27,7 @@ func (s *seen) evidence() []*kept {
 		history.Reason = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK
 		history.Detail = "the database is older than what nodes or the launch log remember"
 	}
-	return []*kept{{Evidence: beats}, {Evidence: history}}
+	return []*kept{{Evidence: beats}, {Evidence: history}, {Evidence: s.trustEvidence()}}
 }
 
 // judgeEveryNode concludes the verdict on the control plane, and reports whether it has changed. Nothing is written
@@ -34,9 +35,13 @@ func (s *seen) evidence() []*kept {
 // one writes it.
 func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen, set policy.Set) (bool, error) {
 	observed := s.evidence()
-	list := []Evidence{observed[0].Evidence, observed[1].Evidence}
+	list := make([]Evidence, len(observed))
+	for i, e := range observed {
+		list[i] = e.Evidence
+	}
 	v := ClassifyFleet(list, s.Now).Under(set)
-	if names.Of(v.Reason) == s.Fleet {
+	// While the ingress refuses certificates, the side that is at fault may change, and the next action with it.
+	if names.Of(v.Reason) == s.Fleet && v.Reason != commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS {
 		return false, nil
 	}
 	row, err := pg.One[verdictRow](ctx, tx, lockVerdict, everyNode)

@@ -25,12 +25,16 @@ type seen struct {
 	BeatAt    *time.Time `db:"beat_at"`   // the last one of any replica; nil: there never was one
 	Lives     bool       `db:"lives"`     // some replica has a recent beat, if only one that leaves
 	Rollback  bool       `db:"rolled_back"`
-	Unread    float64    `db:"unread"` // seconds
-	Due       *time.Time `db:"due"`    // the first of any node
-	Silent    *time.Time `db:"silent"` // when the first of the silent nodes was heard
-	Probe     *time.Time `db:"probe"`  // the first that lifecycle is to be asked for
-	Through   *time.Time `db:"through"`
-	Fleet     string     `db:"fleet"` // the reason of the verdict on the control plane
+	// What the preflight of the authority has found, and since when, and its incident; empty unless it is a mismatch.
+	Untrusted         string     `db:"untrusted"`
+	UntrustedSince    *time.Time `db:"untrusted_since"`
+	UntrustedIncident string     `db:"untrusted_incident"`
+	Unread            float64    `db:"unread"` // seconds
+	Due               *time.Time `db:"due"`    // the first of any node
+	Silent            *time.Time `db:"silent"` // when the first of the silent nodes was heard
+	Probe             *time.Time `db:"probe"`  // the first that lifecycle is to be asked for
+	Through           *time.Time `db:"through"`
+	Fleet             string     `db:"fleet"` // the reason of the verdict on the control plane
 	// The replicas that serve nodes and beat no more, and their last beats.
 	Lost   []string    `db:"lost"`
 	LostAt []time.Time `db:"lost_at"`
@@ -55,6 +59,8 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 		(SELECT max(l.beat_at) FROM mesh.replica l WHERE l.service = 'nodeapi') AS beat_at,
 		EXISTS (SELECT FROM mesh.replica l WHERE `+beats.Lives("l")+`) AS lives,
 		mesh.rolled_back() AS rolled_back,
+		COALESCE(t.summary, '') AS untrusted, t.since AS untrusted_since,
+		COALESCE(t.incident_id, '') AS untrusted_incident,
 		`+events.UnreadSQL("recovery", ConsumerName)+`::float8 AS unread,
 		(SELECT min(j.due_at) FROM recovery.judgement j) AS due,
 		(SELECT min(j.silent_since) FROM recovery.judgement j) AS silent,
@@ -62,7 +68,8 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 		(SELECT d.through FROM mesh.judged d WHERE d.service = 'recovery' AND d.noted) AS through,
 		(SELECT v.reason FROM recovery.verdict v WHERE v.node_id = '`+everyNode+`') AS fleet,
 		ARRAY(SELECT l.replica_id::text FROM lost l ORDER BY l.replica_id) AS lost,
-		ARRAY(SELECT l.beat_at FROM lost l ORDER BY l.replica_id) AS lost_at`)
+		ARRAY(SELECT l.beat_at FROM lost l ORDER BY l.replica_id) AS lost_at
+	FROM (SELECT) one LEFT JOIN recovery.ca_preflight t ON t.state = 'mismatch'`)
 
 func readSeen(ctx context.Context, tx pgx.Tx) (seen, error) {
 	s, err := pg.One[seen](ctx, tx, look)

@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
+	"github.com/gpuaas/mesh/services/recovery/trust"
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
@@ -203,6 +204,9 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 	var refused error
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		c, done, refused = nil, nil, nil
+		if err := trust.Refuse(ctx, tx); err != nil {
+			return err
+		}
 		r, err := identity.LockOne(ctx, tx, a.token.NodeID)
 		if err != nil {
 			return err

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
+	"github.com/gpuaas/mesh/services/recovery/trust"
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
@@ -133,6 +134,9 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 	var found renewal
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		c = nil
+		if err := trust.Refuse(ctx, tx); err != nil {
+			return err
+		}
 		r, err := mayRenew(ctx, tx, req)
 		if err != nil {
 			return err
@@ -177,6 +181,9 @@ func (e *Enroller) storeRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 ) (renewal, error) {
 	out := renewal{serial: s}
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		if err := trust.Refuse(ctx, tx); err != nil {
+			return err // it was found out while the authority signed
+		}
 		r, err := mayRenew(ctx, tx, req)
 		if err != nil {
 			return err // decided while the authority signed

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
+	"github.com/gpuaas/mesh/services/recovery/trust"
 )
 
 // store makes the certificate count: it writes the node instance, the serial, the use of the token and the end of the
@@ -26,6 +27,9 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 	}
 	made := &repeat{serial: serial}
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		if err := trust.Refuse(ctx, tx); err != nil {
+			return err // it was found out while the authority signed
+		}
 		r, err := identity.LockOne(ctx, tx, c.nodeID)
 		if err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/app"
@@ -18,6 +19,8 @@ import (
 const (
 	// stopOutage is the reason of a stop in which no replica of nodeapi listened: nothing was renewed.
 	stopOutage = "outage"
+	// stopPreflight is the reason of a stop in which the ingress refused what the authority signs: nothing was issued.
+	stopPreflight = "preflight"
 	// outageGap is the time without a beat from which on listening begins anew: what package replicas takes for a gap.
 	outageGap = 20 * time.Second
 )
@@ -98,6 +101,19 @@ func (s *Stops) RunOnce(ctx context.Context) error {
 			return nil
 		}
 		_, err = pg.Exec(ctx, s.pool, recordStop, ids.New(), stopOutage, *from, *h.Listening)
+	}
+	if err != nil {
+		return fmt.Errorf("record stop of issuance: %w", err)
+	}
+	return nil
+}
+
+// Untrusted records, in the transaction that finds it, that nothing is issued from a time on because the ingress refuses
+// what the authority signs; with until set, that this is over.
+func Untrusted(ctx context.Context, tx pgx.Tx, from, until time.Time) error {
+	_, err := pg.Exec(ctx, tx, beginStop, ids.New(), stopPreflight, from)
+	if err == nil && !until.IsZero() {
+		_, err = pg.Exec(ctx, tx, endStop, stopPreflight, until)
 	}
 	if err != nil {
 		return fmt.Errorf("record stop of issuance: %w", err)

@@ -957,6 +957,7 @@ const (
 	IncidentKind_INCIDENT_KIND_CONTROL_PLANE_ROLLBACK IncidentKind = 5   // the database is older than what nodes or the launch log remember
 	IncidentKind_INCIDENT_KIND_SIGNING_KEYS           IncidentKind = 12  // a replica lacks a key of the mesh
 	IncidentKind_INCIDENT_KIND_STORAGE                IncidentKind = 150 // the database is about to have no room
+	IncidentKind_INCIDENT_KIND_ISSUER_UNTRUSTED       IncidentKind = 151 // the ingress refuses the certificates that the authority issues
 )
 
 // Enum value maps for IncidentKind.
@@ -970,6 +971,7 @@ var (
 		5:   "INCIDENT_KIND_CONTROL_PLANE_ROLLBACK",
 		12:  "INCIDENT_KIND_SIGNING_KEYS",
 		150: "INCIDENT_KIND_STORAGE",
+		151: "INCIDENT_KIND_ISSUER_UNTRUSTED",
 	}
 	IncidentKind_value = map[string]int32{
 		"INCIDENT_KIND_UNSPECIFIED":            0,
@@ -980,6 +982,7 @@ var (
 		"INCIDENT_KIND_CONTROL_PLANE_ROLLBACK": 5,
 		"INCIDENT_KIND_SIGNING_KEYS":           12,
 		"INCIDENT_KIND_STORAGE":                150,
+		"INCIDENT_KIND_ISSUER_UNTRUSTED":       151,
 	}
 )
 
@@ -1931,7 +1934,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\"FINDING_KIND_SUCCESSIVE_PROVISIONS\x10\x06\x12$\n" +
 	" FINDING_KIND_ROW_CHANGED_OUTSIDE\x10\a\x12$\n" +
 	" FINDING_KIND_ENDED_INSTANCE_WOKE\x10\b\x12\x1f\n" +
-	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\x97\x02\n" +
+	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\xbc\x02\n" +
 	"\fIncidentKind\x12\x1d\n" +
 	"\x19INCIDENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18INCIDENT_KIND_STEP_CLASS\x10\x01\x12\x1d\n" +
@@ -1940,7 +1943,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"!INCIDENT_KIND_MACHINE_UNREACHABLE\x10\x04\x12(\n" +
 	"$INCIDENT_KIND_CONTROL_PLANE_ROLLBACK\x10\x05\x12\x1e\n" +
 	"\x1aINCIDENT_KIND_SIGNING_KEYS\x10\f\x12\x1a\n" +
-	"\x15INCIDENT_KIND_STORAGE\x10\x96\x01*\xdb\x01\n" +
+	"\x15INCIDENT_KIND_STORAGE\x10\x96\x01\x12#\n" +
+	"\x1eINCIDENT_KIND_ISSUER_UNTRUSTED\x10\x97\x01*\xdb\x01\n" +
 	"\x0fRecoveryTrigger\x12 \n" +
 	"\x1cRECOVERY_TRIGGER_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18RECOVERY_TRIGGER_STALLED\x10\x01\x12!\n" +

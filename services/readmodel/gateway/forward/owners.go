@@ -31,6 +31,7 @@ type Owners struct {
 	Health      recoveryv1connect.HealthServiceClient
 	Diagnostics recoveryv1connect.DiagnosticsServiceClient
 	Collected   lifecyclev1connect.DiagnosticsServiceClient
+	Trust       recoveryv1connect.TrustServiceClient
 }
 
 // OwnerError is a refusal by an owner, which has recorded it in its own audit entries.

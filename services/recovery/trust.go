@@ -1,0 +1,36 @@
+package recovery
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/services/recovery/enrol"
+	"github.com/gpuaas/mesh/services/recovery/tokens"
+	"github.com/gpuaas/mesh/services/recovery/trust"
+)
+
+// partIngressTrust is the part of this service's health that reports whether the ingress trusts the authority.
+const partIngressTrust = "ingress_trust"
+
+// addTrust builds this replica's part in the preflight, and mounts its verbs. It must be called after the internal port
+// is made.
+func (s *Service) addTrust(signer ca.Signer, enroller *enrol.Enroller) error {
+	b := s.base
+	preflight, err := trust.New(trust.Deps{
+		Logger: b.Logger, Pool: b.DB, Signer: signer, Services: b.Services, TrustDomain: b.Config.TrustDomain,
+		Replica: b.ReplicaID, Address: func() string { return enroller.Profile().GetApiUrl() }, Wake: b.Wake,
+		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
+			return tokens.Untrusted(ctx, tx, stop.From, stop.Until) // time in which nothing is issued ages no token
+		},
+	}, trust.Config{})
+	if err != nil {
+		return err
+	}
+	b.Health.Watch(partIngressTrust, preflight.Health)
+	b.Add(app.Task{Name: "ca-preflight", Run: preflight.Run})
+	return s.internal.Mount(recoveryv1connect.NewTrustServiceHandler(preflight, s.internal.HandlerOptions()...))
+}

@@ -1,0 +1,113 @@
+package trust
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/replicas"
+)
+
+// parallel is how many handshakes of one check are under way at once.
+const parallel = 8
+
+// target is one address of the ingress.
+type target struct {
+	replica replicas.Trusting // zero: the address that agents are told
+	address string            // empty: it is not known
+	listed  bool              // what the replica publishes has an anchor of the authority
+	outcome recoveryv1.HandshakeOutcome
+	detail  string
+}
+
+// name returns how people know the target.
+func (t *target) name() string {
+	if t.replica.ReplicaID == "" {
+		return t.address
+	}
+	return "replica " + t.replica.ReplicaID + " of nodeapi at " + t.address
+}
+
+// check is what one check has found.
+type check struct {
+	at        time.Time // the database's clock, when it began
+	authority *authority
+	err       error // why there is no authority, or no canary certificate
+	targets   []*target
+}
+
+// with returns the targets of an outcome.
+func (c *check) with(outcome recoveryv1.HandshakeOutcome) []*target {
+	return slices.DeleteFunc(slices.Clone(c.targets), func(t *target) bool { return t.outcome != outcome })
+}
+
+// targetsOf returns the addresses of the ingress: that which agents are told, and those that replicas publish. An
+// address that both have is there once, as the replica's.
+func targetsOf(told string, list []replicas.Trusting, a *authority) []*target {
+	var out []*target
+	known := false
+	for _, r := range list {
+		known = known || r.AgentAddress == told
+		out = append(out, &target{replica: r, address: r.AgentAddress, listed: a != nil && a.trustedBy(r.ClientCAs)})
+	}
+	if told != "" && !known {
+		out = slices.Insert(out, 0, &target{address: told})
+	}
+	return out
+}
+
+// signature returns a text that differs after either side has published something else.
+func signature(a *authority, list []replicas.Trusting) string {
+	var text strings.Builder
+	if a != nil {
+		text.WriteString(strings.Join(a.anchors, ","))
+	}
+	for _, r := range list {
+		text.WriteString(" " + r.ReplicaID + "@" + r.AgentAddress + "=" + strings.Join(r.ClientCAs, ","))
+	}
+	return text.String()
+}
+
+// shakeHands makes the handshakes with all targets, parallel at a time.
+func shakeHands(ctx context.Context, targets []*target, cfg pki.ClientConfig, within time.Duration) {
+	room := make(chan struct{}, parallel)
+	var all sync.WaitGroup
+	for _, t := range targets {
+		if t.address == "" {
+			continue
+		}
+		all.Go(func() {
+			room <- struct{}{}
+			defer func() { <-room }()
+			t.outcome, t.detail = handshake(ctx, t.address, cfg, within)
+		})
+	}
+	all.Wait()
+}
+
+// ingress returns the targets as responses carry them.
+func (c *check) ingress() []*recoveryv1.IngressTrust {
+	out := make([]*recoveryv1.IngressTrust, 0, len(c.targets))
+	for _, t := range c.targets {
+		out = append(out, &recoveryv1.IngressTrust{
+			ReplicaId: t.replica.ReplicaID, Address: t.address, ClientCaFingerprints: t.replica.ClientCAs,
+			IssuerTrusted: t.listed, Handshake: t.outcome, Detail: t.detail,
+		})
+	}
+	return out
+}
+
+// result returns what the check alone shows.
+func (c *check) result() recoveryv1.PreflightState {
+	switch {
+	case len(c.with(refused)) > 0:
+		return mismatch
+	case len(c.with(trusted)) > 0:
+		return ok
+	}
+	return unknown
+}

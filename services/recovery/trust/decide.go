@@ -1,0 +1,189 @@
+package trust
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+)
+
+// The states of the preflight.
+const (
+	unknown  = recoveryv1.PreflightState_PREFLIGHT_STATE_UNKNOWN
+	ok       = recoveryv1.PreflightState_PREFLIGHT_STATE_OK
+	mismatch = recoveryv1.PreflightState_PREFLIGHT_STATE_MISMATCH
+)
+
+// The sides of a mismatch.
+const (
+	authoritySide = recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY
+	ingressSide   = recoveryv1.TrustSide_TRUST_SIDE_INGRESS
+)
+
+// inARow is how many checks in a row must find the same before it counts.
+const inARow = 2
+
+// streaks are what the checks in a row have found. They are of one holder of the lease: another begins anew.
+type streaks struct {
+	refused map[string]int // by address
+	trusted map[string]int
+	nothing int // checks that have proven nothing
+}
+
+// add counts a check.
+func (s *streaks) add(c *check) {
+	refusals, accepts := map[string]int{}, map[string]int{}
+	for _, t := range c.targets {
+		switch t.outcome {
+		case refused:
+			refusals[t.address] = s.refused[t.address] + 1
+		case trusted:
+			accepts[t.address] = s.trusted[t.address] + 1
+		}
+	}
+	s.refused, s.trusted = refusals, accepts
+	if c.result() == unknown {
+		s.nothing++
+	} else {
+		s.nothing = 0
+	}
+}
+
+// refusing returns the addresses that have refused often enough, sorted.
+func (s *streaks) refusing() []string {
+	var out []string
+	for address, count := range s.refused {
+		if count >= inARow {
+			out = append(out, address)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// concluded returns the state that follows from the checks for a preflight that is in the given state. Out of a
+// mismatch leads only that each address that refused, and is still one of the ingress, has accepted often enough.
+func (s *streaks) concluded(row preflightRow, c *check) (recoveryv1.PreflightState, []string) {
+	if refusing := s.refusing(); len(refusing) > 0 {
+		return mismatch, refusing
+	}
+	accepted := false
+	for _, count := range s.trusted {
+		accepted = accepted || count >= inARow
+	}
+	if row.State == stateMismatch {
+		for _, t := range c.targets {
+			if slices.Contains(row.RefusedBy, t.address) && s.trusted[t.address] < inARow {
+				return mismatch, row.RefusedBy
+			}
+		}
+		if !accepted || len(s.refused) > 0 {
+			return mismatch, row.RefusedBy
+		}
+		return ok, nil
+	}
+	switch {
+	case accepted && len(s.refused) == 0:
+		return ok, nil
+	case s.nothing >= inARow:
+		return unknown, nil
+	}
+	return stateOf(row.State), nil
+}
+
+// unsettled reports whether the next check may come to another state, so that it is made soon.
+func (s *streaks) unsettled(row preflightRow) bool {
+	switch row.State {
+	case stateMismatch:
+		return len(s.refused) == 0 && len(s.trusted) > 0
+	case stateOK:
+		return len(s.refused) > 0 || s.nothing > 0 && s.nothing < inARow
+	}
+	return len(s.refused) > 0 || len(s.trusted) > 0
+}
+
+// side returns which side of a mismatch has changed since the ingress was last seen to trust an issuer. If some of the
+// ingress trusts the issuer the rest of it is at fault.
+func side(row preflightRow, c *check) recoveryv1.TrustSide {
+	switch {
+	case len(c.with(trusted)) > 0:
+		return ingressSide
+	case c.authority == nil || row.TrustedIssuer == "":
+		return recoveryv1.TrustSide_TRUST_SIDE_UNSPECIFIED
+	case c.authority.fingerprint() == row.TrustedIssuer:
+		return ingressSide
+	}
+	return authoritySide
+}
+
+// The next actions of a mismatch. They begin with the side, for the verdict on the control plane.
+const (
+	nextAuthority = "repair the authority: give it back the signing material that the ingress trusts, or add its present " +
+		"root to what the ingress trusts (`gpuaas ca status`); then enrol only the nodes that are still refused"
+	nextIngress = "repair the ingress: give it back the root of the authority as a trusted issuer of nodes, at the " +
+		"addresses that `gpuaas ca status` names; then enrol only the nodes that are still refused"
+	nextUnknown = "compare both sides with `gpuaas ca status`, and have the ingress trust the root of the authority; then " +
+		"enrol only the nodes that are still refused"
+)
+
+// nextAction returns what a person does about a mismatch.
+func nextAction(s recoveryv1.TrustSide) string {
+	switch s {
+	case authoritySide:
+		return nextAuthority
+	case ingressSide:
+		return nextIngress
+	default:
+		return nextUnknown
+	}
+}
+
+// mostNamed bounds the addresses that a summary names.
+const mostNamed = 8
+
+// summary describes a mismatch.
+func summary(s recoveryv1.TrustSide, row preflightRow, c *check, refusing []string) string {
+	issuer := "an issuer that is not known"
+	if c.authority != nil {
+		issuer = short(c.authority.fingerprint())
+	}
+	where := addresses(c, refusing)
+	switch s {
+	case authoritySide:
+		return fmt.Sprintf("authority: it signs with %s, and %s trusts the issuer from before, %s; no certificate is issued",
+			issuer, where, short(row.TrustedIssuer))
+	case ingressSide:
+		return fmt.Sprintf("ingress: %s does not trust %s, with which the authority signs; no certificate is issued", where,
+			issuer)
+	default:
+		return fmt.Sprintf("the authority signs with %s, and %s does not trust it; they were never seen to agree; no "+
+			"certificate is issued", issuer, where)
+	}
+}
+
+// addresses names the targets at addresses.
+func addresses(c *check, list []string) string {
+	var out []string
+	for _, address := range list {
+		name := address
+		for _, t := range c.targets {
+			if t.address == address {
+				name = t.name()
+			}
+		}
+		out = append(out, name)
+	}
+	if more := len(out) - mostNamed; more > 0 {
+		out = append(out[:mostNamed], fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(out, ", ")
+}
+
+// short returns the beginning of a fingerprint, by which people compare.
+func short(fingerprint string) string {
+	if len(fingerprint) > 16 {
+		return fingerprint[:16]
+	}
+	return fingerprint
+}

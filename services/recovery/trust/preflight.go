@@ -1,0 +1,335 @@
+package trust
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/internal/replicas"
+	"github.com/gpuaas/mesh/internal/wallclock"
+)
+
+// Stop is a time in which no certificate is issued.
+type Stop struct {
+	From   time.Time
+	Until  time.Time // zero: it lasts
+	Reason string    // for people
+}
+
+// Deps are the dependencies of a Preflight.
+type Deps struct {
+	Logger *slog.Logger
+	Pool   *pgxpool.Pool
+	Signer ca.Signer
+	// Services are the roots of the services' issuer, by which the ingress is verified.
+	Services    *pki.Bundle
+	TrustDomain string
+	Replica     string // the holder of the lease
+	// Address returns the host:port of the node API that agents are told.
+	Address func() string
+	// Stopped is called in the transaction that begins, and in that which ends, a time in which no certificate is issued.
+	// It may be nil.
+	Stopped func(ctx context.Context, tx pgx.Tx, s Stop) error
+	// Wake is notified after commits that appended events; it may be nil.
+	Wake *events.Signal
+}
+
+// Config bounds the checks; zero fields take the defaults.
+type Config struct {
+	Every     time.Duration // between two checks while nothing changes; 15 s
+	Look      time.Duration // between two looks at the lease and at what the ingress publishes; 2 s
+	AskEvery  time.Duration // between two looks at what the authority publishes; 5 s
+	Again     time.Duration // before a check that may change the state; 1 s
+	Handshake time.Duration // of one; 3 s
+	Ask       time.Duration // of the calls of the authority; 3 s
+	Lease     time.Duration // longer than a check may take; 10 s
+}
+
+var defaults = Config{
+	Every: 15 * time.Second, Look: 2 * time.Second, AskEvery: 5 * time.Second, Again: time.Second,
+	Handshake: 3 * time.Second, Ask: 3 * time.Second, Lease: 10 * time.Second,
+}
+
+// Preflight is one replica's part in the checks. All replicas run one; the holder of the lease checks.
+type Preflight struct {
+	deps Deps
+	cfg  Config
+	seen atomic.Pointer[preflightRow] // as of the last look
+
+	// Of Run alone.
+	canary    canary
+	streaks   streaks
+	signature string
+	checkedAt time.Time // zero: this holder has not checked
+	authority *authority
+	askedAt   time.Time
+	pause     time.Duration
+}
+
+// New checks the dependencies; it touches neither the database nor the authority.
+func New(deps Deps, cfg Config) (*Preflight, error) {
+	if deps.Logger == nil || deps.Pool == nil || deps.Signer == nil || deps.Services == nil || deps.Address == nil ||
+		deps.Replica == "" {
+		return nil, errors.New("preflight needs a logger, a pool, an authority, roots, an address and a replica")
+	}
+	if err := pki.CanaryID(deps.TrustDomain).Validate(); err != nil {
+		return nil, fmt.Errorf("preflight: %w", err)
+	}
+	return &Preflight{deps: deps, cfg: config.Or(cfg, defaults)}, nil
+}
+
+// Run checks until ctx ends.
+func (p *Preflight) Run(ctx context.Context) error {
+	defer p.leave(ctx)
+	return app.EveryPaced(ctx, p.deps.Logger, "ca-preflight", func() func(context.Context) bool {
+		return func(ctx context.Context) bool { return app.Sleep(ctx, p.pause) }
+	}, func(ctx context.Context) error {
+		p.pause = p.cfg.Look
+		_, err := p.RunOnce(ctx)
+		return err
+	})
+}
+
+// leave gives the lease up, so that another replica need not wait for its end.
+func (p *Preflight) leave(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if _, err := pg.Exec(ctx, p.deps.Pool, leaveLease, p.deps.Replica); err != nil {
+		p.deps.Logger.DebugContext(ctx, "the lease of the preflight is not given up", obs.Err(err))
+	}
+}
+
+// Round is what one round did.
+type Round struct {
+	Held    bool // this replica has the lease
+	Checked bool // it made a check
+	Changed bool // it wrote another state
+}
+
+// RunOnce takes or keeps the lease and, if a check is due, makes it and writes what follows from it and from the checks
+// before.
+func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
+	var out Round
+	row, list, now, err := p.look(ctx, &out)
+	if err != nil || !out.Held {
+		p.streaks, p.checkedAt = streaks{}, time.Time{} // those of a holder without a gap count alone
+		return out, err
+	}
+	due := p.checkedAt.IsZero() || time.Since(p.checkedAt) >= p.cfg.Every || p.streaks.unsettled(row)
+	if due || time.Since(p.askedAt) >= p.cfg.AskEvery {
+		asking, cancel := context.WithTimeout(ctx, p.cfg.Ask)
+		p.authority, err = ask(asking, p.deps.Signer)
+		p.askedAt = time.Now()
+		cancel()
+	}
+	was := p.signature
+	p.signature = signature(p.authority, list)
+	if !due && p.signature == was {
+		return out, nil
+	}
+	c := &check{
+		at: now, authority: p.authority, err: err, targets: targetsOf(p.deps.Address(), list, p.authority),
+	}
+	p.tryAll(ctx, c)
+	p.checkedAt, out.Checked = time.Now(), true
+	p.streaks.add(c)
+	out.Changed, err = p.conclude(ctx, c)
+	if p.streaks.unsettled(*p.seen.Load()) {
+		p.pause = p.cfg.Again
+	}
+	return out, err
+}
+
+// look takes or keeps the lease, and reads what the database has: the row, the replicas with what they trust, the time.
+func (p *Preflight) look(ctx context.Context, out *Round) (preflightRow, []replicas.Trusting, time.Time, error) {
+	var row preflightRow
+	var list []replicas.Trusting
+	var now time.Time
+	err := pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var since *float64
+		if !p.checkedAt.IsZero() {
+			seconds := time.Since(p.checkedAt).Seconds()
+			since = &seconds
+		}
+		var err error
+		if out.Held, err = pg.Value[bool](ctx, tx, holdLease, p.deps.Replica, p.cfg.Lease.Seconds(), since); err != nil {
+			return fmt.Errorf("take the lease of the preflight: %w", err)
+		}
+		if row, err = readPreflight(ctx, tx); err != nil || !out.Held {
+			return err
+		}
+		if now, err = pg.Value[time.Time](ctx, tx, readClock); err != nil {
+			return fmt.Errorf("read clock: %w", err)
+		}
+		list, err = replicas.ReadTrust(ctx, tx)
+		return err
+	})
+	if err == nil {
+		p.seen.Store(&row)
+	}
+	return row, list, now, err
+}
+
+// tryAll makes the handshakes of a check. After a refusal the certificate is a fresh one.
+func (p *Preflight) tryAll(ctx context.Context, c *check) {
+	if c.authority == nil {
+		return
+	}
+	if len(p.streaks.refused) > 0 || !p.canary.usable(c.authority.fingerprint(), time.Now()) {
+		fresh, err := p.sign(ctx, c.at)
+		if err != nil {
+			c.err, p.canary = err, canary{}
+			return
+		}
+		p.canary = fresh
+	}
+	p.shake(ctx, c, p.canary)
+}
+
+func (p *Preflight) sign(ctx context.Context, now time.Time) (canary, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.Ask)
+	defer cancel()
+	return newCanary(ctx, p.deps.Signer, p.deps.TrustDomain, now)
+}
+
+func (p *Preflight) shake(ctx context.Context, c *check, with canary) {
+	ahead := c.at.Sub(wallclock.Now())
+	shakeHands(ctx, c.targets, pki.ClientConfig{
+		Store: with.store, Roots: p.deps.Services, Server: pki.ServiceID(p.deps.TrustDomain, "nodeapi"),
+		NextProtos: []string{"h2"}, Time: func() time.Time { return wallclock.Now().Add(ahead) },
+	}, p.cfg.Handshake)
+}
+
+// conclude writes the state that follows from the checks, if it differs from the row's. A replica that has lost the
+// lease meanwhile writes nothing.
+func (p *Preflight) conclude(ctx context.Context, c *check) (bool, error) {
+	if next := p.next(*p.seen.Load(), c); next == nil {
+		return false, nil
+	}
+	var changed, held bool
+	var row preflightRow
+	err := pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		changed = false
+		var err error
+		if row, err = pg.One[preflightRow](ctx, tx, lockRow); err != nil {
+			return fmt.Errorf("lock preflight: %w", err)
+		}
+		if held, err = pg.Value[bool](ctx, tx, holdsLease, p.deps.Replica); err != nil || !held {
+			return err
+		}
+		next := p.next(row, c)
+		if next == nil {
+			return nil
+		}
+		changed = true
+		if err := p.enter(ctx, tx, row, next); err != nil {
+			return err
+		}
+		row = *next
+		return row.save(ctx, tx)
+	})
+	if err != nil {
+		return false, fmt.Errorf("conclude preflight: %w", err)
+	}
+	p.seen.Store(&row)
+	if changed {
+		p.deps.Wake.Notify()
+		p.log(ctx, &row)
+	}
+	return changed, nil
+}
+
+// next returns the row after a check, or nil if the row stays as it is.
+func (p *Preflight) next(row preflightRow, c *check) *preflightRow {
+	state, refusing := p.streaks.concluded(row, c)
+	next := row
+	next.State, next.RefusedBy = names.Of(state), refusing
+	switch {
+	case state != mismatch:
+		next.Side, next.Summary, next.NextAction, next.IncidentID = "", "", "", ""
+		if state == ok && c.authority != nil && len(c.with(trusted)) > 0 && len(c.with(refused)) == 0 {
+			next.Issuer = c.authority.fingerprint()
+			next.TrustedIssuer = next.Issuer
+		}
+	case row.State != stateMismatch || !slices.Equal(row.RefusedBy, refusing):
+		if c.authority != nil {
+			next.Issuer = c.authority.fingerprint()
+		}
+		which := side(row, c)
+		next.Side, next.NextAction = names.OfSet(which), nextAction(which)
+		next.Summary = summary(which, row, c, refusing)
+	}
+	if next.State == row.State && next.Side == row.Side && next.Issuer == row.Issuer &&
+		next.TrustedIssuer == row.TrustedIssuer && slices.Equal(next.RefusedBy, row.RefusedBy) {
+		return nil
+	}
+	next.CheckedAt = &c.at
+	if next.State != row.State || row.Since == nil {
+		next.Since = &c.at
+	}
+	return &next
+}
+
+// enter writes what begins and ends with a mismatch.
+func (p *Preflight) enter(ctx context.Context, tx pgx.Tx, row preflightRow, next *preflightRow) error {
+	var err error
+	switch is, was := next.State == stateMismatch, row.State == stateMismatch; {
+	case is:
+		if next.IncidentID, err = raise(ctx, tx, next); err != nil || was {
+			return err
+		}
+		return p.stopped(ctx, tx, Stop{From: *next.Since, Reason: next.Summary})
+	case was:
+		if err := settle(ctx, tx); err != nil {
+			return err
+		}
+		stop := Stop{Until: *next.Since, Reason: row.Summary}
+		if row.Since != nil {
+			stop.From = *row.Since
+		}
+		return p.stopped(ctx, tx, stop)
+	}
+	return nil
+}
+
+func (p *Preflight) stopped(ctx context.Context, tx pgx.Tx, s Stop) error {
+	if p.deps.Stopped == nil {
+		return nil
+	}
+	return p.deps.Stopped(ctx, tx, s)
+}
+
+func (p *Preflight) log(ctx context.Context, row *preflightRow) {
+	if row.State == stateMismatch {
+		p.deps.Logger.ErrorContext(ctx, "the ingress refuses the certificates that the authority issues: none is issued",
+			slog.String("failing_side", row.Side), slog.String("summary", row.Summary),
+			slog.String("next_action", row.NextAction))
+		return
+	}
+	p.deps.Logger.InfoContext(ctx, "the preflight of the authority has another state", slog.String("state", row.State),
+		slog.String("issuer", row.Issuer))
+}
+
+// Health returns a fault while the last look found a mismatch, as the status of the mesh shows it.
+func (p *Preflight) Health(context.Context) error {
+	row := p.seen.Load()
+	if row == nil {
+		return nil
+	}
+	return row.health()
+}
