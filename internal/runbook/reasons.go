@@ -56,7 +56,8 @@ var reasons = map[commonv1.DriftReason]Reason{
 	},
 	commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS: {
 		Check: []string{
-			howMany, "compare the client trust of the ingress with the issuer that `gpuaas nodes get NODE` shows",
+			howMany, "compare both sides: `gpuaas ca status` names the one that has changed, and `gpuaas ca preflight` shows " +
+				"each handshake",
 		},
 		Steps: []string{
 			"repair the trust of the ingress, from the authority that issues now; enrol nothing before that, for new " +

@@ -53,7 +53,7 @@ type Judge struct {
 	consumer *events.Consumer
 	news     events.Signal // evidence was committed
 	next     time.Duration // until the next round; of Run alone
-	trust    trust
+	trust    issuerTrust
 
 	probes  events.Signal // some node is to be probed
 	reprobe time.Duration // until the next round of Probe; of Probe alone
@@ -218,7 +218,7 @@ type turn struct {
 	seen   *seen
 	rule   silence.Rule
 	policy policy.Set
-	trust  *trust
+	trust  *issuerTrust
 	nodes  map[string]*node
 	more   bool
 }

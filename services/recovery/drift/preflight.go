@@ -4,21 +4,7 @@ import (
 	"strings"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-)
-
-// What the evidence of an ingress that refuses the authority's certificates begins with, as package trust describes
-// it: the side that has changed.
-const (
-	detailAuthority = "authority: "
-	detailIngress   = "ingress: "
-)
-
-// The next actions by the side that has changed.
-const (
-	nextAuthority = "repair the authority: give it back the signing material that the ingress trusts, or add its present " +
-		"root to what the ingress trusts (`gpuaas ca status`); then enrol only the nodes that are still refused"
-	nextIngress = "repair the ingress: give it back the root of the authority as a trusted issuer of nodes " +
-		"(`gpuaas ca status`); then enrol only the nodes that are still refused"
+	"github.com/gpuaas/mesh/services/recovery/trust"
 )
 
 // trustEvidence returns what the preflight of the authority has found. That nothing was proven is no evidence.
@@ -40,10 +26,10 @@ func nextOfUntrusted(first *Evidence, row string) string {
 	switch {
 	case first.NodeID != "":
 		return row
-	case strings.HasPrefix(first.Detail, detailAuthority):
-		return nextAuthority
-	case strings.HasPrefix(first.Detail, detailIngress):
-		return nextIngress
+	case strings.HasPrefix(first.Detail, trust.OfAuthority):
+		return trust.NextAuthority
+	case strings.HasPrefix(first.Detail, trust.OfIngress):
+		return trust.NextIngress
 	}
 	return row
 }

@@ -24,9 +24,9 @@ const (
 	issuersMost = 64
 )
 
-// trust knows which issuers of certificates of nodes the ingress trusts. What a replica of nodeapi has loaded is not
+// issuerTrust knows which issuers of certificates of nodes the ingress trusts. What a replica of nodeapi has loaded is not
 // reported: the issuers are compared with the roots that recovery's authority gives to the ingress.
-type trust struct {
+type issuerTrust struct {
 	mu      sync.Mutex
 	roots   []*x509.Certificate // nil: never read
 	readAt  time.Time
@@ -34,7 +34,7 @@ type trust struct {
 }
 
 // refresh reads the roots, if those that were read are old. An authority that does not answer leaves them as they were.
-func (t *trust) refresh(ctx context.Context, deps Deps) {
+func (t *issuerTrust) refresh(ctx context.Context, deps Deps) {
 	t.mu.Lock()
 	fresh := deps.Roots == nil || time.Since(t.readAt) < rootsFor
 	if !fresh {
@@ -70,7 +70,7 @@ type chainRow struct {
 }
 
 // learn checks the issuers of nodes that are not known yet, each by one certificate of it.
-func (t *trust) learn(ctx context.Context, tx pgx.Tx, nodes map[string]*node, now time.Time) error {
+func (t *issuerTrust) learn(ctx context.Context, tx pgx.Tx, nodes map[string]*node, now time.Time) error {
 	serials := t.unknown(nodes)
 	if len(serials) == 0 {
 		return nil
@@ -90,7 +90,7 @@ func (t *trust) learn(ctx context.Context, tx pgx.Tx, nodes map[string]*node, no
 }
 
 // unknown returns the serial of one certificate of each issuer that is not known.
-func (t *trust) unknown(nodes map[string]*node) []string {
+func (t *issuerTrust) unknown(nodes map[string]*node) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.roots == nil {
@@ -132,7 +132,7 @@ func chainsTo(row chainRow, roots []*x509.Certificate, now time.Time) bool {
 }
 
 // of reports whether an issuer is trusted, and how that is known.
-func (t *trust) of(issuer string) (bool, string) {
+func (t *issuerTrust) of(issuer string) (bool, string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	trusted, known := t.issuers[issuer]

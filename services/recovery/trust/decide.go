@@ -117,11 +117,17 @@ func side(row preflightRow, c *check) recoveryv1.TrustSide {
 	return authoritySide
 }
 
-// The next actions of a mismatch. They begin with the side, for the verdict on the control plane.
+// What the summary of a mismatch begins with, if it is known which side has changed.
 const (
-	nextAuthority = "repair the authority: give it back the signing material that the ingress trusts, or add its present " +
+	OfAuthority = "authority: "
+	OfIngress   = "ingress: "
+)
+
+// The next actions of a mismatch, by the side that has changed.
+const (
+	NextAuthority = "repair the authority: give it back the signing material that the ingress trusts, or add its present " +
 		"root to what the ingress trusts (`gpuaas ca status`); then enrol only the nodes that are still refused"
-	nextIngress = "repair the ingress: give it back the root of the authority as a trusted issuer of nodes, at the " +
+	NextIngress = "repair the ingress: give it back the root of the authority as a trusted issuer of nodes, at the " +
 		"addresses that `gpuaas ca status` names; then enrol only the nodes that are still refused"
 	nextUnknown = "compare both sides with `gpuaas ca status`, and have the ingress trust the root of the authority; then " +
 		"enrol only the nodes that are still refused"
@@ -131,9 +137,9 @@ const (
 func nextAction(s recoveryv1.TrustSide) string {
 	switch s {
 	case authoritySide:
-		return nextAuthority
+		return NextAuthority
 	case ingressSide:
-		return nextIngress
+		return NextIngress
 	default:
 		return nextUnknown
 	}
@@ -151,11 +157,11 @@ func summary(s recoveryv1.TrustSide, row preflightRow, c *check, refusing []stri
 	where := addresses(c, refusing)
 	switch s {
 	case authoritySide:
-		return fmt.Sprintf("authority: it signs with %s, and %s trusts the issuer from before, %s; no certificate is issued",
-			issuer, where, short(row.TrustedIssuer))
+		return fmt.Sprintf("%sit signs with %s, and %s trusts the issuer from before, %s; no certificate is issued",
+			OfAuthority, issuer, where, short(row.TrustedIssuer))
 	case ingressSide:
-		return fmt.Sprintf("ingress: %s does not trust %s, with which the authority signs; no certificate is issued", where,
-			issuer)
+		return fmt.Sprintf("%s%s does not trust %s, with which the authority signs; no certificate is issued", OfIngress,
+			where, issuer)
 	default:
 		return fmt.Sprintf("the authority signs with %s, and %s does not trust it; they were never seen to agree; no "+
 			"certificate is issued", issuer, where)

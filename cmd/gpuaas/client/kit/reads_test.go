@@ -33,7 +33,7 @@ func TestReadsAreKnown(t *testing.T) {
 		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CollectDiagnostics",
 		"CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
 		"ForceRelease", "MergeDiagnostics", "OperateWorkspace",
-		"ProbeNode", "ReleaseBrake", "RetryRelease", "RotateKey", "SetCordon", "SetPolicy",
+		"ProbeNode", "ReleaseBrake", "RetryRelease", "RotateKey", "RunPreflight", "SetCordon", "SetPolicy",
 	}
 	if diff := cmp.Diff(want, commands); diff != "" {
 		t.Errorf("what is no read (-want +got):\n%s", diff)

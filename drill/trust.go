@@ -1,0 +1,307 @@
+package drill
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/await"
+	"github.com/gpuaas/mesh/drill/kit/mesh"
+	"github.com/gpuaas/mesh/drill/kit/stage"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/internal/rpc/calls"
+	"github.com/gpuaas/mesh/mesh/cluster"
+)
+
+const trustMutation = "the replicas of nodeapi, with which the detector shakes hands, are stopped: it reaches no ingress, " +
+	"which proves nothing; the trust is changed as before"
+
+// authorityReplaced is row 5: the authority of nodes comes back with other signing material.
+func authorityReplaced() kit.Drill {
+	return kit.Drill{
+		Name: "ca-restart-drift",
+		Injects: "the replicas of recovery, which hold the authority of nodes, are started again with the key material of " +
+			"a new authority, of which the ingress knows nothing; the agent of a machine ends",
+		Sees: "`cert_untrusted_by_ingress` with the authority as the failing side, one incident; an enrolment is refused " +
+			"with wait; the other machines stay connected, and the workload serves",
+		Recovers: "once the ingress trusts the new root beside the old one: by itself, and the agent comes back with the " +
+			"certificate that it had",
+		Needs: "its own mesh: it changes the files of its authority",
+		Expect: kit.Verdict{
+			Reason: "cert_untrusted_by_ingress", UserState: "operator_action_required", Owner: "control plane",
+			Next: "repair the authority",
+		},
+		Mutation: trustMutation,
+		FailsAt:  stage.Detected,
+		Run: func(ctx context.Context, r *kit.Run) error {
+			return (&trustRun{Run: r, side: recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY}).run(ctx)
+		},
+	}
+}
+
+// ingressSwapped is row 6: the file of the issuers that the ingress trusts is replaced.
+func ingressSwapped() kit.Drill {
+	return kit.Drill{
+		Name: "ingress-trust-drift",
+		Injects: "the file of the issuers of nodes that the replicas of nodeapi trust is replaced by that of another " +
+			"authority while they run; the agent of a machine ends",
+		Sees: "`cert_untrusted_by_ingress` with the ingress as the failing side, one incident; an enrolment is refused with " +
+			"wait; the other machines stay connected, and the workload serves",
+		Recovers: "once the file is as it was: by itself, and the agent comes back with the certificate that it had",
+		Needs:    "its own mesh: it changes a file of the ingress",
+		Expect: kit.Verdict{
+			Reason: "cert_untrusted_by_ingress", UserState: "operator_action_required", Owner: "control plane",
+			Next: "repair the ingress",
+		},
+		Mutation: trustMutation,
+		FailsAt:  stage.Detected,
+		Run: func(ctx context.Context, r *kit.Run) error {
+			return (&trustRun{Run: r, side: recoveryv1.TrustSide_TRUST_SIDE_INGRESS}).run(ctx)
+		},
+	}
+}
+
+// trustRun is one run of either drill.
+type trustRun struct {
+	*kit.Run
+	side    recoveryv1.TrustSide
+	cluster *cluster.Cluster
+	held    mesh.Held
+
+	trusted string // the file of the issuers that the ingress trusts
+	changed string // the file whose content the fault changes
+	foreign string // the directory of another authority
+	before  []byte // content of trusted
+	digest  [sha256.Size]byte
+}
+
+func (t *trustRun) run(ctx context.Context) error {
+	if err := t.good(ctx); err != nil {
+		return stage.At(stage.Good, err)
+	}
+	t.About(t.held.ID, t.held.Node)
+	defer t.Leave(ctx, t.held.ID)
+	defer func() { _ = os.RemoveAll(t.foreign) }()
+	m := t.Mesh
+	before, err := m.Node(ctx, t.held.Node)
+	if err != nil {
+		return stage.At(stage.Good, err)
+	}
+	defer t.putRight(context.WithoutCancel(ctx)) // it is right, unless the drill failed
+	if t.Control == kit.Mutated {
+		defer signal(t.cluster.NodeAPI, syscall.SIGCONT)
+		signal(t.cluster.NodeAPI, syscall.SIGSTOP)
+	}
+	err = t.Inject(ctx, fmt.Sprintf("%s replaced, the agent of %s killed; the digest of the file was %x",
+		filepath.Base(t.changed), t.held.Machine.Name(), t.digest[:6]), t.inject, func(context.Context) error {
+		now, err := digestOf(t.changed)
+		if err == nil && now == t.digest {
+			err = errors.New("the file is as it was")
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := t.Detect(ctx, t.verdict); err != nil {
+		return err
+	}
+	if err := t.Check(ctx); err != nil {
+		return err
+	}
+	if err := t.stopped(ctx); err != nil {
+		return stage.At(stage.Verdict, err)
+	}
+	if err := t.held.Machine.Start(); err != nil {
+		return stage.At(stage.Recover, err)
+	}
+	if err := t.repair(); err != nil {
+		return stage.At(stage.Recover, err)
+	}
+	if err := t.Recovered(ctx, "the preflight ok, the incident closed, and the node connected with what it had",
+		func(ctx context.Context) error {
+			if err := t.state(ctx, recoveryv1.PreflightState_PREFLIGHT_STATE_OK); err != nil {
+				return err
+			}
+			return connected(ctx, m, t.held.Node)
+		}); err != nil {
+		return err
+	}
+	after, err := m.Node(ctx, t.held.Node)
+	if err != nil {
+		return stage.At(stage.Evidence, err)
+	}
+	if was, is := before.GetIdentity(), after.GetIdentity(); is.GetNodeInstanceId() != was.GetNodeInstanceId() ||
+		is.GetMints() != was.GetMints() {
+		return stage.At(stage.Evidence, fmt.Errorf("the identity is %v, was %v", is, was))
+	}
+	return t.Retire(ctx, t.held.ID)
+}
+
+// good brings the mesh to where the fault is injected, and makes another authority.
+func (t *trustRun) good(ctx context.Context) error {
+	var err error
+	if t.cluster, err = t.Mesh.Cluster(); err != nil {
+		return err
+	}
+	if t.held, err = mesh.PlaceOnMachine(ctx, t.Mesh, t.cluster); err != nil {
+		return err
+	}
+	if err := t.awaitState(ctx, recoveryv1.PreflightState_PREFLIGHT_STATE_OK); err != nil {
+		return err
+	}
+	material := t.cluster.Material
+	t.trusted, t.changed = material.NodeRoots(), material.NodeRoots()
+	if t.side == recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY {
+		t.changed = filepath.Join(material.NodeCADir(), "intermediate.pem")
+	}
+	if t.before, err = os.ReadFile(t.trusted); err != nil { // of our own mesh
+		return err
+	}
+	if t.digest, err = digestOf(t.changed); err != nil {
+		return err
+	}
+	if t.foreign, err = os.MkdirTemp("", "gpuaas-drill-ca-"); err != nil {
+		return err
+	}
+	other, err := ca.Open(ca.Config{Dir: t.foreign, TrustDomain: cluster.TrustDomain})
+	if err != nil {
+		return err
+	}
+	return other.Close()
+}
+
+// inject changes one side, and ends the agent, so that it must connect anew.
+func (t *trustRun) inject(ctx context.Context) error {
+	t.held.Machine.LetDie()
+	if t.side == recoveryv1.TrustSide_TRUST_SIDE_INGRESS {
+		roots, err := os.ReadFile(filepath.Join(t.foreign, ca.RootsFile))
+		if err != nil {
+			return err
+		}
+		return errors.Join(pki.WriteFile(t.trusted, roots), t.held.Machine.Kill9())
+	}
+	for _, name := range []string{"root.pem", "intermediate.pem", "provisioner.pem"} {
+		data, err := os.ReadFile(filepath.Join(t.foreign, name))
+		if err != nil {
+			return err
+		}
+		if err := pki.WriteFile(filepath.Join(t.cluster.Material.NodeCADir(), name), data); err != nil {
+			return err
+		}
+	}
+	return errors.Join(t.held.Machine.Kill9(), t.Mesh.Restart(ctx, t.cluster.Recovery))
+}
+
+// verdict reads the verdict from the node, whose agent is gone, and compares the failing side.
+func (t *trustRun) verdict(ctx context.Context) (kit.Verdict, error) {
+	node, err := t.Mesh.Node(ctx, t.held.Node)
+	v := kit.Verdict{Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction()}
+	if err != nil || v.Reason != t.Drill.Expect.Reason {
+		return v, errors.Join(err, fmt.Errorf("the node is connected %t: %q", node.GetConnected(), v.Reason))
+	}
+	return v, t.state(ctx, recoveryv1.PreflightState_PREFLIGHT_STATE_MISMATCH)
+}
+
+// state returns nil if the preflight is in a state, with the side that the fault is on and one open incident if it is a
+// mismatch, and without one if it is not.
+func (t *trustRun) state(ctx context.Context, want recoveryv1.PreflightState) error {
+	answer, err := t.Mesh.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
+	if err != nil {
+		return err
+	}
+	is := answer.GetTrust().GetPreflight()
+	wrong := want == recoveryv1.PreflightState_PREFLIGHT_STATE_MISMATCH
+	if is.GetState() != want || wrong && is.GetFailingSide() != t.side {
+		return fmt.Errorf("the preflight is %s, failing side %s: %s", names.Of(is.GetState()),
+			names.OfSet(is.GetFailingSide()), is.GetSummary())
+	}
+	if (is.GetIncidentId() != "") != wrong {
+		return fmt.Errorf("the incident is %q", is.GetIncidentId())
+	}
+	if wrong {
+		t.Evidence(is.GetIncidentId())
+	}
+	return nil
+}
+
+func (t *trustRun) awaitState(ctx context.Context, want recoveryv1.PreflightState) error {
+	return await.Until(ctx, "the preflight to be "+names.Of(want), await.Settle, func(ctx context.Context) error {
+		return t.state(ctx, want)
+	})
+}
+
+// stopped checks that a machine that enrols is refused and told to wait, and that the workload serves.
+func (t *trustRun) stopped(ctx context.Context) error {
+	token, err := t.Mesh.Client.Command.EnrollNode(ctx, &readmodelv1.EnrollNodeRequest{Name: mesh.FreshName("trust")})
+	if err != nil {
+		return fmt.Errorf("obtain a token: %w", err)
+	}
+	defer func() {
+		_, _ = change(context.WithoutCancel(ctx), t.Mesh, token.GetNodeId(), recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE)
+	}()
+	roots, err := pki.LoadBundle(t.cluster.Material.ServiceRoots())
+	if err != nil {
+		return err
+	}
+	http, err := calls.HTTPClient(pki.ClientConfig{Roots: roots, Server: pki.ServiceID(cluster.TrustDomain, "recovery")},
+		calls.HTTPConfig{})
+	if err != nil {
+		return err
+	}
+	defer http.CloseIdleConnections()
+	key, err := pki.NewKey()
+	if err != nil {
+		return err
+	}
+	csr, err := pki.NewAnonymousCSR(key)
+	if err != nil {
+		return err
+	}
+	_, err = recoveryv1connect.NewEnrollmentServiceClient(http, "https://"+t.cluster.Plan.Addresses.Enroll,
+		calls.Options(calls.Config{})...).Enroll(ctx, &recoveryv1.EnrollRequest{Token: token.GetToken(), Csr: csr})
+	if !fault.Has(err, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE) ||
+		fault.ActionOf(err) != commonv1.Action_ACTION_WAIT {
+		return fmt.Errorf("a machine that enrols was answered %w", errors.Join(err, errors.New("not refused with wait")))
+	}
+	t.Note("an enrolment was refused: %v", err)
+	return mesh.Answers(ctx, t.held.URL)
+}
+
+// repair does what the operator would do: it gives the ingress its former file back, or adds the new root to it.
+func (t *trustRun) repair() error {
+	if t.side == recoveryv1.TrustSide_TRUST_SIDE_INGRESS {
+		return pki.WriteFile(t.trusted, t.before)
+	}
+	roots, err := os.ReadFile(filepath.Join(t.foreign, ca.RootsFile))
+	if err != nil {
+		return err
+	}
+	return pki.WriteFile(t.trusted, append(bytes.Clone(t.before), roots...))
+}
+
+// putRight leaves the mesh with both sides in agreement, however far the drill came.
+func (t *trustRun) putRight(ctx context.Context) {
+	if now, err := digestOf(t.changed); err == nil && now != t.digest {
+		_ = t.repair() // a second time it writes what is there
+	}
+	_ = t.Mesh.StartMachine(ctx, t.held.Machine) // it runs, unless the drill failed
+}
+
+func digestOf(path string) ([sha256.Size]byte, error) {
+	data, err := os.ReadFile(path) // of our own mesh
+	return sha256.Sum256(data), err
+}
