@@ -11,7 +11,7 @@ import (
 // The states of the preflight.
 const (
 	unknown  = recoveryv1.PreflightState_PREFLIGHT_STATE_UNKNOWN
-	ok       = recoveryv1.PreflightState_PREFLIGHT_STATE_OK
+	agree    = recoveryv1.PreflightState_PREFLIGHT_STATE_OK
 	mismatch = recoveryv1.PreflightState_PREFLIGHT_STATE_MISMATCH
 )
 
@@ -81,11 +81,11 @@ func (s *streaks) concluded(row preflightRow, c *check) (recoveryv1.PreflightSta
 		if !accepted || len(s.refused) > 0 {
 			return mismatch, row.RefusedBy
 		}
-		return ok, nil
+		return agree, nil
 	}
 	switch {
 	case accepted && len(s.refused) == 0:
-		return ok, nil
+		return agree, nil
 	case s.nothing >= inARow:
 		return unknown, nil
 	}

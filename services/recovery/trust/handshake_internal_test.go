@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -91,26 +92,25 @@ func listen(t *testing.T, serve func(net.Conn)) string {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var all sync.WaitGroup
+	all.Go(func() {
 		for {
 			conn, err := inner.Accept()
 			if err != nil {
 				return
 			}
-			go func() {
+			all.Go(func() {
 				stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 				defer stop()
 				defer conn.Close()
 				serve(conn)
-			}()
+			})
 		}
-	}()
+	})
 	t.Cleanup(func() {
 		cancel()
 		_ = inner.Close()
-		<-done
+		all.Wait()
 	})
 	return inner.Addr().String()
 }
@@ -125,9 +125,10 @@ func answers(conn net.Conn) {
 	}
 }
 
-// silent is a server that keeps a connection and sends nothing.
+// keeps is a server that keeps a connection and sends nothing.
 func keeps(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) }
 
+// closes is a server that closes a connection at once.
 func closes(net.Conn) {}
 
 func TestHandshake(t *testing.T) {

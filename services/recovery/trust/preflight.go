@@ -57,12 +57,12 @@ type Config struct {
 	Again     time.Duration // before a check that may change the state; 1 s
 	Handshake time.Duration // of one; 3 s
 	Ask       time.Duration // of the calls of the authority; 3 s
-	Lease     time.Duration // longer than a check may take; 10 s
+	Lease     time.Duration // longer than a check may take; 12 s
 }
 
 var defaults = Config{
 	Every: 15 * time.Second, Look: 2 * time.Second, AskEvery: 5 * time.Second, Again: time.Second,
-	Handshake: 3 * time.Second, Ask: 3 * time.Second, Lease: 10 * time.Second,
+	Handshake: 3 * time.Second, Ask: 3 * time.Second, Lease: 12 * time.Second,
 }
 
 // Preflight is one replica's part in the checks. All replicas run one; the holder of the lease checks.
@@ -262,7 +262,7 @@ func (p *Preflight) next(row preflightRow, c *check) *preflightRow {
 	switch {
 	case state != mismatch:
 		next.Side, next.Summary, next.NextAction, next.IncidentID = "", "", "", ""
-		if state == ok && c.authority != nil && len(c.with(trusted)) > 0 && len(c.with(refused)) == 0 {
+		if state == agree && c.authority != nil && len(c.with(trusted)) > 0 && len(c.with(refused)) == 0 {
 			next.Issuer = c.authority.fingerprint()
 			next.TrustedIssuer = next.Issuer
 		}

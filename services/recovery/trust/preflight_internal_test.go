@@ -302,7 +302,7 @@ func TestTwoReplicas(t *testing.T) {
 	}
 	k.swap(newAuthority(t))
 	k.round(first, 1)
-	testkit.SetClockOffset(k.db, 11*time.Second)
+	testkit.SetClockOffset(k.db, 13*time.Second)
 	k.round(second, 1)
 	k.is("each has seen one refusal", "ok", "")
 	if out, err := first.RunOnce(t.Context()); err != nil || out.Held {
@@ -330,7 +330,7 @@ func TestLostLease(t *testing.T) {
 	k.round(first, 2)
 	k.swap(newAuthority(t))
 	k.round(first, 1)
-	testkit.SetClockOffset(k.db, 11*time.Second)
+	testkit.SetClockOffset(k.db, 13*time.Second)
 	k.round(second, 1)
 	c := &check{authority: first.authority, targets: []*target{{address: k.address, outcome: refused}}}
 	first.streaks.add(c)
@@ -351,14 +351,14 @@ func TestVerbs(t *testing.T) {
 		t.Fatal(err)
 	}
 	issuer := got.GetAuthority().GetIssuerFingerprint()
-	if got.GetPreflight().GetState() != ok || issuer == "" || issuer != got.GetPreflight().GetIssuerFingerprint() ||
+	if got.GetPreflight().GetState() != agree || issuer == "" || issuer != got.GetPreflight().GetIssuerFingerprint() ||
 		len(got.GetIngress()) != 1 || !got.GetIngress()[0].GetIssuerTrusted() {
 		t.Errorf("%v", got)
 	}
 	k.swap(newAuthority(t))
 	k.publish()
 	ran, err := p.RunPreflight(t.Context(), nil)
-	if err != nil || ran.GetResult() != mismatch || ran.GetPreflight().GetState() != ok ||
+	if err != nil || ran.GetResult() != mismatch || ran.GetPreflight().GetState() != agree ||
 		ran.GetIngress()[0].GetHandshake() != recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_REFUSED ||
 		ran.GetIngress()[0].GetIssuerTrusted() {
 		t.Errorf("%v, %v", ran, err)

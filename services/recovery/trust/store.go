@@ -16,7 +16,7 @@ import (
 
 // The states as rows have them.
 var (
-	stateOK       = names.Of(ok)
+	stateOK       = names.Of(agree)
 	stateMismatch = names.Of(mismatch)
 )
 

@@ -17,7 +17,7 @@ func TestReadsAreKnown(t *testing.T) {
 		readmodelv1.File_gpuaas_readmodel_v1_readmodel_proto, readmodelv1.File_gpuaas_readmodel_v1_people_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_recover_proto, readmodelv1.File_gpuaas_readmodel_v1_rollback_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_keys_proto, readmodelv1.File_gpuaas_readmodel_v1_hostfacts_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_diagnostics_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_diagnostics_proto, readmodelv1.File_gpuaas_readmodel_v1_trust_proto,
 	} {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
