@@ -173,7 +173,7 @@ func (k *kit) is(when, state, side string) {
 func (k *kit) count(sql string) int {
 	k.t.Helper()
 	var n int
-	if err := k.db.OwnerPool().QueryRow(k.t.Context(), sql).Scan(&n); err != nil {
+	if err := k.db.Pool(pg.RoleRecovery).QueryRow(k.t.Context(), sql).Scan(&n); err != nil {
 		k.t.Fatal(err)
 	}
 	return n
