@@ -331,5 +331,5 @@ func (p *Preflight) Health(context.Context) error {
 	if row == nil {
 		return nil
 	}
-	return row.health()
+	return row.refusal()
 }

@@ -23,6 +23,8 @@ func Refuse(ctx context.Context, q pg.Querier) error {
 	return row.refusal()
 }
 
+// refusal returns the fault. Its text names no replica and no address: agents get it, and everybody who may read the
+// status of the mesh.
 func (r *preflightRow) refusal() error {
 	if r.State != stateMismatch {
 		return nil
@@ -33,12 +35,4 @@ func (r *preflightRow) refusal() error {
 	}
 	return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, public, fault.RetryAfter(retryAfter),
 		fault.Remedy(r.NextAction))
-}
-
-// health returns what the status of the mesh shows of the preflight: a fault with the whole summary.
-func (r *preflightRow) health() error {
-	if r.State != stateMismatch {
-		return nil
-	}
-	return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, r.Summary, fault.Remedy(r.NextAction))
 }
