@@ -28,6 +28,74 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// LayerState is the state of one layer of a workspace. Each layer has its own of them, and any may be `unknown`: nothing was observed.
+type LayerState int32
+
+const (
+	LayerState_LAYER_STATE_UNSPECIFIED LayerState = 0
+	LayerState_LAYER_STATE_UNKNOWN     LayerState = 1
+	LayerState_LAYER_STATE_CONNECTED   LayerState = 2 // management: the agent is connected, and may act
+	LayerState_LAYER_STATE_AWAY        LayerState = 3 // management: the agent is not connected, or may not act
+	LayerState_LAYER_STATE_READY       LayerState = 4 // runtime: every workload runs and is ready
+	LayerState_LAYER_STATE_RUNNING     LayerState = 5 // runtime: a workload runs, and not all are ready
+	LayerState_LAYER_STATE_CRASH_LOOP  LayerState = 6 // runtime: a workload exits again and again, or cannot be started
+	LayerState_LAYER_STATE_STOPPED     LayerState = 7 // runtime: a workload has ended, and the others run or have ended too
+	LayerState_LAYER_STATE_STALE       LayerState = 8 // runtime: what was reported is older than `since`; no evidence of what is now
+)
+
+// Enum value maps for LayerState.
+var (
+	LayerState_name = map[int32]string{
+		0: "LAYER_STATE_UNSPECIFIED",
+		1: "LAYER_STATE_UNKNOWN",
+		2: "LAYER_STATE_CONNECTED",
+		3: "LAYER_STATE_AWAY",
+		4: "LAYER_STATE_READY",
+		5: "LAYER_STATE_RUNNING",
+		6: "LAYER_STATE_CRASH_LOOP",
+		7: "LAYER_STATE_STOPPED",
+		8: "LAYER_STATE_STALE",
+	}
+	LayerState_value = map[string]int32{
+		"LAYER_STATE_UNSPECIFIED": 0,
+		"LAYER_STATE_UNKNOWN":     1,
+		"LAYER_STATE_CONNECTED":   2,
+		"LAYER_STATE_AWAY":        3,
+		"LAYER_STATE_READY":       4,
+		"LAYER_STATE_RUNNING":     5,
+		"LAYER_STATE_CRASH_LOOP":  6,
+		"LAYER_STATE_STOPPED":     7,
+		"LAYER_STATE_STALE":       8,
+	}
+)
+
+func (x LayerState) Enum() *LayerState {
+	p := new(LayerState)
+	*p = x
+	return p
+}
+
+func (x LayerState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LayerState) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[0].Descriptor()
+}
+
+func (LayerState) Type() protoreflect.EnumType {
+	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[0]
+}
+
+func (x LayerState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LayerState.Descriptor instead.
+func (LayerState) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{0}
+}
+
 // ObjectKind is a kind of object that has an id.
 type ObjectKind int32
 
@@ -89,11 +157,11 @@ func (x ObjectKind) String() string {
 }
 
 func (ObjectKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[0].Descriptor()
+	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[1].Descriptor()
 }
 
 func (ObjectKind) Type() protoreflect.EnumType {
-	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[0]
+	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[1]
 }
 
 func (x ObjectKind) Number() protoreflect.EnumNumber {
@@ -102,7 +170,7 @@ func (x ObjectKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ObjectKind.Descriptor instead.
 func (ObjectKind) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{0}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{1}
 }
 
 // Topic is one kind of object to watch.
@@ -151,11 +219,11 @@ func (x Topic) String() string {
 }
 
 func (Topic) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[1].Descriptor()
+	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[2].Descriptor()
 }
 
 func (Topic) Type() protoreflect.EnumType {
-	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[1]
+	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[2]
 }
 
 func (x Topic) Number() protoreflect.EnumNumber {
@@ -164,7 +232,7 @@ func (x Topic) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Topic.Descriptor instead.
 func (Topic) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{1}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{2}
 }
 
 // Change is what happened to an object.
@@ -207,11 +275,11 @@ func (x Change) String() string {
 }
 
 func (Change) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[2].Descriptor()
+	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[3].Descriptor()
 }
 
 func (Change) Type() protoreflect.EnumType {
-	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[2]
+	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[3]
 }
 
 func (x Change) Number() protoreflect.EnumNumber {
@@ -220,7 +288,7 @@ func (x Change) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Change.Descriptor instead.
 func (Change) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{2}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{3}
 }
 
 // WhoAmIRequest is empty.
@@ -933,8 +1001,13 @@ type Workspace struct {
 	WorkloadReason string `protobuf:"bytes,28,opt,name=workload_reason,json=workloadReason,proto3" json:"workload_reason,omitempty"`
 	WorkloadDetail string `protobuf:"bytes,29,opt,name=workload_detail,json=workloadDetail,proto3" json:"workload_detail,omitempty"` // `workload_reason` in words: which workload, how often it was restarted, and how it last exited
 	NextAction     string `protobuf:"bytes,30,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`             // what the workspace's user does about `workload_reason`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The three layers of one that is not decommissioned. None follows from another.
+	Management    *Layer `protobuf:"bytes,31,opt,name=management,proto3" json:"management,omitempty"`             // whether its node's agent is connected: what the control plane can do for it
+	Runtime       *Layer `protobuf:"bytes,32,opt,name=runtime,proto3" json:"runtime,omitempty"`                   // what the agent last reported of its workloads
+	Edge          *Layer `protobuf:"bytes,33,opt,name=edge,proto3" json:"edge,omitempty"`                         // whether its endpoints can be reached; `unknown` while nothing probes them
+	UserText      string `protobuf:"bytes,34,opt,name=user_text,json=userText,proto3" json:"user_text,omitempty"` // `user_state` for its user: what it means, whether to wait, whom to ask
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workspace) Reset() {
@@ -1177,6 +1250,111 @@ func (x *Workspace) GetNextAction() string {
 	return ""
 }
 
+func (x *Workspace) GetManagement() *Layer {
+	if x != nil {
+		return x.Management
+	}
+	return nil
+}
+
+func (x *Workspace) GetRuntime() *Layer {
+	if x != nil {
+		return x.Runtime
+	}
+	return nil
+}
+
+func (x *Workspace) GetEdge() *Layer {
+	if x != nil {
+		return x.Edge
+	}
+	return nil
+}
+
+func (x *Workspace) GetUserText() string {
+	if x != nil {
+		return x.UserText
+	}
+	return ""
+}
+
+// Layer is one layer of a workspace, by its own evidence.
+type Layer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	State         LayerState             `protobuf:"varint,1,opt,name=state,proto3,enum=gpuaas.readmodel.v1.LayerState" json:"state,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`                                                 // of `state`; unset where it is not known
+	UserText      string                 `protobuf:"bytes,3,opt,name=user_text,json=userText,proto3" json:"user_text,omitempty"`                           // `state` for the workspace's user
+	Detail        string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`                                               // what was observed, for people of the operator; empty for a tenant's person
+	Waiting       []v1.OperationKind     `protobuf:"varint,5,rep,packed,name=waiting,proto3,enum=gpuaas.common.v1.OperationKind" json:"waiting,omitempty"` // management: operations that cannot be completed before the agent is back
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Layer) Reset() {
+	*x = Layer{}
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Layer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Layer) ProtoMessage() {}
+
+func (x *Layer) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Layer.ProtoReflect.Descriptor instead.
+func (*Layer) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Layer) GetState() LayerState {
+	if x != nil {
+		return x.State
+	}
+	return LayerState_LAYER_STATE_UNSPECIFIED
+}
+
+func (x *Layer) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Layer) GetUserText() string {
+	if x != nil {
+		return x.UserText
+	}
+	return ""
+}
+
+func (x *Layer) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Layer) GetWaiting() []v1.OperationKind {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
 // TimelineItem is one attempt at one step, or a step not yet begun.
 type TimelineItem struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
@@ -1208,7 +1386,7 @@ type TimelineItem struct {
 
 func (x *TimelineItem) Reset() {
 	*x = TimelineItem{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[8]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1398,7 @@ func (x *TimelineItem) String() string {
 func (*TimelineItem) ProtoMessage() {}
 
 func (x *TimelineItem) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[8]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1233,7 +1411,7 @@ func (x *TimelineItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TimelineItem.ProtoReflect.Descriptor instead.
 func (*TimelineItem) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{8}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TimelineItem) GetStep() string {
@@ -1418,7 +1596,7 @@ type Task struct {
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[9]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1608,7 @@ func (x *Task) String() string {
 func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[9]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +1621,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{9}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Task) GetTaskId() string {
@@ -1595,7 +1773,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[10]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1607,7 +1785,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[10]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1620,7 +1798,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{10}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListNodesRequest) GetMinPos() string {
@@ -1683,7 +1861,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[11]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1873,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[11]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +1886,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{11}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListNodesResponse) GetItems() []*Node {
@@ -1738,7 +1916,7 @@ type ListNodeVerdictsRequest struct {
 
 func (x *ListNodeVerdictsRequest) Reset() {
 	*x = ListNodeVerdictsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1928,7 @@ func (x *ListNodeVerdictsRequest) String() string {
 func (*ListNodeVerdictsRequest) ProtoMessage() {}
 
 func (x *ListNodeVerdictsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1941,7 @@ func (x *ListNodeVerdictsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodeVerdictsRequest.ProtoReflect.Descriptor instead.
 func (*ListNodeVerdictsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListNodeVerdictsRequest) GetMinPos() string {
@@ -1805,7 +1983,7 @@ type ListNodeVerdictsResponse struct {
 
 func (x *ListNodeVerdictsResponse) Reset() {
 	*x = ListNodeVerdictsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1817,7 +1995,7 @@ func (x *ListNodeVerdictsResponse) String() string {
 func (*ListNodeVerdictsResponse) ProtoMessage() {}
 
 func (x *ListNodeVerdictsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1830,7 +2008,7 @@ func (x *ListNodeVerdictsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodeVerdictsResponse.ProtoReflect.Descriptor instead.
 func (*ListNodeVerdictsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListNodeVerdictsResponse) GetItems() []*v11.VerdictPeriod {
@@ -1859,7 +2037,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +2049,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +2062,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListTenantsRequest) GetMinPos() string {
@@ -1919,7 +2097,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +2109,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +2122,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListTenantsResponse) GetItems() []*v13.Tenant {
@@ -1975,7 +2153,7 @@ type ListWorkspacesRequest struct {
 
 func (x *ListWorkspacesRequest) Reset() {
 	*x = ListWorkspacesRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2165,7 @@ func (x *ListWorkspacesRequest) String() string {
 func (*ListWorkspacesRequest) ProtoMessage() {}
 
 func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2178,7 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListWorkspacesRequest) GetMinPos() string {
@@ -2049,7 +2227,7 @@ type ListWorkspacesResponse struct {
 
 func (x *ListWorkspacesResponse) Reset() {
 	*x = ListWorkspacesResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2061,7 +2239,7 @@ func (x *ListWorkspacesResponse) String() string {
 func (*ListWorkspacesResponse) ProtoMessage() {}
 
 func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2074,7 +2252,7 @@ func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListWorkspacesResponse) GetItems() []*Workspace {
@@ -2107,7 +2285,7 @@ type ListTasksRequest struct {
 
 func (x *ListTasksRequest) Reset() {
 	*x = ListTasksRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2297,7 @@ func (x *ListTasksRequest) String() string {
 func (*ListTasksRequest) ProtoMessage() {}
 
 func (x *ListTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2310,7 @@ func (x *ListTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTasksRequest.ProtoReflect.Descriptor instead.
 func (*ListTasksRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListTasksRequest) GetMinPos() string {
@@ -2195,7 +2373,7 @@ type ListTasksResponse struct {
 
 func (x *ListTasksResponse) Reset() {
 	*x = ListTasksResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2385,7 @@ func (x *ListTasksResponse) String() string {
 func (*ListTasksResponse) ProtoMessage() {}
 
 func (x *ListTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2398,7 @@ func (x *ListTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTasksResponse.ProtoReflect.Descriptor instead.
 func (*ListTasksResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListTasksResponse) GetItems() []*Task {
@@ -2251,7 +2429,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2263,7 +2441,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2276,7 +2454,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListInstancesRequest) GetMinPos() string {
@@ -2325,7 +2503,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2515,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2528,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListInstancesResponse) GetItems() []*v13.Instance {
@@ -2382,7 +2560,7 @@ type ListClaimsRequest struct {
 
 func (x *ListClaimsRequest) Reset() {
 	*x = ListClaimsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +2572,7 @@ func (x *ListClaimsRequest) String() string {
 func (*ListClaimsRequest) ProtoMessage() {}
 
 func (x *ListClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +2585,7 @@ func (x *ListClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClaimsRequest.ProtoReflect.Descriptor instead.
 func (*ListClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListClaimsRequest) GetMinPos() string {
@@ -2463,7 +2641,7 @@ type ListClaimsResponse struct {
 
 func (x *ListClaimsResponse) Reset() {
 	*x = ListClaimsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2653,7 @@ func (x *ListClaimsResponse) String() string {
 func (*ListClaimsResponse) ProtoMessage() {}
 
 func (x *ListClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2666,7 @@ func (x *ListClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClaimsResponse.ProtoReflect.Descriptor instead.
 func (*ListClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListClaimsResponse) GetItems() []*v13.Claim {
@@ -2518,7 +2696,7 @@ type ListAllocationsRequest struct {
 
 func (x *ListAllocationsRequest) Reset() {
 	*x = ListAllocationsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2708,7 @@ func (x *ListAllocationsRequest) String() string {
 func (*ListAllocationsRequest) ProtoMessage() {}
 
 func (x *ListAllocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2721,7 @@ func (x *ListAllocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocationsRequest.ProtoReflect.Descriptor instead.
 func (*ListAllocationsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListAllocationsRequest) GetMinPos() string {
@@ -2585,7 +2763,7 @@ type ListAllocationsResponse struct {
 
 func (x *ListAllocationsResponse) Reset() {
 	*x = ListAllocationsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2775,7 @@ func (x *ListAllocationsResponse) String() string {
 func (*ListAllocationsResponse) ProtoMessage() {}
 
 func (x *ListAllocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2788,7 @@ func (x *ListAllocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocationsResponse.ProtoReflect.Descriptor instead.
 func (*ListAllocationsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListAllocationsResponse) GetItems() []*v13.Allocation {
@@ -2639,7 +2817,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2829,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2842,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetNodeRequest) GetNode() string {
@@ -2698,7 +2876,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2710,7 +2888,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2723,7 +2901,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -2746,7 +2924,7 @@ type ResolveRequest struct {
 
 func (x *ResolveRequest) Reset() {
 	*x = ResolveRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2936,7 @@ func (x *ResolveRequest) String() string {
 func (*ResolveRequest) ProtoMessage() {}
 
 func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2949,7 @@ func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveRequest.ProtoReflect.Descriptor instead.
 func (*ResolveRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResolveRequest) GetRef() string {
@@ -2807,7 +2985,7 @@ type ResolveResponse struct {
 
 func (x *ResolveResponse) Reset() {
 	*x = ResolveResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2819,7 +2997,7 @@ func (x *ResolveResponse) String() string {
 func (*ResolveResponse) ProtoMessage() {}
 
 func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2832,7 +3010,7 @@ func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveResponse.ProtoReflect.Descriptor instead.
 func (*ResolveResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ResolveResponse) GetKind() ObjectKind {
@@ -2867,7 +3045,7 @@ type GetWorkspaceRequest struct {
 
 func (x *GetWorkspaceRequest) Reset() {
 	*x = GetWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2879,7 +3057,7 @@ func (x *GetWorkspaceRequest) String() string {
 func (*GetWorkspaceRequest) ProtoMessage() {}
 
 func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2892,7 +3070,7 @@ func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetWorkspaceRequest) GetWorkspace() string {
@@ -2919,7 +3097,7 @@ type GetWorkspaceResponse struct {
 
 func (x *GetWorkspaceResponse) Reset() {
 	*x = GetWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +3109,7 @@ func (x *GetWorkspaceResponse) String() string {
 func (*GetWorkspaceResponse) ProtoMessage() {}
 
 func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +3122,7 @@ func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
@@ -2966,7 +3144,7 @@ type GetTimelineRequest struct {
 
 func (x *GetTimelineRequest) Reset() {
 	*x = GetTimelineRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3156,7 @@ func (x *GetTimelineRequest) String() string {
 func (*GetTimelineRequest) ProtoMessage() {}
 
 func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3169,7 @@ func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineRequest.ProtoReflect.Descriptor instead.
 func (*GetTimelineRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetTimelineRequest) GetWorkspace() string {
@@ -3029,7 +3207,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3219,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3232,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReadOutputRequest) GetWorkspace() string {
@@ -3103,7 +3281,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3115,7 +3293,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3128,7 +3306,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReadOutputResponse) GetWorkload() string {
@@ -3158,7 +3336,7 @@ type GetTimelineResponse struct {
 
 func (x *GetTimelineResponse) Reset() {
 	*x = GetTimelineResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3170,7 +3348,7 @@ func (x *GetTimelineResponse) String() string {
 func (*GetTimelineResponse) ProtoMessage() {}
 
 func (x *GetTimelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3183,7 +3361,7 @@ func (x *GetTimelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineResponse.ProtoReflect.Descriptor instead.
 func (*GetTimelineResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetTimelineResponse) GetWorkspace() *Workspace {
@@ -3233,7 +3411,7 @@ type RunBrief struct {
 
 func (x *RunBrief) Reset() {
 	*x = RunBrief{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3245,7 +3423,7 @@ func (x *RunBrief) String() string {
 func (*RunBrief) ProtoMessage() {}
 
 func (x *RunBrief) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3258,7 +3436,7 @@ func (x *RunBrief) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunBrief.ProtoReflect.Descriptor instead.
 func (*RunBrief) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RunBrief) GetRunId() string {
@@ -3342,7 +3520,7 @@ type GetActionsRequest struct {
 
 func (x *GetActionsRequest) Reset() {
 	*x = GetActionsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3354,7 +3532,7 @@ func (x *GetActionsRequest) String() string {
 func (*GetActionsRequest) ProtoMessage() {}
 
 func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3367,7 +3545,7 @@ func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsRequest.ProtoReflect.Descriptor instead.
 func (*GetActionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetActionsRequest) GetWorkspace() string {
@@ -3394,7 +3572,7 @@ type GetActionsResponse struct {
 
 func (x *GetActionsResponse) Reset() {
 	*x = GetActionsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3406,7 +3584,7 @@ func (x *GetActionsResponse) String() string {
 func (*GetActionsResponse) ProtoMessage() {}
 
 func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3419,7 +3597,7 @@ func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsResponse.ProtoReflect.Descriptor instead.
 func (*GetActionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetActionsResponse) GetActions() []*v13.ActionOption {
@@ -3440,7 +3618,7 @@ type GetTaskRequest struct {
 
 func (x *GetTaskRequest) Reset() {
 	*x = GetTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3630,7 @@ func (x *GetTaskRequest) String() string {
 func (*GetTaskRequest) ProtoMessage() {}
 
 func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3643,7 @@ func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskRequest.ProtoReflect.Descriptor instead.
 func (*GetTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetTaskRequest) GetTaskId() string {
@@ -3492,7 +3670,7 @@ type GetTaskResponse struct {
 
 func (x *GetTaskResponse) Reset() {
 	*x = GetTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3504,7 +3682,7 @@ func (x *GetTaskResponse) String() string {
 func (*GetTaskResponse) ProtoMessage() {}
 
 func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3517,7 +3695,7 @@ func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskResponse.ProtoReflect.Descriptor instead.
 func (*GetTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetTaskResponse) GetTask() *Task {
@@ -3537,7 +3715,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3549,7 +3727,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3562,7 +3740,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetPolicyRequest) GetKey() string {
@@ -3582,7 +3760,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3772,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3785,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetPolicyResponse) GetItems() []*v11.PolicyKey {
@@ -3627,7 +3805,7 @@ type ExplainReasonRequest struct {
 
 func (x *ExplainReasonRequest) Reset() {
 	*x = ExplainReasonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3639,7 +3817,7 @@ func (x *ExplainReasonRequest) String() string {
 func (*ExplainReasonRequest) ProtoMessage() {}
 
 func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3652,7 +3830,7 @@ func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonRequest.ProtoReflect.Descriptor instead.
 func (*ExplainReasonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExplainReasonRequest) GetCode() string {
@@ -3677,7 +3855,7 @@ type ReasonText struct {
 
 func (x *ReasonText) Reset() {
 	*x = ReasonText{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +3867,7 @@ func (x *ReasonText) String() string {
 func (*ReasonText) ProtoMessage() {}
 
 func (x *ReasonText) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +3880,7 @@ func (x *ReasonText) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonText.ProtoReflect.Descriptor instead.
 func (*ReasonText) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReasonText) GetCode() string {
@@ -3757,7 +3935,7 @@ type ExplainReasonResponse struct {
 
 func (x *ExplainReasonResponse) Reset() {
 	*x = ExplainReasonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3769,7 +3947,7 @@ func (x *ExplainReasonResponse) String() string {
 func (*ExplainReasonResponse) ProtoMessage() {}
 
 func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3782,7 +3960,7 @@ func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonResponse.ProtoReflect.Descriptor instead.
 func (*ExplainReasonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExplainReasonResponse) GetItems() []*ReasonText {
@@ -3806,7 +3984,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +3996,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +4009,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WatchRequest) GetTopics() []Topic {
@@ -3885,7 +4063,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3897,7 +4075,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3910,7 +4088,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WatchResponse) GetFrame() isWatchResponse_Frame {
@@ -3997,7 +4175,7 @@ type WatchItem struct {
 
 func (x *WatchItem) Reset() {
 	*x = WatchItem{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4009,7 +4187,7 @@ func (x *WatchItem) String() string {
 func (*WatchItem) ProtoMessage() {}
 
 func (x *WatchItem) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4022,7 +4200,7 @@ func (x *WatchItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchItem.ProtoReflect.Descriptor instead.
 func (*WatchItem) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WatchItem) GetTopic() Topic {
@@ -4157,7 +4335,7 @@ type Bootstrapped struct {
 
 func (x *Bootstrapped) Reset() {
 	*x = Bootstrapped{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4169,7 +4347,7 @@ func (x *Bootstrapped) String() string {
 func (*Bootstrapped) ProtoMessage() {}
 
 func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4182,7 +4360,7 @@ func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bootstrapped.ProtoReflect.Descriptor instead.
 func (*Bootstrapped) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Bootstrapped) GetTotal() int32 {
@@ -4202,7 +4380,7 @@ type WatchHeartbeat struct {
 
 func (x *WatchHeartbeat) Reset() {
 	*x = WatchHeartbeat{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4392,7 @@ func (x *WatchHeartbeat) String() string {
 func (*WatchHeartbeat) ProtoMessage() {}
 
 func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4405,7 @@ func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHeartbeat.ProtoReflect.Descriptor instead.
 func (*WatchHeartbeat) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WatchHeartbeat) GetServerTime() *timestamppb.Timestamp {
@@ -4248,7 +4426,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4260,7 +4438,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4273,7 +4451,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -4302,7 +4480,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4314,7 +4492,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4327,7 +4505,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreateTenantResponse) GetTenant() *v13.Tenant {
@@ -4365,7 +4543,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4377,7 +4555,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4390,7 +4568,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreateWorkspaceRequest) GetTenant() string {
@@ -4438,7 +4616,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4450,7 +4628,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4463,7 +4641,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -4489,7 +4667,7 @@ type OperateWorkspaceRequest struct {
 
 func (x *OperateWorkspaceRequest) Reset() {
 	*x = OperateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4501,7 +4679,7 @@ func (x *OperateWorkspaceRequest) String() string {
 func (*OperateWorkspaceRequest) ProtoMessage() {}
 
 func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4514,7 +4692,7 @@ func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *OperateWorkspaceRequest) GetWorkspace() string {
@@ -4576,7 +4754,7 @@ type OperateWorkspaceResponse struct {
 
 func (x *OperateWorkspaceResponse) Reset() {
 	*x = OperateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4588,7 +4766,7 @@ func (x *OperateWorkspaceResponse) String() string {
 func (*OperateWorkspaceResponse) ProtoMessage() {}
 
 func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4601,7 +4779,7 @@ func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *OperateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -4623,7 +4801,7 @@ type EnrollNodeRequest struct {
 
 func (x *EnrollNodeRequest) Reset() {
 	*x = EnrollNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4813,7 @@ func (x *EnrollNodeRequest) String() string {
 func (*EnrollNodeRequest) ProtoMessage() {}
 
 func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +4826,7 @@ func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeRequest.ProtoReflect.Descriptor instead.
 func (*EnrollNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EnrollNodeRequest) GetName() string {
@@ -4686,7 +4864,7 @@ type EnrollNodeResponse struct {
 
 func (x *EnrollNodeResponse) Reset() {
 	*x = EnrollNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4698,7 +4876,7 @@ func (x *EnrollNodeResponse) String() string {
 func (*EnrollNodeResponse) ProtoMessage() {}
 
 func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4711,7 +4889,7 @@ func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeResponse.ProtoReflect.Descriptor instead.
 func (*EnrollNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *EnrollNodeResponse) GetNodeId() string {
@@ -4761,7 +4939,7 @@ type ChangeNodeIdentityRequest struct {
 
 func (x *ChangeNodeIdentityRequest) Reset() {
 	*x = ChangeNodeIdentityRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4773,7 +4951,7 @@ func (x *ChangeNodeIdentityRequest) String() string {
 func (*ChangeNodeIdentityRequest) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4786,7 +4964,7 @@ func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityRequest.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ChangeNodeIdentityRequest) GetNode() string {
@@ -4821,7 +4999,7 @@ type ChangeNodeIdentityResponse struct {
 
 func (x *ChangeNodeIdentityResponse) Reset() {
 	*x = ChangeNodeIdentityResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4833,7 +5011,7 @@ func (x *ChangeNodeIdentityResponse) String() string {
 func (*ChangeNodeIdentityResponse) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4846,7 +5024,7 @@ func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityResponse.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ChangeNodeIdentityResponse) GetNode() *v11.NodeIdentity {
@@ -4875,7 +5053,7 @@ type SetCordonRequest struct {
 
 func (x *SetCordonRequest) Reset() {
 	*x = SetCordonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4887,7 +5065,7 @@ func (x *SetCordonRequest) String() string {
 func (*SetCordonRequest) ProtoMessage() {}
 
 func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4900,7 +5078,7 @@ func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonRequest.ProtoReflect.Descriptor instead.
 func (*SetCordonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{61}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SetCordonRequest) GetNode() string {
@@ -4935,7 +5113,7 @@ type SetCordonResponse struct {
 
 func (x *SetCordonResponse) Reset() {
 	*x = SetCordonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4947,7 +5125,7 @@ func (x *SetCordonResponse) String() string {
 func (*SetCordonResponse) ProtoMessage() {}
 
 func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4960,7 +5138,7 @@ func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonResponse.ProtoReflect.Descriptor instead.
 func (*SetCordonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{62}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SetCordonResponse) GetGate() *v13.NodeGate {
@@ -4988,7 +5166,7 @@ type ProbeNodeRequest struct {
 
 func (x *ProbeNodeRequest) Reset() {
 	*x = ProbeNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +5178,7 @@ func (x *ProbeNodeRequest) String() string {
 func (*ProbeNodeRequest) ProtoMessage() {}
 
 func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +5191,7 @@ func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{63}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ProbeNodeRequest) GetNode() string {
@@ -5041,7 +5219,7 @@ type ProbeNodeResponse struct {
 
 func (x *ProbeNodeResponse) Reset() {
 	*x = ProbeNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5053,7 +5231,7 @@ func (x *ProbeNodeResponse) String() string {
 func (*ProbeNodeResponse) ProtoMessage() {}
 
 func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5066,7 +5244,7 @@ func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{64}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ProbeNodeResponse) GetTask() *v13.Task {
@@ -5095,7 +5273,7 @@ type ChangeTaskRequest struct {
 
 func (x *ChangeTaskRequest) Reset() {
 	*x = ChangeTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5107,7 +5285,7 @@ func (x *ChangeTaskRequest) String() string {
 func (*ChangeTaskRequest) ProtoMessage() {}
 
 func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5120,7 +5298,7 @@ func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{65}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ChangeTaskRequest) GetTaskId() string {
@@ -5155,7 +5333,7 @@ type ChangeTaskResponse struct {
 
 func (x *ChangeTaskResponse) Reset() {
 	*x = ChangeTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5167,7 +5345,7 @@ func (x *ChangeTaskResponse) String() string {
 func (*ChangeTaskResponse) ProtoMessage() {}
 
 func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5180,7 +5358,7 @@ func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{66}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ChangeTaskResponse) GetTask() *v13.Task {
@@ -5210,7 +5388,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[67]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5222,7 +5400,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[67]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5235,7 +5413,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{67}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SetPolicyRequest) GetKey() string {
@@ -5277,7 +5455,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[68]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5289,7 +5467,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[68]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5302,7 +5480,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{68}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SetPolicyResponse) GetKey() *v11.PolicyKey {
@@ -5398,7 +5576,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\tworkspace\x18\x0e \x01(\tR\tworkspace\x129\n" +
 	"\averdict\x18\x0f \x01(\v2\x1f.gpuaas.recovery.v1.NodeVerdictR\averdict\x12J\n" +
 	"\x13verdict_stale_since\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x11verdictStaleSince\x126\n" +
-	"\x06health\x18\x11 \x01(\v2\x1e.gpuaas.recovery.v1.NodeHealthR\x06health\"\x8e\t\n" +
+	"\x06health\x18\x11 \x01(\v2\x1e.gpuaas.recovery.v1.NodeHealthR\x06health\"\xcd\n" +
+	"\n" +
 	"\tWorkspace\x12!\n" +
 	"\fworkspace_id\x18\x01 \x01(\tR\vworkspaceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -5437,7 +5616,19 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x0fworkload_reason\x18\x1c \x01(\tR\x0eworkloadReason\x12'\n" +
 	"\x0fworkload_detail\x18\x1d \x01(\tR\x0eworkloadDetail\x12\x1f\n" +
 	"\vnext_action\x18\x1e \x01(\tR\n" +
-	"nextAction\"\x98\x06\n" +
+	"nextAction\x12:\n" +
+	"\n" +
+	"management\x18\x1f \x01(\v2\x1a.gpuaas.readmodel.v1.LayerR\n" +
+	"management\x124\n" +
+	"\aruntime\x18  \x01(\v2\x1a.gpuaas.readmodel.v1.LayerR\aruntime\x12.\n" +
+	"\x04edge\x18! \x01(\v2\x1a.gpuaas.readmodel.v1.LayerR\x04edge\x12\x1b\n" +
+	"\tuser_text\x18\" \x01(\tR\buserText\"\xe0\x01\n" +
+	"\x05Layer\x125\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x1f.gpuaas.readmodel.v1.LayerStateR\x05state\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1b\n" +
+	"\tuser_text\x18\x03 \x01(\tR\buserText\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x129\n" +
+	"\awaiting\x18\x05 \x03(\x0e2\x1f.gpuaas.common.v1.OperationKindR\awaiting\"\x98\x06\n" +
 	"\fTimelineItem\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x129\n" +
@@ -5776,7 +5967,18 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x15acknowledge_weakening\x18\x04 \x01(\bR\x14acknowledgeWeakening\"V\n" +
 	"\x11SetPolicyResponse\x12/\n" +
 	"\x03key\x18\x01 \x01(\v2\x1d.gpuaas.recovery.v1.PolicyKeyR\x03key\x12\x10\n" +
-	"\x03pos\x18\x02 \x01(\tR\x03pos*\xb7\x02\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos*\xef\x01\n" +
+	"\n" +
+	"LayerState\x12\x1b\n" +
+	"\x17LAYER_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13LAYER_STATE_UNKNOWN\x10\x01\x12\x19\n" +
+	"\x15LAYER_STATE_CONNECTED\x10\x02\x12\x14\n" +
+	"\x10LAYER_STATE_AWAY\x10\x03\x12\x15\n" +
+	"\x11LAYER_STATE_READY\x10\x04\x12\x17\n" +
+	"\x13LAYER_STATE_RUNNING\x10\x05\x12\x1a\n" +
+	"\x16LAYER_STATE_CRASH_LOOP\x10\x06\x12\x17\n" +
+	"\x13LAYER_STATE_STOPPED\x10\a\x12\x15\n" +
+	"\x11LAYER_STATE_STALE\x10\b*\xb7\x02\n" +
 	"\n" +
 	"ObjectKind\x12\x1b\n" +
 	"\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -5886,282 +6088,290 @@ func file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP() []byte {
 	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescData
 }
 
-var file_gpuaas_readmodel_v1_readmodel_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_gpuaas_readmodel_v1_readmodel_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
-	(ObjectKind)(0),                    // 0: gpuaas.readmodel.v1.ObjectKind
-	(Topic)(0),                         // 1: gpuaas.readmodel.v1.Topic
-	(Change)(0),                        // 2: gpuaas.readmodel.v1.Change
-	(*WhoAmIRequest)(nil),              // 3: gpuaas.readmodel.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),             // 4: gpuaas.readmodel.v1.WhoAmIResponse
-	(*GetStatusRequest)(nil),           // 5: gpuaas.readmodel.v1.GetStatusRequest
-	(*ComponentStatus)(nil),            // 6: gpuaas.readmodel.v1.ComponentStatus
-	(*GetStatusResponse)(nil),          // 7: gpuaas.readmodel.v1.GetStatusResponse
-	(*HistoryStatus)(nil),              // 8: gpuaas.readmodel.v1.HistoryStatus
-	(*Node)(nil),                       // 9: gpuaas.readmodel.v1.Node
-	(*Workspace)(nil),                  // 10: gpuaas.readmodel.v1.Workspace
-	(*TimelineItem)(nil),               // 11: gpuaas.readmodel.v1.TimelineItem
-	(*Task)(nil),                       // 12: gpuaas.readmodel.v1.Task
-	(*ListNodesRequest)(nil),           // 13: gpuaas.readmodel.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),          // 14: gpuaas.readmodel.v1.ListNodesResponse
-	(*ListNodeVerdictsRequest)(nil),    // 15: gpuaas.readmodel.v1.ListNodeVerdictsRequest
-	(*ListNodeVerdictsResponse)(nil),   // 16: gpuaas.readmodel.v1.ListNodeVerdictsResponse
-	(*ListTenantsRequest)(nil),         // 17: gpuaas.readmodel.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),        // 18: gpuaas.readmodel.v1.ListTenantsResponse
-	(*ListWorkspacesRequest)(nil),      // 19: gpuaas.readmodel.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),     // 20: gpuaas.readmodel.v1.ListWorkspacesResponse
-	(*ListTasksRequest)(nil),           // 21: gpuaas.readmodel.v1.ListTasksRequest
-	(*ListTasksResponse)(nil),          // 22: gpuaas.readmodel.v1.ListTasksResponse
-	(*ListInstancesRequest)(nil),       // 23: gpuaas.readmodel.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),      // 24: gpuaas.readmodel.v1.ListInstancesResponse
-	(*ListClaimsRequest)(nil),          // 25: gpuaas.readmodel.v1.ListClaimsRequest
-	(*ListClaimsResponse)(nil),         // 26: gpuaas.readmodel.v1.ListClaimsResponse
-	(*ListAllocationsRequest)(nil),     // 27: gpuaas.readmodel.v1.ListAllocationsRequest
-	(*ListAllocationsResponse)(nil),    // 28: gpuaas.readmodel.v1.ListAllocationsResponse
-	(*GetNodeRequest)(nil),             // 29: gpuaas.readmodel.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),            // 30: gpuaas.readmodel.v1.GetNodeResponse
-	(*ResolveRequest)(nil),             // 31: gpuaas.readmodel.v1.ResolveRequest
-	(*ResolveResponse)(nil),            // 32: gpuaas.readmodel.v1.ResolveResponse
-	(*GetWorkspaceRequest)(nil),        // 33: gpuaas.readmodel.v1.GetWorkspaceRequest
-	(*GetWorkspaceResponse)(nil),       // 34: gpuaas.readmodel.v1.GetWorkspaceResponse
-	(*GetTimelineRequest)(nil),         // 35: gpuaas.readmodel.v1.GetTimelineRequest
-	(*ReadOutputRequest)(nil),          // 36: gpuaas.readmodel.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),         // 37: gpuaas.readmodel.v1.ReadOutputResponse
-	(*GetTimelineResponse)(nil),        // 38: gpuaas.readmodel.v1.GetTimelineResponse
-	(*RunBrief)(nil),                   // 39: gpuaas.readmodel.v1.RunBrief
-	(*GetActionsRequest)(nil),          // 40: gpuaas.readmodel.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),         // 41: gpuaas.readmodel.v1.GetActionsResponse
-	(*GetTaskRequest)(nil),             // 42: gpuaas.readmodel.v1.GetTaskRequest
-	(*GetTaskResponse)(nil),            // 43: gpuaas.readmodel.v1.GetTaskResponse
-	(*GetPolicyRequest)(nil),           // 44: gpuaas.readmodel.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),          // 45: gpuaas.readmodel.v1.GetPolicyResponse
-	(*ExplainReasonRequest)(nil),       // 46: gpuaas.readmodel.v1.ExplainReasonRequest
-	(*ReasonText)(nil),                 // 47: gpuaas.readmodel.v1.ReasonText
-	(*ExplainReasonResponse)(nil),      // 48: gpuaas.readmodel.v1.ExplainReasonResponse
-	(*WatchRequest)(nil),               // 49: gpuaas.readmodel.v1.WatchRequest
-	(*WatchResponse)(nil),              // 50: gpuaas.readmodel.v1.WatchResponse
-	(*WatchItem)(nil),                  // 51: gpuaas.readmodel.v1.WatchItem
-	(*Bootstrapped)(nil),               // 52: gpuaas.readmodel.v1.Bootstrapped
-	(*WatchHeartbeat)(nil),             // 53: gpuaas.readmodel.v1.WatchHeartbeat
-	(*CreateTenantRequest)(nil),        // 54: gpuaas.readmodel.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),       // 55: gpuaas.readmodel.v1.CreateTenantResponse
-	(*CreateWorkspaceRequest)(nil),     // 56: gpuaas.readmodel.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil),    // 57: gpuaas.readmodel.v1.CreateWorkspaceResponse
-	(*OperateWorkspaceRequest)(nil),    // 58: gpuaas.readmodel.v1.OperateWorkspaceRequest
-	(*OperateWorkspaceResponse)(nil),   // 59: gpuaas.readmodel.v1.OperateWorkspaceResponse
-	(*EnrollNodeRequest)(nil),          // 60: gpuaas.readmodel.v1.EnrollNodeRequest
-	(*EnrollNodeResponse)(nil),         // 61: gpuaas.readmodel.v1.EnrollNodeResponse
-	(*ChangeNodeIdentityRequest)(nil),  // 62: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	(*ChangeNodeIdentityResponse)(nil), // 63: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	(*SetCordonRequest)(nil),           // 64: gpuaas.readmodel.v1.SetCordonRequest
-	(*SetCordonResponse)(nil),          // 65: gpuaas.readmodel.v1.SetCordonResponse
-	(*ProbeNodeRequest)(nil),           // 66: gpuaas.readmodel.v1.ProbeNodeRequest
-	(*ProbeNodeResponse)(nil),          // 67: gpuaas.readmodel.v1.ProbeNodeResponse
-	(*ChangeTaskRequest)(nil),          // 68: gpuaas.readmodel.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),         // 69: gpuaas.readmodel.v1.ChangeTaskResponse
-	(*SetPolicyRequest)(nil),           // 70: gpuaas.readmodel.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),          // 71: gpuaas.readmodel.v1.SetPolicyResponse
-	(*timestamppb.Timestamp)(nil),      // 72: google.protobuf.Timestamp
-	(v1.PartState)(0),                  // 73: gpuaas.common.v1.PartState
-	(v1.Severity)(0),                   // 74: gpuaas.common.v1.Severity
-	(v1.UserState)(0),                  // 75: gpuaas.common.v1.UserState
-	(*v11.NodeIdentity)(nil),           // 76: gpuaas.recovery.v1.NodeIdentity
-	(*v12.SessionChanged)(nil),         // 77: gpuaas.node.v1.SessionChanged
-	(*v13.NodeGate)(nil),               // 78: gpuaas.lifecycle.v1.NodeGate
-	(*v11.NodeVerdict)(nil),            // 79: gpuaas.recovery.v1.NodeVerdict
-	(*v11.NodeHealth)(nil),             // 80: gpuaas.recovery.v1.NodeHealth
-	(v1.WorkspaceState)(0),             // 81: gpuaas.common.v1.WorkspaceState
-	(*v13.WorkspaceSpec)(nil),          // 82: gpuaas.lifecycle.v1.WorkspaceSpec
-	(*v13.Endpoint)(nil),               // 83: gpuaas.lifecycle.v1.Endpoint
-	(*v13.Finding)(nil),                // 84: gpuaas.lifecycle.v1.Finding
-	(v1.Direction)(0),                  // 85: gpuaas.common.v1.Direction
-	(v1.AttemptState)(0),               // 86: gpuaas.common.v1.AttemptState
-	(v1.OwnerLayer)(0),                 // 87: gpuaas.common.v1.OwnerLayer
-	(v1.TaskType)(0),                   // 88: gpuaas.common.v1.TaskType
-	(v1.TaskState)(0),                  // 89: gpuaas.common.v1.TaskState
-	(*v13.TaskTransition)(nil),         // 90: gpuaas.lifecycle.v1.TaskTransition
-	(v1.Reason)(0),                     // 91: gpuaas.common.v1.Reason
-	(*v11.VerdictPeriod)(nil),          // 92: gpuaas.recovery.v1.VerdictPeriod
-	(*v13.Tenant)(nil),                 // 93: gpuaas.lifecycle.v1.Tenant
-	(*v13.Instance)(nil),               // 94: gpuaas.lifecycle.v1.Instance
-	(*v13.Claim)(nil),                  // 95: gpuaas.lifecycle.v1.Claim
-	(*v13.Allocation)(nil),             // 96: gpuaas.lifecycle.v1.Allocation
-	(*v12.OutputCursor)(nil),           // 97: gpuaas.node.v1.OutputCursor
-	(*v12.WorkloadOutput)(nil),         // 98: gpuaas.node.v1.WorkloadOutput
-	(*v13.Run)(nil),                    // 99: gpuaas.lifecycle.v1.Run
-	(v1.OperationKind)(0),              // 100: gpuaas.common.v1.OperationKind
-	(v1.RunState)(0),                   // 101: gpuaas.common.v1.RunState
-	(*v13.ActionOption)(nil),           // 102: gpuaas.lifecycle.v1.ActionOption
-	(*v11.PolicyKey)(nil),              // 103: gpuaas.recovery.v1.PolicyKey
-	(v1.Action)(0),                     // 104: gpuaas.common.v1.Action
-	(*v13.StepAttempt)(nil),            // 105: gpuaas.lifecycle.v1.StepAttempt
-	(*v13.Quota)(nil),                  // 106: gpuaas.lifecycle.v1.Quota
-	(*v13.Operation)(nil),              // 107: gpuaas.lifecycle.v1.Operation
-	(v1.FencedProof)(0),                // 108: gpuaas.common.v1.FencedProof
-	(*durationpb.Duration)(nil),        // 109: google.protobuf.Duration
-	(*v1.Profile)(nil),                 // 110: gpuaas.common.v1.Profile
-	(v11.IdentityVerb)(0),              // 111: gpuaas.recovery.v1.IdentityVerb
-	(*v13.Task)(nil),                   // 112: gpuaas.lifecycle.v1.Task
+	(LayerState)(0),                    // 0: gpuaas.readmodel.v1.LayerState
+	(ObjectKind)(0),                    // 1: gpuaas.readmodel.v1.ObjectKind
+	(Topic)(0),                         // 2: gpuaas.readmodel.v1.Topic
+	(Change)(0),                        // 3: gpuaas.readmodel.v1.Change
+	(*WhoAmIRequest)(nil),              // 4: gpuaas.readmodel.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),             // 5: gpuaas.readmodel.v1.WhoAmIResponse
+	(*GetStatusRequest)(nil),           // 6: gpuaas.readmodel.v1.GetStatusRequest
+	(*ComponentStatus)(nil),            // 7: gpuaas.readmodel.v1.ComponentStatus
+	(*GetStatusResponse)(nil),          // 8: gpuaas.readmodel.v1.GetStatusResponse
+	(*HistoryStatus)(nil),              // 9: gpuaas.readmodel.v1.HistoryStatus
+	(*Node)(nil),                       // 10: gpuaas.readmodel.v1.Node
+	(*Workspace)(nil),                  // 11: gpuaas.readmodel.v1.Workspace
+	(*Layer)(nil),                      // 12: gpuaas.readmodel.v1.Layer
+	(*TimelineItem)(nil),               // 13: gpuaas.readmodel.v1.TimelineItem
+	(*Task)(nil),                       // 14: gpuaas.readmodel.v1.Task
+	(*ListNodesRequest)(nil),           // 15: gpuaas.readmodel.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),          // 16: gpuaas.readmodel.v1.ListNodesResponse
+	(*ListNodeVerdictsRequest)(nil),    // 17: gpuaas.readmodel.v1.ListNodeVerdictsRequest
+	(*ListNodeVerdictsResponse)(nil),   // 18: gpuaas.readmodel.v1.ListNodeVerdictsResponse
+	(*ListTenantsRequest)(nil),         // 19: gpuaas.readmodel.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),        // 20: gpuaas.readmodel.v1.ListTenantsResponse
+	(*ListWorkspacesRequest)(nil),      // 21: gpuaas.readmodel.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),     // 22: gpuaas.readmodel.v1.ListWorkspacesResponse
+	(*ListTasksRequest)(nil),           // 23: gpuaas.readmodel.v1.ListTasksRequest
+	(*ListTasksResponse)(nil),          // 24: gpuaas.readmodel.v1.ListTasksResponse
+	(*ListInstancesRequest)(nil),       // 25: gpuaas.readmodel.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),      // 26: gpuaas.readmodel.v1.ListInstancesResponse
+	(*ListClaimsRequest)(nil),          // 27: gpuaas.readmodel.v1.ListClaimsRequest
+	(*ListClaimsResponse)(nil),         // 28: gpuaas.readmodel.v1.ListClaimsResponse
+	(*ListAllocationsRequest)(nil),     // 29: gpuaas.readmodel.v1.ListAllocationsRequest
+	(*ListAllocationsResponse)(nil),    // 30: gpuaas.readmodel.v1.ListAllocationsResponse
+	(*GetNodeRequest)(nil),             // 31: gpuaas.readmodel.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),            // 32: gpuaas.readmodel.v1.GetNodeResponse
+	(*ResolveRequest)(nil),             // 33: gpuaas.readmodel.v1.ResolveRequest
+	(*ResolveResponse)(nil),            // 34: gpuaas.readmodel.v1.ResolveResponse
+	(*GetWorkspaceRequest)(nil),        // 35: gpuaas.readmodel.v1.GetWorkspaceRequest
+	(*GetWorkspaceResponse)(nil),       // 36: gpuaas.readmodel.v1.GetWorkspaceResponse
+	(*GetTimelineRequest)(nil),         // 37: gpuaas.readmodel.v1.GetTimelineRequest
+	(*ReadOutputRequest)(nil),          // 38: gpuaas.readmodel.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),         // 39: gpuaas.readmodel.v1.ReadOutputResponse
+	(*GetTimelineResponse)(nil),        // 40: gpuaas.readmodel.v1.GetTimelineResponse
+	(*RunBrief)(nil),                   // 41: gpuaas.readmodel.v1.RunBrief
+	(*GetActionsRequest)(nil),          // 42: gpuaas.readmodel.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 43: gpuaas.readmodel.v1.GetActionsResponse
+	(*GetTaskRequest)(nil),             // 44: gpuaas.readmodel.v1.GetTaskRequest
+	(*GetTaskResponse)(nil),            // 45: gpuaas.readmodel.v1.GetTaskResponse
+	(*GetPolicyRequest)(nil),           // 46: gpuaas.readmodel.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),          // 47: gpuaas.readmodel.v1.GetPolicyResponse
+	(*ExplainReasonRequest)(nil),       // 48: gpuaas.readmodel.v1.ExplainReasonRequest
+	(*ReasonText)(nil),                 // 49: gpuaas.readmodel.v1.ReasonText
+	(*ExplainReasonResponse)(nil),      // 50: gpuaas.readmodel.v1.ExplainReasonResponse
+	(*WatchRequest)(nil),               // 51: gpuaas.readmodel.v1.WatchRequest
+	(*WatchResponse)(nil),              // 52: gpuaas.readmodel.v1.WatchResponse
+	(*WatchItem)(nil),                  // 53: gpuaas.readmodel.v1.WatchItem
+	(*Bootstrapped)(nil),               // 54: gpuaas.readmodel.v1.Bootstrapped
+	(*WatchHeartbeat)(nil),             // 55: gpuaas.readmodel.v1.WatchHeartbeat
+	(*CreateTenantRequest)(nil),        // 56: gpuaas.readmodel.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 57: gpuaas.readmodel.v1.CreateTenantResponse
+	(*CreateWorkspaceRequest)(nil),     // 58: gpuaas.readmodel.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil),    // 59: gpuaas.readmodel.v1.CreateWorkspaceResponse
+	(*OperateWorkspaceRequest)(nil),    // 60: gpuaas.readmodel.v1.OperateWorkspaceRequest
+	(*OperateWorkspaceResponse)(nil),   // 61: gpuaas.readmodel.v1.OperateWorkspaceResponse
+	(*EnrollNodeRequest)(nil),          // 62: gpuaas.readmodel.v1.EnrollNodeRequest
+	(*EnrollNodeResponse)(nil),         // 63: gpuaas.readmodel.v1.EnrollNodeResponse
+	(*ChangeNodeIdentityRequest)(nil),  // 64: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	(*ChangeNodeIdentityResponse)(nil), // 65: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	(*SetCordonRequest)(nil),           // 66: gpuaas.readmodel.v1.SetCordonRequest
+	(*SetCordonResponse)(nil),          // 67: gpuaas.readmodel.v1.SetCordonResponse
+	(*ProbeNodeRequest)(nil),           // 68: gpuaas.readmodel.v1.ProbeNodeRequest
+	(*ProbeNodeResponse)(nil),          // 69: gpuaas.readmodel.v1.ProbeNodeResponse
+	(*ChangeTaskRequest)(nil),          // 70: gpuaas.readmodel.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 71: gpuaas.readmodel.v1.ChangeTaskResponse
+	(*SetPolicyRequest)(nil),           // 72: gpuaas.readmodel.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),          // 73: gpuaas.readmodel.v1.SetPolicyResponse
+	(*timestamppb.Timestamp)(nil),      // 74: google.protobuf.Timestamp
+	(v1.PartState)(0),                  // 75: gpuaas.common.v1.PartState
+	(v1.Severity)(0),                   // 76: gpuaas.common.v1.Severity
+	(v1.UserState)(0),                  // 77: gpuaas.common.v1.UserState
+	(*v11.NodeIdentity)(nil),           // 78: gpuaas.recovery.v1.NodeIdentity
+	(*v12.SessionChanged)(nil),         // 79: gpuaas.node.v1.SessionChanged
+	(*v13.NodeGate)(nil),               // 80: gpuaas.lifecycle.v1.NodeGate
+	(*v11.NodeVerdict)(nil),            // 81: gpuaas.recovery.v1.NodeVerdict
+	(*v11.NodeHealth)(nil),             // 82: gpuaas.recovery.v1.NodeHealth
+	(v1.WorkspaceState)(0),             // 83: gpuaas.common.v1.WorkspaceState
+	(*v13.WorkspaceSpec)(nil),          // 84: gpuaas.lifecycle.v1.WorkspaceSpec
+	(*v13.Endpoint)(nil),               // 85: gpuaas.lifecycle.v1.Endpoint
+	(*v13.Finding)(nil),                // 86: gpuaas.lifecycle.v1.Finding
+	(v1.OperationKind)(0),              // 87: gpuaas.common.v1.OperationKind
+	(v1.Direction)(0),                  // 88: gpuaas.common.v1.Direction
+	(v1.AttemptState)(0),               // 89: gpuaas.common.v1.AttemptState
+	(v1.OwnerLayer)(0),                 // 90: gpuaas.common.v1.OwnerLayer
+	(v1.TaskType)(0),                   // 91: gpuaas.common.v1.TaskType
+	(v1.TaskState)(0),                  // 92: gpuaas.common.v1.TaskState
+	(*v13.TaskTransition)(nil),         // 93: gpuaas.lifecycle.v1.TaskTransition
+	(v1.Reason)(0),                     // 94: gpuaas.common.v1.Reason
+	(*v11.VerdictPeriod)(nil),          // 95: gpuaas.recovery.v1.VerdictPeriod
+	(*v13.Tenant)(nil),                 // 96: gpuaas.lifecycle.v1.Tenant
+	(*v13.Instance)(nil),               // 97: gpuaas.lifecycle.v1.Instance
+	(*v13.Claim)(nil),                  // 98: gpuaas.lifecycle.v1.Claim
+	(*v13.Allocation)(nil),             // 99: gpuaas.lifecycle.v1.Allocation
+	(*v12.OutputCursor)(nil),           // 100: gpuaas.node.v1.OutputCursor
+	(*v12.WorkloadOutput)(nil),         // 101: gpuaas.node.v1.WorkloadOutput
+	(*v13.Run)(nil),                    // 102: gpuaas.lifecycle.v1.Run
+	(v1.RunState)(0),                   // 103: gpuaas.common.v1.RunState
+	(*v13.ActionOption)(nil),           // 104: gpuaas.lifecycle.v1.ActionOption
+	(*v11.PolicyKey)(nil),              // 105: gpuaas.recovery.v1.PolicyKey
+	(v1.Action)(0),                     // 106: gpuaas.common.v1.Action
+	(*v13.StepAttempt)(nil),            // 107: gpuaas.lifecycle.v1.StepAttempt
+	(*v13.Quota)(nil),                  // 108: gpuaas.lifecycle.v1.Quota
+	(*v13.Operation)(nil),              // 109: gpuaas.lifecycle.v1.Operation
+	(v1.FencedProof)(0),                // 110: gpuaas.common.v1.FencedProof
+	(*durationpb.Duration)(nil),        // 111: google.protobuf.Duration
+	(*v1.Profile)(nil),                 // 112: gpuaas.common.v1.Profile
+	(v11.IdentityVerb)(0),              // 113: gpuaas.recovery.v1.IdentityVerb
+	(*v13.Task)(nil),                   // 114: gpuaas.lifecycle.v1.Task
 }
 var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
-	72,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
-	72,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
-	73,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
-	72,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
-	74,  // 4: gpuaas.readmodel.v1.ComponentStatus.severity:type_name -> gpuaas.common.v1.Severity
-	6,   // 5: gpuaas.readmodel.v1.GetStatusResponse.components:type_name -> gpuaas.readmodel.v1.ComponentStatus
-	8,   // 6: gpuaas.readmodel.v1.GetStatusResponse.history:type_name -> gpuaas.readmodel.v1.HistoryStatus
-	72,  // 7: gpuaas.readmodel.v1.HistoryStatus.oldest_parked_at:type_name -> google.protobuf.Timestamp
-	75,  // 8: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
-	72,  // 9: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
-	76,  // 10: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
-	77,  // 11: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
-	78,  // 12: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	72,  // 13: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
-	79,  // 14: gpuaas.readmodel.v1.Node.verdict:type_name -> gpuaas.recovery.v1.NodeVerdict
-	72,  // 15: gpuaas.readmodel.v1.Node.verdict_stale_since:type_name -> google.protobuf.Timestamp
-	80,  // 16: gpuaas.readmodel.v1.Node.health:type_name -> gpuaas.recovery.v1.NodeHealth
-	81,  // 17: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
-	75,  // 18: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
-	82,  // 19: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	83,  // 20: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
-	72,  // 21: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
-	72,  // 22: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	84,  // 23: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
-	72,  // 24: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
-	85,  // 25: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	86,  // 26: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	72,  // 27: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	87,  // 28: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	72,  // 29: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	88,  // 30: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	89,  // 31: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	90,  // 32: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	91,  // 33: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	72,  // 34: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	72,  // 35: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
-	9,   // 36: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	92,  // 37: gpuaas.readmodel.v1.ListNodeVerdictsResponse.items:type_name -> gpuaas.recovery.v1.VerdictPeriod
-	93,  // 38: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	81,  // 39: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
-	10,  // 40: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	89,  // 41: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
-	12,  // 42: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	94,  // 43: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	95,  // 44: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	96,  // 45: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
-	9,   // 46: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
-	0,   // 47: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
-	0,   // 48: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
-	10,  // 49: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	97,  // 50: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	98,  // 51: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	10,  // 52: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	99,  // 53: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
-	11,  // 54: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	39,  // 55: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
-	100, // 56: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
-	101, // 57: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
-	72,  // 58: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
-	72,  // 59: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
-	87,  // 60: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	102, // 61: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	12,  // 62: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	103, // 63: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	104, // 64: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	47,  // 65: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	1,   // 66: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	51,  // 67: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	52,  // 68: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	53,  // 69: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	1,   // 70: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	2,   // 71: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	9,   // 72: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	10,  // 73: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	12,  // 74: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	94,  // 75: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	99,  // 76: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	105, // 77: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	72,  // 78: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	106, // 79: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	93,  // 80: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	82,  // 81: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	107, // 82: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	100, // 83: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	108, // 84: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	107, // 85: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	109, // 86: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	72,  // 87: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	110, // 88: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	111, // 89: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	76,  // 90: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	78,  // 91: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	112, // 92: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	112, // 93: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	103, // 94: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	3,   // 95: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	5,   // 96: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	13,  // 97: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	29,  // 98: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	15,  // 99: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:input_type -> gpuaas.readmodel.v1.ListNodeVerdictsRequest
-	31,  // 100: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
-	17,  // 101: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	19,  // 102: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	33,  // 103: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	35,  // 104: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	40,  // 105: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	36,  // 106: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
-	21,  // 107: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	42,  // 108: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	23,  // 109: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	25,  // 110: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	27,  // 111: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	44,  // 112: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	46,  // 113: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	49,  // 114: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	54,  // 115: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	56,  // 116: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	58,  // 117: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	60,  // 118: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	62,  // 119: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	64,  // 120: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	66,  // 121: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	68,  // 122: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	70,  // 123: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	4,   // 124: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	7,   // 125: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	14,  // 126: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	30,  // 127: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	16,  // 128: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:output_type -> gpuaas.readmodel.v1.ListNodeVerdictsResponse
-	32,  // 129: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
-	18,  // 130: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	20,  // 131: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	34,  // 132: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	38,  // 133: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	41,  // 134: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	37,  // 135: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
-	22,  // 136: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	43,  // 137: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	24,  // 138: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	26,  // 139: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	28,  // 140: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	45,  // 141: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	48,  // 142: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	50,  // 143: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	55,  // 144: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	57,  // 145: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	59,  // 146: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	61,  // 147: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	63,  // 148: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	65,  // 149: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	67,  // 150: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	69,  // 151: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	71,  // 152: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	124, // [124:153] is the sub-list for method output_type
-	95,  // [95:124] is the sub-list for method input_type
-	95,  // [95:95] is the sub-list for extension type_name
-	95,  // [95:95] is the sub-list for extension extendee
-	0,   // [0:95] is the sub-list for field type_name
+	74,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
+	74,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
+	75,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
+	74,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
+	76,  // 4: gpuaas.readmodel.v1.ComponentStatus.severity:type_name -> gpuaas.common.v1.Severity
+	7,   // 5: gpuaas.readmodel.v1.GetStatusResponse.components:type_name -> gpuaas.readmodel.v1.ComponentStatus
+	9,   // 6: gpuaas.readmodel.v1.GetStatusResponse.history:type_name -> gpuaas.readmodel.v1.HistoryStatus
+	74,  // 7: gpuaas.readmodel.v1.HistoryStatus.oldest_parked_at:type_name -> google.protobuf.Timestamp
+	77,  // 8: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
+	74,  // 9: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
+	78,  // 10: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
+	79,  // 11: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
+	80,  // 12: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	74,  // 13: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
+	81,  // 14: gpuaas.readmodel.v1.Node.verdict:type_name -> gpuaas.recovery.v1.NodeVerdict
+	74,  // 15: gpuaas.readmodel.v1.Node.verdict_stale_since:type_name -> google.protobuf.Timestamp
+	82,  // 16: gpuaas.readmodel.v1.Node.health:type_name -> gpuaas.recovery.v1.NodeHealth
+	83,  // 17: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
+	77,  // 18: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
+	84,  // 19: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	85,  // 20: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
+	74,  // 21: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
+	74,  // 22: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
+	86,  // 23: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
+	74,  // 24: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
+	12,  // 25: gpuaas.readmodel.v1.Workspace.management:type_name -> gpuaas.readmodel.v1.Layer
+	12,  // 26: gpuaas.readmodel.v1.Workspace.runtime:type_name -> gpuaas.readmodel.v1.Layer
+	12,  // 27: gpuaas.readmodel.v1.Workspace.edge:type_name -> gpuaas.readmodel.v1.Layer
+	0,   // 28: gpuaas.readmodel.v1.Layer.state:type_name -> gpuaas.readmodel.v1.LayerState
+	74,  // 29: gpuaas.readmodel.v1.Layer.since:type_name -> google.protobuf.Timestamp
+	87,  // 30: gpuaas.readmodel.v1.Layer.waiting:type_name -> gpuaas.common.v1.OperationKind
+	88,  // 31: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	89,  // 32: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	74,  // 33: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	90,  // 34: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	74,  // 35: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	91,  // 36: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	92,  // 37: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	93,  // 38: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	94,  // 39: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	74,  // 40: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	74,  // 41: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	10,  // 42: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
+	95,  // 43: gpuaas.readmodel.v1.ListNodeVerdictsResponse.items:type_name -> gpuaas.recovery.v1.VerdictPeriod
+	96,  // 44: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	83,  // 45: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	11,  // 46: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
+	92,  // 47: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	14,  // 48: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
+	97,  // 49: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	98,  // 50: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	99,  // 51: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	10,  // 52: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
+	1,   // 53: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
+	1,   // 54: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
+	11,  // 55: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	100, // 56: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	101, // 57: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	11,  // 58: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	102, // 59: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	13,  // 60: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
+	41,  // 61: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
+	87,  // 62: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
+	103, // 63: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
+	74,  // 64: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
+	74,  // 65: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
+	90,  // 66: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	104, // 67: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	14,  // 68: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	105, // 69: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	106, // 70: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	49,  // 71: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	2,   // 72: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	53,  // 73: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	54,  // 74: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	55,  // 75: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	2,   // 76: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	3,   // 77: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	10,  // 78: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	11,  // 79: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	14,  // 80: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	97,  // 81: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	102, // 82: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	107, // 83: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	74,  // 84: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	108, // 85: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	96,  // 86: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	84,  // 87: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	109, // 88: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	87,  // 89: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	110, // 90: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	109, // 91: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	111, // 92: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	74,  // 93: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	112, // 94: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	113, // 95: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	78,  // 96: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	80,  // 97: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	114, // 98: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	114, // 99: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	105, // 100: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	4,   // 101: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	6,   // 102: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	15,  // 103: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	31,  // 104: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	17,  // 105: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:input_type -> gpuaas.readmodel.v1.ListNodeVerdictsRequest
+	33,  // 106: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
+	19,  // 107: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	21,  // 108: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	35,  // 109: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	37,  // 110: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	42,  // 111: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	38,  // 112: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
+	23,  // 113: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	44,  // 114: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	25,  // 115: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	27,  // 116: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	29,  // 117: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	46,  // 118: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	48,  // 119: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	51,  // 120: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	56,  // 121: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	58,  // 122: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	60,  // 123: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	62,  // 124: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	64,  // 125: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	66,  // 126: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	68,  // 127: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	70,  // 128: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	72,  // 129: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	5,   // 130: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	8,   // 131: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	16,  // 132: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	32,  // 133: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	18,  // 134: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:output_type -> gpuaas.readmodel.v1.ListNodeVerdictsResponse
+	34,  // 135: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
+	20,  // 136: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	22,  // 137: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	36,  // 138: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	40,  // 139: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	43,  // 140: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	39,  // 141: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
+	24,  // 142: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	45,  // 143: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	26,  // 144: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	28,  // 145: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	30,  // 146: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	47,  // 147: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	50,  // 148: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	52,  // 149: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	57,  // 150: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	59,  // 151: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	61,  // 152: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	63,  // 153: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	65,  // 154: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	67,  // 155: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	69,  // 156: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	71,  // 157: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	73,  // 158: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	130, // [130:159] is the sub-list for method output_type
+	101, // [101:130] is the sub-list for method input_type
+	101, // [101:101] is the sub-list for extension type_name
+	101, // [101:101] is the sub-list for extension extendee
+	0,   // [0:101] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }
@@ -6169,12 +6379,12 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 	if File_gpuaas_readmodel_v1_readmodel_proto != nil {
 		return
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48].OneofWrappers = []any{
 		(*WatchResponse_Item)(nil),
 		(*WatchResponse_Bootstrapped)(nil),
 		(*WatchResponse_Heartbeat)(nil),
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49].OneofWrappers = []any{
 		(*WatchItem_Node)(nil),
 		(*WatchItem_Workspace)(nil),
 		(*WatchItem_Task)(nil),
@@ -6187,8 +6397,8 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc), len(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   69,
+			NumEnums:      4,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
