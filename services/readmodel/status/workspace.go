@@ -14,12 +14,12 @@ type WorkspaceFacts struct {
 	Workloads  WorkloadStatus
 }
 
-// DescribeWorkspace returns the state that a workspace's user sees. Drift that affects neither runtime nor access
-// leaves it normal. An agent that cannot act does affect it: no operation on the workspace makes progress meanwhile,
-// though its workload may run on. While no replica of nodeapi listens, the outage is the control plane's and an active
-// workspace is normal. A workload that fails must be corrected by its tenant, and keeps its workspace from being
-// normal. A workspace that has stalled on its way up is normal again only when it is up: that another attempt or
-// another operation began does not show that the cause is gone.
+// DescribeWorkspace returns the state that a workspace's user sees. Drift of its node that touches neither runtime nor
+// access leaves it normal: that its agent is away keeps operations waiting, which the layer management shows, and says
+// nothing of what runs. A reason that touches what runs gives it the node's state (fault.ImpactOf). A workload that
+// fails must be corrected by its tenant, and an agent that is refused as it registers never came up: either keeps the
+// workspace from being normal. A workspace that has stalled on its way up is normal again only when it is up: that
+// another attempt or another operation began does not show that the cause is gone.
 func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 	const cancelled = "cancel_requested"
 	switch f.Workspace.GetState() {
@@ -38,9 +38,7 @@ func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 			return commonv1.UserState_USER_STATE_TEMPORARY
 		}
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
-		if f.Agent.Reason != "" && f.Agent.Reason != ReasonOutage || f.Workloads.Failing {
-			return commonv1.UserState_USER_STATE_TEMPORARY
-		}
+		return ActiveFamily(f.Agent.Judged, f.Workloads.Failing || f.Agent.Reason == ReasonRegisterFailing)
 	case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 		commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED:
 	}

@@ -212,13 +212,16 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Worksp
 		}
 		f.Agent = status.DescribeAgent(facts)
 	}
+	agent := f.Agent
 	switch {
 	case !active:
 		// its operation explains more than the agent, which may come or go with the operation
 		f.Agent.Reason, f.Agent.Detail = "", ""
 	case w.GetRegisterFailures() > 0:
 		f.Agent.Reason, f.Agent.Detail = status.DescribeRegistering(w)
+		agent = f.Agent
 	}
+	layers := status.DescribeLayers(status.LayerFacts{Workspace: w, Agent: agent, Seen: parts.seen})
 	if active && f.Agent.Reason == "" && f.Agent.Connected {
 		if since := parts.seen.GetStaleSince(); since != nil {
 			f.Agent.Detail = "the agent has not reported its workloads since " + since.AsTime().UTC().Format(time.RFC3339) +
@@ -238,7 +241,9 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Worksp
 		WorkloadReason: f.Workloads.Reason,
 		WorkloadDetail: f.Workloads.Detail,
 		NextAction:     f.Workloads.NextAction,
+		Management:     layers.Management, Runtime: layers.Runtime, Edge: layers.Edge,
 	}
+	out.UserText = status.FamilyOf(out.GetUserState()).Text
 	if r.GetRunId() != "" && project.LiveRun(r.GetState()) {
 		out.WhyWaiting = r.GetWhyWaiting()
 		if step := int(r.GetStep()); step >= 0 && step < len(r.GetStepNames()) {

@@ -1,0 +1,78 @@
+package status
+
+import (
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// Family is what a user is told of one of the five user states.
+type Family struct {
+	Text string // what it means, whether to wait, whom to ask
+	// AskAgain is when a user may ask again for a recreation or a retry of a workspace whose node is in this state; zero:
+	// at any time.
+	AskAgain time.Duration
+}
+
+// families are never written after the process starts.
+var families = map[commonv1.UserState]Family{
+	commonv1.UserState_USER_STATE_NORMAL: {Text: "Nothing is known that disturbs it. There is nothing to do."},
+	commonv1.UserState_USER_STATE_TEMPORARY: {
+		Text: "Something disturbs it. If its own workload fails, correct that; anything else usually passes by itself: " +
+			"wait some minutes, and ask your operator if it stays.",
+	},
+	commonv1.UserState_USER_STATE_RECOVERING: {
+		Text: "It is being repaired automatically. Wait; ask your operator if it takes longer than half an hour.",
+	},
+	commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED: {
+		Text: "It needs an operator. Wait, and ask your operator if it is urgent; `gpuaas workspaces actions` lists what " +
+			"you can do meanwhile.",
+		AskAgain: 5 * time.Minute,
+	},
+	commonv1.UserState_USER_STATE_SECURITY_ACTION_REQUIRED: {
+		Text: "Security has to look at what it runs on. Put no secrets into it, wait, and ask your operator, who knows " +
+			"when it can be used again.",
+		AskAgain: 15 * time.Minute,
+	},
+}
+
+// FamilyOf returns what a user is told of a user state. Of one that this build does not know it is to wait.
+func FamilyOf(state commonv1.UserState) Family {
+	if f, ok := families[state]; ok {
+		return f
+	}
+	return Family{Text: "Its state is not known to this version. Wait, and ask your operator if it stays."}
+}
+
+// ActiveFamily returns the user state of an active workspace: that of the reason of its node's verdict, if the reason
+// touches what runs there, or temporary, if there is evidence that its runtime fails; the graver one if both hold.
+func ActiveFamily(reason commonv1.DriftReason, failing bool) commonv1.UserState {
+	family := fault.ImpactOf(reason).Family
+	if failing {
+		return max(family, commonv1.UserState_USER_STATE_TEMPORARY)
+	}
+	return family
+}
+
+// Repair is a repair of a workspace's node by people, during which a user's request to recreate or retry it is told to
+// wait. The zero value is none.
+type Repair struct {
+	State    commonv1.UserState
+	AskAgain time.Duration
+}
+
+// RepairOf returns the repair that the verdict about a workspace's node asks for. state is the one that the verdict
+// itself has; a verdict of a build that gave none has that of its reason's impact.
+func RepairOf(reason commonv1.DriftReason, state commonv1.UserState) Repair {
+	if reason == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
+		return Repair{}
+	}
+	if state == commonv1.UserState_USER_STATE_UNSPECIFIED {
+		state = fault.ImpactOf(reason).Family
+	}
+	if wait := FamilyOf(state).AskAgain; wait > 0 {
+		return Repair{State: state, AskAgain: wait}
+	}
+	return Repair{}
+}
