@@ -12,6 +12,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/escalation"
 	"github.com/gpuaas/mesh/services/readmodel/gateway"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
+	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
 // escalation returns the service of bundles.
@@ -26,7 +29,16 @@ func (s *Service) escalation(c clients, deps gateway.Deps) *gateway.Escalation {
 			return c.owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{})
 		},
 		Actions: func(ctx context.Context, workspaceID string) (*lifecyclev1.GetActionsResponse, error) {
-			return c.owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: workspaceID})
+			t, err := caller.Get(ctx, deps.Reads, "", (*view.Snapshot).Target, workspaceID)
+			if err != nil {
+				return nil, err
+			}
+			answer, err := c.owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: workspaceID})
+			if err != nil {
+				return nil, forward.RefusedOn(ctx, "lifecycle", t, err)
+			}
+			answer.Actions = forward.Actions(ctx, t, answer.GetActions())
+			return answer, nil
 		},
 	})
 	return gateway.NewEscalation(deps, collector, s.record)

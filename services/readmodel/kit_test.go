@@ -133,7 +133,13 @@ func (o *owners) GetActions(ctx context.Context, r *lifecyclev1.GetActionsReques
 	error,
 ) {
 	return &lifecyclev1.GetActionsResponse{
-		Actions: []*lifecyclev1.ActionOption{{Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL, Possible: true}},
+		Actions: []*lifecyclev1.ActionOption{
+			{Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL, Possible: true},
+			{
+				Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Possible: true,
+				Consequence: "counts what it has on " + hiddenNode + " as ended",
+			},
+		},
 	}, o.note(ctx, r)
 }
 

@@ -65,7 +65,7 @@ func (g *gathering) sources() []source {
 				return list, next, err
 			}),
 		},
-		{"nodes.json", "the nodes, their sessions, facts and the agents' diagnostics", g.readNodes},
+		{"nodes.json", "the nodes, their sessions, facts and the agents' diagnostics", g.operators(g.readNodes)},
 		{
 			"audit.json", "the audit entries",
 			listed(g, &g.trail, func(ctx context.Context, s *view.Snapshot, p list.Page) ([]*readmodelv1.AuditRow, string,
@@ -92,8 +92,8 @@ func (g *gathering) sources() []source {
 		},
 		{"incidents.json", "the incidents that speak of it", g.operators(g.incidents)},
 		{"actions.json", "which operations are possible", g.actions},
-		{"policy.json", "the policy in force", g.policy},
-		{"versions.json", "the versions of all parts", g.versions},
+		{"policy.json", "the policy in force", g.operators(g.policy)},
+		{"versions.json", "the versions of all parts", g.operators(g.versions)},
 		{"ids.json", "the ids", g.ids},
 		{"summary.json", "the summary", g.summary},
 	}
@@ -105,8 +105,8 @@ func (g *gathering) sawNode(id string) {
 	}
 }
 
-// operators restricts a source to people who may see every tenant, because its content concerns machines and other
-// tenants.
+// operators restricts a source to people who may see every tenant, because its content concerns machines, the mesh
+// and other tenants.
 func (g *gathering) operators(read func(context.Context) (any, error)) func(context.Context) (any, error) {
 	return func(ctx context.Context) (any, error) {
 		if !g.req.Scope.Everything() {
@@ -163,7 +163,7 @@ func (g *gathering) allTimelines(ctx context.Context) (any, error) {
 				RunID: r.GetRunId(), Kind: names.Of(r.GetKind()), Round: r.GetRound(), State: names.Of(r.GetState()),
 				Items: []cleaned{},
 			}
-			for _, item := range status.Timeline(r, attempts, s.Now) {
+			for _, item := range list.ShownAll(g.req.Scope, status.Timeline(r, attempts, s.Now)) {
 				g.timeline = append(g.timeline, item)
 				out.Items = append(out.Items, cleaned{item})
 			}

@@ -29,16 +29,16 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 			"the output of workloads is for people of their tenant and for operators")
 	}
 	// The workspace may have just been created, so the lookup waits for the projection as a command's does.
-	w, err := caller.Find(ctx, q.deps.Reads, (*view.Snapshot).Workspace, req.GetWorkspace())
+	t, err := caller.Find(ctx, q.deps.Reads, (*view.Snapshot).Target, req.GetWorkspace())
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, outputWithin)
 	defer cancel()
 	answer, err := q.deps.Owners.Outputs.ReadOutput(ctx, &lifecyclev1.ReadOutputRequest{
-		WorkspaceId: w.GetWorkspaceId(), Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
+		WorkspaceId: t.Workspace.GetWorkspaceId(), Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
 		MaxBytes: req.GetMaxBytes(),
 	})
 	return &readmodelv1.ReadOutputResponse{Workload: answer.GetWorkload(), Output: answer.GetOutput()},
-		forward.Refused("lifecycle", err)
+		forward.RefusedOn(ctx, "lifecycle", t, err)
 }

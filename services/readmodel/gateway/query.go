@@ -192,13 +192,14 @@ func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineReq
 func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsRequest) (*readmodelv1.GetActionsResponse,
 	error,
 ) {
-	w, err := caller.Get(ctx, q.deps.Reads, req.GetMinPos(), (*view.Snapshot).Workspace, req.GetWorkspace())
+	t, err := caller.Get(ctx, q.deps.Reads, req.GetMinPos(), (*view.Snapshot).Target, req.GetWorkspace())
 	if err != nil {
 		return nil, err
 	}
 	answer, err := q.deps.Owners.Workspaces.GetActions(ctx,
-		&lifecyclev1.GetActionsRequest{WorkspaceId: w.GetWorkspaceId()})
-	return &readmodelv1.GetActionsResponse{Actions: answer.GetActions()}, forward.Refused("lifecycle", err)
+		&lifecyclev1.GetActionsRequest{WorkspaceId: t.Workspace.GetWorkspaceId()})
+	return &readmodelv1.GetActionsResponse{Actions: forward.Actions(ctx, t, answer.GetActions())},
+		forward.RefusedOn(ctx, "lifecycle", t, err)
 }
 
 // ListTasks lists tasks.
@@ -270,13 +271,21 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 	error,
 ) {
 	answer, err := q.deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{Key: req.GetKey()})
-	return &readmodelv1.GetPolicyResponse{Items: answer.GetKeys()}, forward.Refused("recovery", err)
+	if err != nil {
+		return nil, forward.Refused("recovery", err)
+	}
+	scope, err := caller.ScopeOf(ctx)
+	return &readmodelv1.GetPolicyResponse{Items: list.ShownAll(scope, answer.GetKeys())}, err
 }
 
 // ExplainReason returns what a reason means and what to do about it.
-func (q *Query) ExplainReason(_ context.Context,
+func (q *Query) ExplainReason(ctx context.Context,
 	req *readmodelv1.ExplainReasonRequest,
 ) (*readmodelv1.ExplainReasonResponse, error) {
-	rows, err := status.Explain(req.GetCode())
+	explain := status.Explain
+	if caller.OperatorsOnly(ctx) != nil {
+		explain = status.ExplainToTenant
+	}
+	rows, err := explain(req.GetCode())
 	return &readmodelv1.ExplainReasonResponse{Items: rows}, err
 }

@@ -31,6 +31,9 @@ func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest,
 	if fleet && !session.Person.Has("operator", "security", "viewer") {
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your roles do not allow to watch nodes or tasks")
 	}
+	if !scope.Everything() && (slices.Contains(req.GetTopics(), readmodelv1.Topic_TOPIC_NODES) || req.GetNode() != "") {
+		return list.OperatorsOnly()
+	}
 	topics := slices.Compact(slices.Sorted(slices.Values(req.GetTopics())))
 	f := watch.Filter{Scope: scope, Topics: topics}
 	err = q.deps.Reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {

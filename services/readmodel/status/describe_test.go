@@ -316,8 +316,8 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 	active := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE}
 	for reason, want := range map[string]commonv1.UserState{
 		"": commonv1.UserState_USER_STATE_NORMAL, status.ReasonOutage: commonv1.UserState_USER_STATE_NORMAL,
-		status.ReasonDisconnected:    commonv1.UserState_USER_STATE_TEMPORARY,
-		"identity_held":              commonv1.UserState_USER_STATE_TEMPORARY,
+		status.ReasonDisconnected:    commonv1.UserState_USER_STATE_NORMAL,
+		"identity_held":              commonv1.UserState_USER_STATE_NORMAL,
 		status.ReasonRegisterFailing: commonv1.UserState_USER_STATE_TEMPORARY,
 	} {
 		if got := status.DescribeWorkspace(status.WorkspaceFacts{

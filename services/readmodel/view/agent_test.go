@@ -18,7 +18,7 @@ import (
 
 func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	k := newKit(t)
-	scope := scopeOf(t, k.A.ID)
+	scope := list.All()
 	workspace := func(state commonv1.WorkspaceState, failures int32) {
 		k.Append(&lifecyclev1.Workspace{
 			WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, Tenant: k.A.Name, Name: k.A.WorkspaceName, State: state, Epoch: 1,
@@ -78,7 +78,7 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	expect("as made", true, "", normal)
 	ended := k.Now().Add(-3 * time.Second).Truncate(time.Second)
 	session(closed, ended)
-	expect("its session ended", false, "disconnected", temporary,
+	expect("its session ended", false, "disconnected", normal,
 		"cannot be reached since "+ended.UTC().Format(time.RFC3339))
 	workspace(commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, 0)
 	expect("while it is recreated", false, "", commonv1.UserState_USER_STATE_RECOVERING)
@@ -89,9 +89,9 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 		k.judge(node, version, reason, k.Now(), nil)
 	}
 	judge(k.A.NodeID, agentDown)
-	expect("away for long", false, "agent_down", temporary, "cannot be reached since")
+	expect("away for long", false, "agent_down", normal, "cannot be reached since")
 	judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED)
-	expect("away for a known reason, which is the operator's", false, "disconnected", temporary, "cannot be reached since")
+	expect("away for a known reason, which is the operator's", false, "disconnected", normal, "cannot be reached since")
 	k.Beat(false)
 	session(admitted, time.Time{})
 	expect("back", true, "", normal)
@@ -105,13 +105,17 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 		at := k.Now().Truncate(time.Second)
 		identity(state, at)
 		judge(k.A.NodeID, reason)
-		expect(names.Of(state)+", its session not closed yet", true, names.Of(reason), temporary,
+		user := normal // a hold is a suspicion that can be taken back
+		if reason == revoked {
+			user = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
+		}
+		expect(names.Of(state)+", its session not closed yet", true, names.Of(reason), user,
 			"its identity is "+names.Of(state)+" since "+at.UTC().Format(time.RFC3339))
 	}
 	identity(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, k.Now())
 	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID})
 	judge(k.A.NodeID, commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED)
-	expect("its gate is shut", true, "node_not_admitted", temporary, "until lifecycle opens its gate")
+	expect("its gate is shut", true, "node_not_admitted", normal, "until lifecycle opens its gate")
 	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true})
 	judge(k.A.NodeID, 0)
 	k.Beat(false) // a replica is silent after 15 s
@@ -135,7 +139,7 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	})
 	k.sync()
 	w, err := k.workspace(list.All(), k.A.WorkspaceID)
-	if err != nil || w.GetReason() != "disconnected" || w.GetUserState() != temporary || w.GetAgentSince() != nil {
+	if err != nil || w.GetReason() != "disconnected" || w.GetUserState() != normal || w.GetAgentSince() != nil {
 		t.Errorf("an unknown node: %v, %v", w, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -48,7 +49,8 @@ var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p lis
 }, list.Parts{}, list.Parts{Conditions: auditConditions}, list.Parts{Scoped: true},
 	list.Parts{Conditions: auditConditions, Scoped: true})
 
-// Audit returns one page of the audit log, newest first.
+// Audit returns one page of the audit log, newest first. A scope that is bound to a tenant does not include entries
+// about nodes, so that a page of it may be shorter than others.
 func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]*readmodelv1.AuditRow, string, error) {
 	l := list.Request{Args: []any{s.scope.Arg()}}
 	l.When(f.WorkspaceID != "", auditOfWorkspace, f.WorkspaceID)
@@ -92,12 +94,20 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]
 	if err := s.nameSubjects(ctx, items); err != nil {
 		return nil, "", err
 	}
-	return lookup.NamePage(ctx, s.find(), func(a *readmodelv1.AuditRow) lookup.Nameless {
+	if !s.scope.Everything() {
+		items = slices.DeleteFunc(items, ofMachine)
+	}
+	return namePage(ctx, s, func(a *readmodelv1.AuditRow) lookup.Nameless {
 		return lookup.Nameless{
 			WorkspaceID: subjectOf(a, "workspace", a.GetEntry().GetWorkspaceId()),
 			NodeID:      subjectOf(a, "node", a.GetEntry().GetNodeId()), Workspace: &a.Workspace, Node: &a.NodeName,
 		}
 	}, items, next, nil)
+}
+
+// ofMachine reports whether an entry is about a node, which is for people of the operator.
+func ofMachine(a *readmodelv1.AuditRow) bool {
+	return a.GetEntry().GetSubjectType() == "node" || strings.HasPrefix(a.GetEntry().GetAction(), "node.")
 }
 
 // nameSubjects fills in the names of the subjects of one page, if the scope includes them: one query for each kind.

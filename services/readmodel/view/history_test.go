@@ -43,7 +43,7 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 			StepNames: []string{"Validate request", "Allocate storage", "Mark active"},
 		}
 		if state == commonv1.RunState_RUN_STATE_FAILED {
-			r.FinishedAt, r.Error, r.ErrorCode, r.ErrorLayer = end, "no disk is free", "storage_full",
+			r.FinishedAt, r.Error, r.ErrorCode, r.ErrorLayer = end, "no disk is free", "storage_failed",
 				commonv1.OwnerLayer_OWNER_LAYER_RUNTIME
 		}
 		return r
@@ -97,8 +97,8 @@ func TestFormerRunsAreListedAndRead(t *testing.T) {
 	}
 	want := []brief{
 		{standing.GetRunId(), "retry", "running", "", "", false, true},
-		{between.GetRunId(), "retry", "failed", "", "storage_full", true, false},
-		{first.GetRunId(), "create", "failed", "Allocate storage", "storage_full", true, false},
+		{between.GetRunId(), "retry", "failed", "", "storage_failed", true, false},
+		{first.GetRunId(), "create", "failed", "Allocate storage", "storage_failed", true, false},
 		{k.A.RunID, "create", "running", "", "", false, false},
 	}
 	own := scopeOf(t, k.A.ID)

@@ -30,7 +30,8 @@ func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page list.P
 	l.When(f.Workspaces != nil, ofWorkspaces, f.Workspaces)
 	l.When(!f.From.IsZero(), detectedFrom, f.From)
 	l.When(!f.To.IsZero(), detectedUntil, f.To)
-	return run(ctx, s, l, page, fromBody[recoveryv1.RecoveryRecord])
+	items, next, err := run(ctx, s, l, page, fromBody[recoveryv1.RecoveryRecord])
+	return list.ShownAll(s.scope, items), next, err
 }
 
 var incidentLayout = list.Layout{

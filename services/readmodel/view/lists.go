@@ -114,7 +114,7 @@ func (s *Snapshot) Instances(ctx context.Context, f PerWorkspaceFilter, page lis
 	l.When(f.NodeID != "", onNode, list.OptionalID(f.NodeID))
 	l.When(f.LiveOnly, live)
 	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Instance])
-	return lookup.NamePage(ctx, s.find(), func(i *lifecyclev1.Instance) lookup.Nameless {
+	return namePage(ctx, s, func(i *lifecyclev1.Instance) lookup.Nameless {
 		return lookup.Nameless{
 			WorkspaceID: i.GetWorkspaceId(), NodeID: i.GetNodeId(), Workspace: &i.Workspace,
 			Node: &i.NodeName,
@@ -130,7 +130,7 @@ func (s *Snapshot) Claims(ctx context.Context, f PerWorkspaceFilter, page list.P
 	l.When(f.Orphaned, orphaned)
 	l.When(!f.Released, unreleased)
 	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Claim])
-	return lookup.NamePage(ctx, s.find(), func(c *lifecyclev1.Claim) lookup.Nameless {
+	return namePage(ctx, s, func(c *lifecyclev1.Claim) lookup.Nameless {
 		return lookup.Nameless{
 			WorkspaceID: c.GetWorkspaceId(), NodeID: c.GetNodeId(), Workspace: &c.Workspace,
 			Node: &c.NodeName,
@@ -145,7 +145,7 @@ func (s *Snapshot) Allocations(ctx context.Context, f PerWorkspaceFilter, page l
 ) {
 	items, next, err := run(ctx, s, s.perWorkspace(&allocationLayout, listAllocations, f), page,
 		fromBody[lifecyclev1.Allocation])
-	return lookup.NamePage(ctx, s.find(), func(a *lifecyclev1.Allocation) lookup.Nameless {
+	return namePage(ctx, s, func(a *lifecyclev1.Allocation) lookup.Nameless {
 		return lookup.Nameless{
 			WorkspaceID: a.GetWorkspaceId(), NodeID: a.GetNodeId(), Workspace: &a.Workspace,
 			Node: &a.NodeName,
@@ -178,6 +178,14 @@ func run[R list.Placed, T any](ctx context.Context, s *Snapshot, l list.Request,
 		items = append(items, item)
 	}
 	return items, next, nil
+}
+
+// namePage fills in the names of one page of a list, and returns its items as the scope may see them.
+func namePage[M proto.Message](
+	ctx context.Context, s *Snapshot, of func(M) lookup.Nameless, items []M, next string, err error,
+) ([]M, string, error) {
+	items, next, err = lookup.NamePage(ctx, s.find(), of, items, next, err)
+	return list.ShownAll(s.scope, items), next, err
 }
 
 // only returns the object of a list that was asked for one, or that there is none such.

@@ -88,8 +88,12 @@ var nodeLayout = list.Layout{
 
 var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout.Compose, nodeLayout.Samples()...)
 
-// Nodes returns one page of nodes, ordered by name.
+// Nodes returns one page of nodes, ordered by name. It refuses a scope that is bound to a tenant: what a tenant needs
+// to know of a node, its workspaces show.
 func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*readmodelv1.Node, string, error) {
+	if !s.scope.Everything() {
+		return nil, "", list.OperatorsOnly()
+	}
 	s.with = &pg.Batch{}
 	all, stale := s.verdictOfAll(), s.verdictsStaleSince()
 	l := list.Request{Layout: &nodeLayout, Statement: listNodes, Args: []any{s.Now, BeatFresh, s.scope.Arg()}}
@@ -103,7 +107,7 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*
 	items, next, err := run(ctx, s, l, page,
 		func(row nodeRow) (*readmodelv1.Node, error) {
 			n, err := s.readNode(row, *all)
-			if err == nil && s.scope.Everything() {
+			if err == nil {
 				n.VerdictStaleSince = stamp(*stale)
 				shownHealth(n)
 			}
@@ -129,13 +133,11 @@ func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict) (*readmode
 		ReplicaId: f.Session.GetReplicaId(), NextAction: d.NextAction, Since: stamp(d.Since),
 		WorkspaceId: cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
 	}
-	if s.scope.Everything() {
-		holds := d.Verdict
-		if holds == nil && f.Verdict.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
-			holds = f.Verdict // that nothing is wrong
-		}
-		n.Verdict = present(holds)
+	holds := d.Verdict
+	if holds == nil && f.Verdict.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
+		holds = f.Verdict // that nothing is wrong
 	}
+	n.Verdict = present(holds)
 	return n, nil
 }
 
@@ -229,8 +231,12 @@ func (n *nodeDetail) facts(all *recoveryv1.NodeVerdict) (status.NodeFacts, error
 	return f, nil
 }
 
-// Node returns one node by name, among those that are not retired, by id or by a part of the id.
+// Node returns one node by name, among those that are not retired, by id or by a part of the id. It refuses a scope
+// that is bound to a tenant, whatever the name is.
 func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, error) {
+	if !s.scope.Everything() {
+		return nil, list.OperatorsOnly()
+	}
 	id, err := s.find().IDOf(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, ref)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,8 @@ type RunFilter struct {
 func (s *Snapshot) Runs(ctx context.Context, f RunFilter, page list.Page) ([]*lifecyclev1.Run, string, error) {
 	l := s.perWorkspace(&runLayout, listRuns, PerWorkspaceFilter{WorkspaceID: f.WorkspaceID, IDs: f.IDs})
 	l.When(f.LiveOnly, live)
-	return run(ctx, s, l, page, fromBody[lifecyclev1.Run])
+	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Run])
+	return list.ShownAll(s.scope, items), next, err
 }
 
 // stepsPage is how many attempts one statement reads.
@@ -62,7 +63,7 @@ func (s *Snapshot) Steps(ctx context.Context, runIDs []string) ([]*lifecyclev1.S
 				return nil, fmt.Errorf("list steps: %w", err)
 			}
 			a.Output = nil
-			steps = append(steps, s.scope.Step(a))
+			steps = append(steps, list.Shown(s.scope, s.scope.Step(a)))
 		}
 		if len(rows) < stepsPage {
 			return steps, nil

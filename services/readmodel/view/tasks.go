@@ -55,10 +55,10 @@ func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page list.Page) ([]*
 			Node: &t.NodeName,
 		}
 	}, tasks, next, err)
-	if err != nil || f.NoHistory || len(tasks) == 0 {
-		return tasks, next, err
+	if err == nil && !f.NoHistory && len(tasks) > 0 {
+		err = s.transitions(ctx, tasks)
 	}
-	return tasks, next, s.transitions(ctx, tasks)
+	return list.ShownAll(s.scope, tasks), next, err
 }
 
 func (s *Snapshot) readTask(row bodyRow) (*readmodelv1.Task, error) {

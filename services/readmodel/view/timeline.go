@@ -35,7 +35,7 @@ func (s *Snapshot) Timeline(ctx context.Context, ref, runID string) (*readmodelv
 	if err != nil {
 		return nil, err
 	}
-	out.Items = status.Timeline(shown, attempts, s.Now)
+	out.Items = list.ShownAll(s.scope, status.Timeline(shown, attempts, s.Now))
 	if out.History, err = s.history(ctx, runs); err != nil {
 		return nil, err
 	}

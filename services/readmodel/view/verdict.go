@@ -83,12 +83,12 @@ var listNodeVerdicts = pg.DefineDynamic(pg.RoleReadmodel, "view.list_node_verdic
 func (s *Snapshot) NodeVerdicts(ctx context.Context, node string, page list.Page) ([]*recoveryv1.VerdictPeriod, string,
 	error,
 ) {
+	if !s.scope.Everything() {
+		return nil, "", list.OperatorsOnly()
+	}
 	id, err := s.find().IDOf(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, node)
 	if err != nil {
 		return nil, "", err
-	}
-	if !s.scope.Everything() {
-		return nil, "", list.OperatorsOnly()
 	}
 	l := list.Request{Layout: &verdictLayout, Statement: listNodeVerdicts}
 	l.And(verdictsOfNode, list.OptionalID(id))

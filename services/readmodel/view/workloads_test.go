@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
@@ -21,7 +22,7 @@ import (
 // report.
 func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	k := newKit(t)
-	scope := scopeOf(t, k.A.ID)
+	scope := list.All()
 	const (
 		normal    = commonv1.UserState_USER_STATE_NORMAL
 		temporary = commonv1.UserState_USER_STATE_TEMPORARY
@@ -92,7 +93,7 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 		ClosedAt: timestamppb.New(k.Now()),
 	}
 	k.Append(session)
-	expect("its agent cannot be heard", "", temporary)
+	expect("its agent cannot be heard", "", normal)
 	session.State, session.ClosedAt = commonv1.SessionState_SESSION_STATE_ADMITTED, nil
 	k.Append(session)
 	expect("its agent is heard again", status.ReasonCrashLoop, temporary)

@@ -164,7 +164,7 @@ func (b *bodies) page(
 	}
 	var items []*readmodelv1.Workspace
 	for i := range rows {
-		items = append(items, readWorkspace(&rows[i], &parts[i]))
+		items = append(items, list.Shown(scope, readWorkspace(&rows[i], &parts[i])))
 	}
 	return items, next, nil
 }

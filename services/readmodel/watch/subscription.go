@@ -4,8 +4,6 @@ import (
 	"slices"
 	"sync"
 
-	"google.golang.org/protobuf/proto"
-
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 )
@@ -19,6 +17,9 @@ type Filter struct {
 }
 
 func (f Filter) wants(i item) bool {
+	if i.key.topic == readmodelv1.Topic_TOPIC_NODES && !f.Scope.Everything() {
+		return false // nodes are for people of the operator
+	}
 	return slices.Contains(f.Topics, i.key.topic) && f.Scope.Meets(i.tenantID) &&
 		(f.WorkspaceID == "" || f.WorkspaceID == i.workspaceID) && (f.NodeID == "" || f.NodeID == i.nodeID)
 }
@@ -31,12 +32,9 @@ func (f Filter) shown(i item) item {
 			i.message = &readmodelv1.WatchItem{Change: i.message.GetChange(), Object: &readmodelv1.WatchItem_Step{Step: hidden}}
 		}
 	}
-	if n := i.message.GetNode(); !f.Scope.Everything() && (n.GetVerdict() != nil || n.GetVerdictStaleSince() != nil) {
-		n = proto.CloneOf(n)
-		n.Verdict, n.VerdictStaleSince = nil, nil
-		i.message = &readmodelv1.WatchItem{Change: i.message.GetChange(), Object: &readmodelv1.WatchItem_Node{Node: n}}
-	}
-	return f.named(i)
+	i = f.named(i)
+	i.message = list.Shown(f.Scope, i.message)
+	return i
 }
 
 // subscription has the items that wait for one watcher: the newest state of each changed object.

@@ -23,11 +23,11 @@ func (k *kit) judge(node string, reason commonv1.DriftReason) {
 	k.Append(&recoveryv1.NodeVerdict{NodeId: node, Reason: reason, DetectedAt: timestamppb.New(k.Now())})
 }
 
-// Scenario: recovery judges a node. That is a change of the node, with the verdict for people of the operator and
-// without it for those of its tenant.
+// Scenario: recovery judges a node. That is a change of the node, for people of the operator. Those of its tenant
+// see no node.
 func TestAVerdictIsAChangeOfItsNode(t *testing.T) {
 	k := newKit(t, watch.Config{Interval: time.Millisecond}, true)
-	topics := []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}
+	topics := []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES, readmodelv1.Topic_TOPIC_WORKSPACES}
 	scope, err := list.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"viewer"}})
 	k.check(err)
 	operator := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: topics}}, nil)
@@ -43,8 +43,17 @@ func TestAVerdictIsAChangeOfItsNode(t *testing.T) {
 	if got.GetVerdict().GetReason() != commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE {
 		t.Errorf("people of the operator see %v", got)
 	}
-	if got := tenant.until("its node", changed).GetItem().GetNode(); got.GetVerdict() != nil || got.GetName() == "" {
-		t.Errorf("a person of the tenant sees %v", got)
+	moved := k.workspace(k.A, active)
+	k.Put(moved) // a change that the tenant does see, behind that of the node
+	k.sync()
+	seen := tenant.until("its workspace", func(f *readmodelv1.WatchResponse) bool {
+		if f.GetItem().GetNode() != nil {
+			t.Errorf("a person of the tenant sees %v", f.GetItem())
+		}
+		return f.GetItem().GetWorkspace().GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
+	})
+	if seen.GetItem().GetWorkspace().GetNodeId() != "" {
+		t.Errorf("a person of the tenant sees %v", seen.GetItem())
 	}
 }
 

@@ -86,25 +86,30 @@ func (c *Command) CreateWorkspace(ctx context.Context,
 			return nil, lookErr
 		}
 	}
-	return &readmodelv1.CreateWorkspaceResponse{Operation: answer.GetOperation()}, Refused("lifecycle", err)
+	return &readmodelv1.CreateWorkspaceResponse{Operation: operation(ctx, view.Target{}, answer.GetOperation())},
+		RefusedOn(ctx, "lifecycle", view.Target{}, err)
 }
 
 // OperateWorkspace asks for any other operation on a workspace.
 func (c *Command) OperateWorkspace(ctx context.Context,
 	req *readmodelv1.OperateWorkspaceRequest,
 ) (*readmodelv1.OperateWorkspaceResponse, error) {
-	w, err := caller.Find(ctx, c.reads, (*view.Snapshot).Workspace, req.GetWorkspace())
+	t, err := caller.Find(ctx, c.reads, (*view.Snapshot).Target, req.GetWorkspace())
 	if err != nil {
 		return nil, err
 	}
+	if err := underRepair(t, req.GetKind()); err != nil {
+		return nil, err
+	}
 	answer, err := c.owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
-		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: w.GetWorkspaceId()},
+		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: t.Workspace.GetWorkspaceId()},
 		Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), Reason: req.GetReason(),
 		Override:    req.GetOverride(),
 		DryRun:      req.GetDryRun(),
 		FencedProof: req.GetFencedProof(),
 	})
-	return &readmodelv1.OperateWorkspaceResponse{Operation: answer.GetOperation()}, Refused("lifecycle", err)
+	return &readmodelv1.OperateWorkspaceResponse{Operation: operation(ctx, t, answer.GetOperation())},
+		RefusedOn(ctx, "lifecycle", t, err)
 }
 
 // EnrollNode issues a bootstrap bundle for a new machine.

@@ -91,7 +91,25 @@ func (r *Reporter) Get(ctx context.Context) (*readmodelv1.GetStatusResponse, err
 		out.History, out.Components = history, append(out.Components, components...)
 	}
 	out.Components = withRoom(append(out.Components, r.probe(ctx)...))
+	if caller.OperatorsOnly(ctx) != nil {
+		return forTenant(out), nil
+	}
 	return out, nil
+}
+
+// forTenant returns the status as a person of a tenant sees it: the tenant's own counts, and which parts are well,
+// without what is known of why not, and what is to be done about it.
+func forTenant(s *readmodelv1.GetStatusResponse) *readmodelv1.GetStatusResponse {
+	out := &readmodelv1.GetStatusResponse{
+		Workspaces: s.GetWorkspaces(), WorkspacesActive: s.GetWorkspacesActive(), LiveRuns: s.GetLiveRuns(),
+		Version: s.GetVersion(),
+	}
+	for _, c := range s.GetComponents() {
+		out.Components = append(out.Components, &readmodelv1.ComponentStatus{
+			Name: c.GetName(), Ok: c.GetOk(), State: c.GetState(), Since: c.GetSince(), ObservedAt: c.GetObservedAt(),
+		})
+	}
+	return out
 }
 
 // database returns the component of the database, as this replica finds it.
