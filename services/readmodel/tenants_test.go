@@ -202,7 +202,7 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 			nil, &readmodelv1.ListAuditRequest{Workspace: ws}, &readmodelv1.ListAuditRequest{Node: x.NodeID},
 			&readmodelv1.ListAuditRequest{Action: "node."},
 		},
-		"AuditService/VerifyAudit":  generic,
+		"AuditService/VerifyAudit":   generic,
 		"EscalationService/Escalate": {&readmodelv1.EscalateRequest{Workspace: ws}},
 		"EventService/ListEvents":    generic, "EventService/ListConsumers": generic,
 		"EventService/ForgetConsumer": generic, "KeyService/ListKeys": generic, "KeyService/RotateKey": generic,

@@ -205,7 +205,7 @@ func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
 	// Conversely the same person sees their own tenant's objects.
 	for procedure, m := range map[string]proto.Message{
 		"ListWorkspaces": &readmodelv1.ListWorkspacesRequest{}, "ListInstances": &readmodelv1.ListInstancesRequest{},
-		"ListTasks": &readmodelv1.ListTasksRequest{},
+		"ListTasks":  &readmodelv1.ListTasksRequest{},
 		"ListClaims": &readmodelv1.ListClaimsRequest{}, "ListAllocations": &readmodelv1.ListAllocationsRequest{},
 		"ListTenants": &readmodelv1.ListTenantsRequest{},
 		"GetTimeline": &readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceName},

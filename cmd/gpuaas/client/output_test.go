@@ -68,6 +68,16 @@ func workspace(state commonv1.WorkspaceState) *readmodelv1.Workspace {
 		StateAt: at(9), CreatedAt: at(1),
 		Endpoints: []*lifecyclev1.Endpoint{{Workload: "demo", Name: "http", Url: "http://127.0.0.1:4000"}},
 		CreatedBy: "op@example.test", NodeId: nodeID, AgentConnected: true, AgentSince: at(8),
+		Management: &readmodelv1.Layer{
+			State: readmodelv1.LayerState_LAYER_STATE_AWAY, Since: at(8), UserText: "It cannot be managed at present.",
+			Detail:  "disconnected: the agent cannot be reached",
+			Waiting: []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_RECREATE},
+		},
+		Runtime: &readmodelv1.Layer{
+			State: readmodelv1.LayerState_LAYER_STATE_STALE, Since: at(8), UserText: "Nothing new has been reported.",
+		},
+		Edge:     &readmodelv1.Layer{State: readmodelv1.LayerState_LAYER_STATE_UNKNOWN, UserText: "It is not checked."},
+		UserText: "There is nothing to do.",
 	}
 }
 

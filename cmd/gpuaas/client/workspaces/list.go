@@ -48,7 +48,13 @@ func listCommand(p *kit.Program) *cobra.Command {
 func getCommand(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "get WS", Aliases: []string{"describe"},
-		Short:   "Show one workspace (an id, tenant/name, or a bare name if it is unique)",
+		Short: "Show one workspace (an id, tenant/name, or a bare name if it is unique)",
+		Long: "Show one workspace: an id, tenant/name, or a bare name if it is unique.\n\n" +
+			"Three layers are shown apart. MANAGEMENT is whether the agent of its machine is connected; while it is away,\n" +
+			"operations may wait, and nothing is said of what runs. RUNTIME is what the agent last reported of the\n" +
+			"workloads: ready, running, crash_loop or stopped, or stale once it reports nothing new. EDGE is whether the\n" +
+			"endpoints can be reached: unknown as long as nothing probes them. FOR ITS USER is what the user state means,\n" +
+			"whether to wait, and whom to ask.",
 		Example: "  gpuaas workspaces get acme/demo2", Args: kit.Args("WS"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {

@@ -20,6 +20,8 @@ func agent(w *readmodelv1.Workspace) string {
 		return w.GetReason()
 	case w.GetAgentConnected():
 		return "connected"
+	case w.GetManagement().GetState() == readmodelv1.LayerState_LAYER_STATE_AWAY:
+		return "away"
 	case w.GetNodeId() != "" && w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
 		return "not connected"
 	}
@@ -64,6 +66,10 @@ var View = output.View[*readmodelv1.Workspace]{
 		{Title: "CREATED BY", Path: "created_by", Wide: true},
 	},
 	More: []output.Column[*readmodelv1.Workspace]{
+		{Title: "FOR ITS USER", Path: "user_text"},
+		layerColumn("MANAGEMENT", (*readmodelv1.Workspace).GetManagement),
+		layerColumn("RUNTIME", (*readmodelv1.Workspace).GetRuntime),
+		layerColumn("EDGE", (*readmodelv1.Workspace).GetEdge),
 		{Title: "NEXT ACTION", Path: "next_action"},
 		{Title: "ENDPOINTS", Of: func(_ *output.Printer, w *readmodelv1.Workspace) string {
 			return strings.Join(kit.TextsOf(w.GetEndpoints(), func(e *lifecyclev1.Endpoint) string {

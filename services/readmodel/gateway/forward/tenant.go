@@ -36,9 +36,25 @@ func repairing(t view.Target) string {
 		int(t.Repair.AskAgain.Minutes()))
 }
 
-// Actions changes the options that lifecycle returned for a target into those that a person of its tenant is shown:
-// without names of machines, and with what is refused during a repair.
+// waits is told of an operation that may be requested and cannot be completed before the agent of the machine is back.
+const waits = "it cannot be completed before what the workspace runs on can be managed again"
+
+// withWait adds to what an operation would do that it waits for the agent, if it does.
+func withWait(t view.Target, kind commonv1.OperationKind, consequence string) string {
+	if consequence == "" || !slices.Contains(t.Workspace.GetManagement().GetWaiting(), kind) {
+		return consequence
+	}
+	return consequence + "; " + waits
+}
+
+// Actions adds to the options that lifecycle returned for a target which of them wait for the agent of its machine. A
+// person of its tenant gets them without names of machines, and without those that are refused during a repair.
 func Actions(ctx context.Context, t view.Target, options []*lifecyclev1.ActionOption) []*lifecyclev1.ActionOption {
+	for _, o := range options {
+		if o.GetPossible() {
+			o.Consequence = withWait(t, o.GetKind(), o.GetConsequence())
+		}
+	}
 	if !ofTenant(ctx) {
 		return options
 	}
@@ -91,6 +107,9 @@ func RefusedOn(ctx context.Context, owner string, t view.Target, err error) erro
 
 // operation returns an owner's answer as the person may see it.
 func operation(ctx context.Context, t view.Target, o *lifecyclev1.Operation) *lifecyclev1.Operation {
+	if o.GetDryRun() {
+		o.Consequence = withWait(t, o.GetKind(), o.GetConsequence())
+	}
 	if o != nil && ofTenant(ctx) {
 		o.Consequence, o.Advice = t.Told(o.GetConsequence()), t.Told(o.GetAdvice())
 	}
