@@ -272,7 +272,7 @@ func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest
 ) {
 	answer, err := q.deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{Key: req.GetKey()})
 	if err != nil {
-		return nil, forward.Refused("recovery", err)
+		return nil, forward.RefusedOn(ctx, "recovery", view.Target{}, err)
 	}
 	scope, err := caller.ScopeOf(ctx)
 	return &readmodelv1.GetPolicyResponse{Items: list.ShownAll(scope, answer.GetKeys())}, err

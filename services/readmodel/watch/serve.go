@@ -204,6 +204,9 @@ func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Fi
 	narrow := f.WorkspaceID != "" || f.NodeID != ""
 	switch topic {
 	case readmodelv1.Topic_TOPIC_NODES:
+		if !f.Scope.Everything() {
+			return nil, "", nil // nodes are for people of the operator
+		}
 		filter := view.NodeFilter{ID: f.NodeID, WorkspaceID: f.WorkspaceID, IncludeRetired: f.NodeID != ""}
 		found, next, err := s.Nodes(ctx, filter, page)
 		return each(found, next, err, nodeItem)
@@ -278,6 +281,9 @@ func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int
 			return err
 		}
 		maps.Copy(marks, shown)
+		if !req.Scope.Everything() {
+			maps.DeleteFunc(marks, func(k key, _ mark) bool { return k.topic == readmodelv1.Topic_TOPIC_NODES })
+		}
 		items, err = load(ctx, s, marks)
 		return err
 	})

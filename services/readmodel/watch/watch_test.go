@@ -268,7 +268,7 @@ func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
 	own := k.watch(watch.Request{Filter: watch.Filter{Scope: scope, Topics: allTopics}}, nil)
 	one := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics, WorkspaceID: k.B.WorkspaceID}},
 		nil)
-	if got := own.bootstrapped().GetBootstrapped().GetTotal(); got != 7 {
+	if got := own.bootstrapped().GetBootstrapped().GetTotal(); got != 6 { // without its node
 		t.Errorf("a tenant's snapshot has %d", got)
 	}
 	if got := one.bootstrapped().GetBootstrapped().GetTotal(); got != 7 {
@@ -297,6 +297,9 @@ func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
 	k.sync()
 	for _, w := range []*watcher{own, one} {
 		for _, topic := range allTopics {
+			if w == own && topic == readmodelv1.Topic_TOPIC_NODES {
+				continue
+			}
 			w.until(topic.String(), func(f *readmodelv1.WatchResponse) bool {
 				return f.GetItem().GetTopic() == topic && f.GetItem().GetChange() != readmodelv1.Change_CHANGE_SNAPSHOT
 			})
