@@ -50,8 +50,10 @@ func comeToRest(ctx context.Context, m *mesh.Mesh) {
 			}
 			for _, ws := range resp.GetItems() {
 				if ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE &&
-					ws.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY {
-					return fmt.Errorf("%s/%s is %s", ws.GetTenant(), ws.GetName(), names.Of(ws.GetUserState()))
+					(ws.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY ||
+						ws.GetManagement().GetState() == readmodelv1.LayerState_LAYER_STATE_AWAY) {
+					return fmt.Errorf("%s/%s is %s, its management %s", ws.GetTenant(), ws.GetName(),
+						names.Of(ws.GetUserState()), names.Of(ws.GetManagement().GetState()))
 				}
 			}
 			if token = resp.GetNextPageToken(); token == "" {

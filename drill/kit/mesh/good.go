@@ -90,8 +90,10 @@ func (m *Mesh) bystander(ctx context.Context) error {
 	// It is compared with afterwards, so it must not be on its way back from an earlier drill.
 	return await.Until(ctx, "the workspace that nothing is to happen to", await.Settle, func(ctx context.Context) error {
 		w, err := m.Workspace(ctx, ref)
-		if err == nil && w.GetUserState() != commonv1.UserState_USER_STATE_NORMAL {
-			err = fmt.Errorf("it is %s to its user", names.Of(w.GetUserState()))
+		if err == nil && (w.GetUserState() != commonv1.UserState_USER_STATE_NORMAL ||
+			w.GetManagement().GetState() != readmodelv1.LayerState_LAYER_STATE_CONNECTED) {
+			err = fmt.Errorf("it is %s to its user, its management %s", names.Of(w.GetUserState()),
+				names.Of(w.GetManagement().GetState()))
 		}
 		return err
 	})
