@@ -279,8 +279,8 @@ func (k *kit) toldByOwners(x projecttest.Tenant, refusal commonv1.Reason) {
 }
 
 // Scenario: a node is held as a copy, its disk is full, and everything about it was recorded. Whatever method a person
-// of the tenant calls, in whichever role, no answer, stream, error or bundle has a node, a reason of a node, a replica, a
-// text for operators, or anything of another tenant.
+// of the tenant calls, in whichever role, no answer, stream, error or bundle has a node, a reason of a node, a replica,
+// a text for operators, or anything of another tenant.
 func TestTenantsSeeNoMachines(t *testing.T) {
 	k := newKit(t)
 	markers := append(k.marked(k.A), canaries(k.B)...)
@@ -304,7 +304,6 @@ func TestTenantsSeeNoMachines(t *testing.T) {
 			k.toldByOwners(k.A, refusal)
 			for name, body := range k.answers(token, k.A) {
 				for _, marker := range append(slices.Clone(markers), "node_not_connected", "NODE_NOT_CONNECTED") {
-					// that they are asked to look at a node is not told to them by these answers
 					if at := strings.Index(body, marker); at >= 0 {
 						t.Errorf("%s tells %v %q: %s", name, roles, marker, body[max(0, at-200):min(len(body), at+100)])
 					}
@@ -314,8 +313,8 @@ func TestTenantsSeeNoMachines(t *testing.T) {
 	}
 }
 
-// Scenario: a node is under repair by people. A tenant's request to recreate or retry its workspace is told to wait, and
-// when to ask again, dry runs included; operators are not.
+// Scenario: a node is under repair by people. A tenant's request to recreate or retry its workspace is told to wait,
+// and when to ask again, dry runs included; operators are not.
 func TestATenantWaitsWhileItsMachineIsRepaired(t *testing.T) {
 	k := newKit(t)
 	k.marked(k.A)

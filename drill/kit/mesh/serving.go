@@ -54,8 +54,8 @@ func (m *Mesh) AwaitServing(ctx context.Context, id string, epoch int64) error {
 		func(ctx context.Context) error { return m.Serving(ctx, id, epoch) })
 }
 
-// Serving checks that a workspace fully serves again in an epoch: active, managed and normal to its user, its endpoints answer,
-// and claims, launch log and host have no other epoch and no orphan.
+// Serving checks that a workspace fully serves again in an epoch: active, managed and normal to its user, its endpoints
+// answer, and claims, launch log and host have no other epoch and no orphan.
 func (m *Mesh) Serving(ctx context.Context, id string, epoch int64) error {
 	ws, err := m.Workspace(ctx, id)
 	if err != nil {
@@ -65,7 +65,8 @@ func (m *Mesh) Serving(ctx context.Context, id string, epoch int64) error {
 		ws.GetManagement().GetState() != readmodelv1.LayerState_LAYER_STATE_CONNECTED ||
 		ws.GetUserState() != commonv1.UserState_USER_STATE_NORMAL || ws.GetEpoch() != epoch {
 		return fmt.Errorf("it is %s, %s to its user, its management %s, in epoch %d: %s %s %s", names.Of(ws.GetState()),
-			names.Of(ws.GetUserState()), names.Of(ws.GetManagement().GetState()), ws.GetEpoch(), ws.GetCurrentStep(), ws.GetWhyWaiting(), ws.GetLastError())
+			names.Of(ws.GetUserState()), names.Of(ws.GetManagement().GetState()), ws.GetEpoch(),
+			ws.GetCurrentStep(), ws.GetWhyWaiting(), ws.GetLastError())
 	}
 	if len(ws.GetEndpoints()) == 0 {
 		return errors.New("it has no endpoint")

@@ -36,8 +36,8 @@ func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputReque
 	ctx, cancel := context.WithTimeout(ctx, outputWithin)
 	defer cancel()
 	answer, err := q.deps.Owners.Outputs.ReadOutput(ctx, &lifecyclev1.ReadOutputRequest{
-		WorkspaceId: t.Workspace.GetWorkspaceId(), Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
-		MaxBytes: req.GetMaxBytes(),
+		WorkspaceId: t.Workspace.GetWorkspaceId(), Workload: req.GetWorkload(), Previous: req.GetPrevious(),
+		From: req.GetFrom(), MaxBytes: req.GetMaxBytes(),
 	})
 	return &readmodelv1.ReadOutputResponse{Workload: answer.GetWorkload(), Output: answer.GetOutput()},
 		forward.RefusedOn(ctx, "lifecycle", t, err)

@@ -12,7 +12,9 @@ import (
 
 // layerColumn returns the line of one layer: its state, since when, what it means for the user, which operations wait,
 // and what was observed. It is empty for a workspace without that layer.
-func layerColumn(title string, of func(*readmodelv1.Workspace) *readmodelv1.Layer) output.Column[*readmodelv1.Workspace] {
+func layerColumn(
+	title string, of func(*readmodelv1.Workspace) *readmodelv1.Layer,
+) output.Column[*readmodelv1.Workspace] {
 	return output.Column[*readmodelv1.Workspace]{Title: title, Of: func(
 		pr *output.Printer, w *readmodelv1.Workspace,
 	) string {

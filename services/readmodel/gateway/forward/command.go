@@ -102,7 +102,8 @@ func (c *Command) OperateWorkspace(ctx context.Context,
 		return nil, err
 	}
 	answer, err := c.owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
-		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: t.Workspace.GetWorkspaceId()},
+		Kind:      req.GetKind(),
+		Target:    &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: t.Workspace.GetWorkspaceId()},
 		Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), Reason: req.GetReason(),
 		Override:    req.GetOverride(),
 		DryRun:      req.GetDryRun(),
