@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/agent/ledger"
+	"github.com/gpuaas/mesh/agent/recovery"
 	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/process"
@@ -60,18 +61,17 @@ type Agent struct {
 	ops    *obs.OpsServer
 	meters *meters
 
+	recovery  *recovery.Governor
 	refusals  refusals
 	verifiers atomic.Pointer[envelope.VerifierSet]
-	// autoRecovery is the setting of the last policy; nil: the setting from enrolment applies.
-	autoRecovery atomic.Pointer[bool]
-	executor     chan *task.Executor // sent once, by the session's loop to the tasks' loop
-	mu           sync.Mutex          // guards what follows, and ledger until there are tasks
-	tasks        *task.Executor
-	client       *session.Client
-	inHello      []diag.Entry // the entries of the record in the last Hello
-	nudge        chan struct{}
-	outputs      chan *nodev1.OutputRequest
-	expected     expected
+	executor  chan *task.Executor // sent once, by the session's loop to the tasks' loop
+	mu        sync.Mutex          // guards what follows, and ledger until there are tasks
+	tasks     *task.Executor
+	client    *session.Client
+	inHello   []diag.Entry // the entries of the record in the last Hello
+	nudge     chan struct{}
+	outputs   chan *nodev1.OutputRequest
+	expected  expected
 }
 
 // New opens everything that this agent owns on its host, and reports all problems of cfg. Another agent on the same
@@ -117,6 +117,9 @@ func (a *Agent) open(ctx context.Context) error {
 		return err
 	}
 	a.problems(ctx, "identity", a.store.Problems())
+	if err := a.openRecovery(ctx); err != nil {
+		return err
+	}
 	node, _ := a.store.Node()
 	if a.ledger, err = a.openLedger(ctx, node.NodeID); err != nil {
 		return err
@@ -289,9 +292,16 @@ func (a *Agent) Enrol(ctx context.Context, bundle string) error {
 		if a.store.Certificate() != nil {
 			return nil
 		}
+		if a.mayRecover() {
+			return fmt.Errorf("%w: start the agent, which recovers by itself with the recovery token that is held",
+				enrol.ErrNoToken)
+		}
 		return enrol.ErrNoToken
 	}
-	return a.replaced(ctx, a.enrol.Run(ctx))
+	if err := a.replaced(ctx, a.enrol.Run(ctx)); err != nil {
+		return err
+	}
+	return a.recovery.Settled()
 }
 
 // Node returns the identity of this host; false before its first enrolment.

@@ -35,7 +35,10 @@ func (a *Agent) jitter(bound time.Duration) time.Duration {
 }
 
 func (a *Agent) enrolFacts() enrol.Facts {
-	return enrol.Facts{AgentVersion: a.cfg.Version, BootID: a.facts.bootID(), Host: a.facts.now(), Profile: a.profile()}
+	return enrol.Facts{
+		AgentVersion: a.cfg.Version, BootID: a.facts.bootID(), Host: a.facts.now(), Profile: a.profile(),
+		CorrelationID: a.recovery.Correlation(),
+	}
 }
 
 // hooks returns the session's hooks, which connect it with the executor, the workloads and the host's facts.
@@ -46,8 +49,10 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			hello.TaskTypes, hello.TasksInFlight = executor.Types(), executor.InFlight()
 			hello.Profile, hello.Host = a.profile(), a.facts.tell()
 			hello.Diagnostics = a.withDisk(a.helloDiagnostics())
+			hello.Recovery = a.recovery.Counters()
 		},
 		Admitted: func(ctx context.Context, _ int64) {
+			a.warn(ctx, "end of the failures not recorded", a.noted(a.recovery.Settled()))
 			a.meters.session()
 			executor.Attach(a.client)
 			a.toldInHello(ctx)
@@ -71,8 +76,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			a.warn(ctx, "refused report not dropped, it is sent again", executor.ReportRefused(ctx, refused))
 		},
 		Policy: func(policy *commonv1.NodePolicy) {
-			recovery := policy.GetAutoRecovery()
-			a.autoRecovery.Store(&recovery)
+			a.policyReceived(policy)
 			if restarts := policy.GetCrashLoopRestarts(); restarts > 0 {
 				a.work.SetCrashLoopRestarts(restarts)
 			}

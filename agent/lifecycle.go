@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/gpuaas/mesh/agent/identity"
@@ -73,7 +72,13 @@ func (a *Agent) takeRoots(ctx context.Context, links []pki.RootLink) error {
 // enrolled waits until this host has an identity, and returns the trust bundle to use it with.
 func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
 	for !a.holds() {
-		if err := a.waitIfStopped(ctx, a.enrol.Run(ctx)); err != nil {
+		var err error
+		if a.store.Token() == "" && a.mayRecover() {
+			err = a.recoverIdentity(ctx, errLost)
+		} else {
+			err = a.enrolByOperator(ctx)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -107,9 +112,10 @@ func (a *Agent) waitIfStopped(ctx context.Context, err error) error {
 		names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
 }
 
-// refused acts on a session's end that the session itself cannot repair: it enrols again or waits. It returns nil if
-// the caller is to try again.
+// refused acts on a session's end that the session itself cannot repair: it enrols again with an operator's token, or
+// recovers, or waits. It returns nil if the caller is to try again.
 func (a *Agent) refused(ctx context.Context, err error) error {
+	a.reloadEnv(ctx) // an operator may have brought a token meanwhile
 	if stop, ok := errors.AsType[*session.StopError](err); ok {
 		if ends(stop.Denial) {
 			return a.replaced(ctx, err)
@@ -121,39 +127,15 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 				names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
 		}
 	}
-	if a.mayEnrol() {
-		wait, err := a.enrol.Attempt(ctx)
-		if err != nil {
-			return a.waitIfStopped(ctx, err)
-		}
-		return a.sleep(ctx, wait)
+	if a.store.Token() != "" {
+		return a.enrolByOperator(ctx)
 	}
-	detail := "no token to enrol with: an operator must issue a bundle"
-	if err != nil {
-		detail += " (" + reasonOf(err) + ")"
-	}
-	return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED, detail)
-}
-
-// mayEnrol reports whether there is a token to enrol with. Where automatic recovery is off, only a token that an
-// operator issued counts.
-func (a *Agent) mayEnrol() bool {
-	token := a.store.Token()
-	if token == "" {
-		return false
-	}
-	node, ok := a.store.Node()
-	allowed := node.AutoRecovery
-	if said := a.autoRecovery.Load(); said != nil {
-		allowed = *said
-	}
-	byOperator := strings.HasPrefix(token, "gbt_") || strings.HasPrefix(token, "gls_")
-	return !ok || allowed || byOperator
+	return a.recoverIdentity(ctx, err)
 }
 
 // blocked records why the agent cannot go on, waits at the slow cadence and reads node-agent.env again.
 func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detail string) error {
-	wait := a.cfg.SlowRetry/2 + a.jitter(a.cfg.SlowRetry/2)
+	wait := a.slow()
 	a.meters.retry(code)
 	a.record(ctx, code, detail, wait)
 	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", slog.String("code", names.Of(code)),
@@ -166,10 +148,14 @@ func (a *Agent) sleep(ctx context.Context, wait time.Duration) error {
 	if !app.Sleep(ctx, wait) {
 		return context.Cause(ctx)
 	}
+	a.reloadEnv(ctx)
+	return nil
+}
+
+func (a *Agent) reloadEnv(ctx context.Context) {
 	if err := a.store.ReloadEnv(); err != nil {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "node-agent.env not read again", slog.Any("error", err))
 	}
-	return nil
 }
 
 // ends reports whether a refusal is the end of this instance: its epoch has ended, or a later one has its workspace.

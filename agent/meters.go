@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -34,6 +35,29 @@ func (m *meters) refusedTask(reason commonv1.Reason) {
 func (m *meters) session() {
 	if m != nil {
 		m.sessions.Inc()
+	}
+}
+
+// recoveryMeters returns the counts of automatic recovery, which outlive the process.
+func (a *Agent) recoveryMeters() []prometheus.Collector {
+	counter := func(name, help string, of func(*commonv1.RecoveryCounters) int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
+			return float64(of(a.recovery.Counters()))
+		})
+	}
+	return []prometheus.Collector{
+		counter("agent_recovery_attempts_total",
+			"Attempts of automatic recovery since the state directory was made.",
+			(*commonv1.RecoveryCounters).GetAttempts),
+		counter("agent_recovery_successes_total",
+			"Attempts of automatic recovery that brought a certificate.",
+			(*commonv1.RecoveryCounters).GetSuccesses),
+		counter("agent_recovery_failures_total",
+			"Attempts of automatic recovery that failed.",
+			(*commonv1.RecoveryCounters).GetFailures),
+		counter("agent_recovery_suppressed_total",
+			"Attempts of automatic recovery that were due and not allowed.",
+			(*commonv1.RecoveryCounters).GetSuppressed),
 	}
 }
 
@@ -81,7 +105,9 @@ func (a *Agent) openOps(ctx context.Context) error {
 		}
 		return float64(l.Open())
 	})
-	for _, c := range []prometheus.Collector{a.meters.retries, a.meters.refused, a.meters.sessions, connected, unacked} {
+	for _, c := range slices.Concat(
+		[]prometheus.Collector{a.meters.retries, a.meters.refused, a.meters.sessions, connected, unacked}, a.recoveryMeters(),
+	) {
 		if err := registry.Register(c); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
 		}

@@ -17,16 +17,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Token returns the token to enrol with: empty if there is none, or if this identity was made with it: such a token
-// must never be sent again with another key.
+// Token returns the token of an operator, or of a launch, to enrol with: empty if there is none, or if this identity was
+// made with it: such a token must never be sent again with another key. Recovery tokens are those of RecoveryTokens.
 func (s *Store) Token() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	token := s.env.Get(EnvToken)
-	if token == "" || s.spentLocked(token) {
-		return ""
-	}
-	return token
+	return s.operatorTokenLocked(s.env)
 }
 
 func (s *Store) spentLocked(token string) bool {
@@ -40,7 +36,8 @@ func hashToken(token string) string {
 
 // CommitEnrolment stores the reply to an enrolment with token as the identity of this host, all of it or nothing:
 // certificate and key, node and instance id, endpoints, trust, task verifiers and the next token. A trust bundle that
-// it replaces is kept beside the new one with the ending `.old`.
+// it replaces is kept beside the new one with the ending `.old`. The join state stays if the reply keeps the node
+// instance. The recovery tokens from before are removed: they have ended with the enrolment.
 func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +48,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	if s.enrolled && holds(s.current, chain) {
 		return nil
 	}
-	pair, keyPEM, err := s.pairLocked(chain)
+	pair, keyPEM, err := s.pairLocked(chain, s.pending, s.recovering)
 	if err != nil {
 		return err
 	}
@@ -69,7 +66,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		TokenHash: hashToken(token),
 	}
 	nodeJSON, _ := json.MarshalIndent(node, "", "  ") // texts and numbers are always encoded
-	env, err := s.envAfter(answer)
+	env, tokens, err := s.envAfter(token, answer)
 	if err != nil {
 		return err
 	}
@@ -90,7 +87,10 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	changes = append(changes, trust...)
 	listed, record := s.givenLocked(given...)
 	changes = slices.Concat(changes, record,
-		[]change{{File: fileEnv, Content: env.Render()}, {File: filePendingKey, Remove: true}})
+		[]change{
+			tokens.change(), {File: fileEnv, Content: env.Render()}, {File: filePendingKey, Remove: true},
+			{File: fileRecoveringKey, Remove: true},
+		})
 	if err := s.commit("enrol", changes); err != nil {
 		return err
 	}
@@ -98,12 +98,13 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		s.join = joinState{}
 	}
 	s.current, s.other, s.pending, s.node, s.enrolled, s.env = pair, nil, nil, node, true, env
-	s.listed = listed
+	s.recovering, s.tokens, s.listed = nil, tokens, listed
 	return nil
 }
 
-func (s *Store) envAfter(answer *recoveryv1.EnrollResponse) (Env, error) {
-	env := s.env
+// envAfter returns node-agent.env and the recovery tokens after an enrolment with token.
+func (s *Store) envAfter(token string, answer *recoveryv1.EnrollResponse) (Env, recoveryTokens, error) {
+	env := s.freshEnvLocked()
 	profile := answer.GetProfile()
 	for _, v := range []struct{ name, value string }{
 		{EnvAPIURL, profile.GetApiUrl()},
@@ -115,15 +116,22 @@ func (s *Store) envAfter(answer *recoveryv1.EnrollResponse) (Env, error) {
 			continue
 		}
 		if !Clean(v.value) {
-			return Env{}, fmt.Errorf("enrolment's answer: %s cannot be kept", v.name)
+			return Env{}, recoveryTokens{}, fmt.Errorf("enrolment's answer: %s cannot be kept", v.name)
 		}
 		env = env.With(v.name, v.value)
 	}
 	if !Clean(answer.GetRecoveryToken()) {
-		return Env{}, errors.New("enrolment's answer: the recovery token cannot be kept")
+		return Env{}, recoveryTokens{}, errors.New("enrolment's answer: the recovery token cannot be kept")
 	}
-	env = env.With(EnvToken, answer.GetRecoveryToken())
-	return env, env.Validate()
+	tokens := recoveryTokens{Refused: s.tokens.Refused}
+	if IsRecoveryToken(token) {
+		tokens = tokens.refuse(token)
+	}
+	if env.Get(EnvToken) == token || IsRecoveryToken(env.Get(EnvToken)) {
+		env = env.With(EnvToken, "")
+	}
+	env, tokens = s.putLocked(env, tokens, answer.GetRecoveryToken())
+	return env, tokens, env.Validate()
 }
 
 // trustChanges returns the changes that make the trust of a profile durable, and the bundles that the profile gives.
@@ -189,7 +197,11 @@ func (s *Store) InstallBundle(dir string) error {
 	if s.spentLocked(token) {
 		return ErrBundleSpent
 	}
-	env := s.env
+	env := s.freshEnvLocked()
+	tokens := s.tokens
+	if !IsRecoveryToken(token) {
+		tokens.Waiting = tokens.newest(env) // until the bundle's token is used
+	}
 	for _, name := range given.names {
 		env = env.With(name, given.values[name])
 	}
@@ -212,7 +224,7 @@ func (s *Store) InstallBundle(dir string) error {
 		changes, brought = append(changes, change{File: f, Content: content}), append(brought, f)
 	}
 	listed, record := s.givenLocked(brought...)
-	changes = slices.Concat(changes, record, []change{{File: fileEnv, Content: env.Render()}})
+	changes = slices.Concat(changes, record, []change{tokens.change(), {File: fileEnv, Content: env.Render()}})
 	fresh := s.env.Get(EnvToken) != token
 	if fresh {
 		// A request with the same token must have the same key: else the retry after a lost reply would look like a stolen
@@ -222,7 +234,7 @@ func (s *Store) InstallBundle(dir string) error {
 	if err := s.commit("bundle", changes); err != nil {
 		return err
 	}
-	s.env, s.listed = env, listed
+	s.env, s.tokens, s.listed = env, tokens, listed
 	if fresh {
 		s.pending = nil
 	}

@@ -27,6 +27,9 @@ const (
 	fileNextCert       file = "etc/cert-next.pem"
 	fileNextKey        file = "etc/key-next.pem"
 	filePendingKey     file = "etc/key-pending.pem"
+	fileRecoveryKey    file = "state/recovery-key.pem"
+	fileRecoveringKey  file = "state/key-recovering.pem"
+	fileTokens         file = "state/recovery-tokens.json"
 	fileNode           file = "state/node.json"
 	fileJoinState      file = "state/join-state.json"
 	fileServiceRoots   file = "state/service-roots.json"
@@ -38,7 +41,7 @@ const (
 var changeable = map[file]bool{
 	fileEnv: true, fileBundle: true, fileBundleOld: true, fileRecoveryBundle: true, fileRecoveryOld: true, fileCert: true,
 	fileKey: true, fileNextCert: true, fileNextKey: true, filePendingKey: true, fileNode: true, fileJoinState: true,
-	fileServiceRoots: true,
+	fileServiceRoots: true, fileRecoveryKey: true, fileRecoveringKey: true, fileTokens: true,
 }
 
 // change is one file's new content, or its removal.

@@ -58,17 +58,21 @@ func (s *Store) DropPendingKey() error {
 }
 
 // StoreIssued puts a certificate for the pending key into the other slot, and the next recovery token, if there is one,
-// into node-agent.env. The slot in use is untouched. A chain for another key or node is refused with ErrNotOurs.
+// into node-agent.env, unless an operator's token that was not used is there. The slot in use is untouched, and the
+// former recovery token is kept until Confirm. A chain for another key or node is refused with ErrNotOurs.
 func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.settleLocked(); err != nil {
 		return err
 	}
+	if !Clean(recoveryToken) {
+		return errors.New("store certificate: the recovery token is not text that can be kept")
+	}
 	if holds(s.other, chainPEM) || holds(s.current, chainPEM) {
 		return nil
 	}
-	pair, keyPEM, err := s.pairLocked(chainPEM)
+	pair, keyPEM, err := s.pairLocked(chainPEM, s.pending)
 	if err != nil {
 		return err
 	}
@@ -80,18 +84,15 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 		{File: fileNextCert, Content: chainPEM},
 		{File: filePendingKey, Remove: true},
 	}
-	env := s.env
+	env, tokens := s.freshEnvLocked(), s.tokens
 	if recoveryToken != "" {
-		if !Clean(recoveryToken) {
-			return errors.New("store certificate: the recovery token is not text that can be kept")
-		}
-		env = env.With(EnvToken, recoveryToken)
-		changes = append(changes, change{File: fileEnv, Content: env.Render()})
+		env, tokens = s.offeredLocked(env, recoveryToken, pki.SerialString(pair.Leaf.SerialNumber))
+		changes = append(changes, tokens.change(), change{File: fileEnv, Content: env.Render()})
 	}
 	if err := s.commit("issued", changes); err != nil {
 		return err
 	}
-	s.other, s.env, s.pending = pair, env, nil
+	s.other, s.env, s.tokens, s.pending = pair, env, tokens, nil
 	return nil
 }
 
@@ -133,27 +134,33 @@ func (s *Store) Flip() error {
 	return nil
 }
 
-// pairLocked returns a chain as a certificate with the pending key, and that key in PEM.
-func (s *Store) pairLocked(chainPEM []byte) (*tls.Certificate, []byte, error) {
-	if s.pending == nil {
-		return nil, nil, fmt.Errorf("store certificate: no key is pending: %w", ErrNotOurs)
-	}
+// pairLocked returns a chain as a certificate with the one of the keys that it is for, and that key in PEM.
+func (s *Store) pairLocked(chainPEM []byte, keys ...crypto.Signer) (*tls.Certificate, []byte, error) {
 	certs, err := pki.DecodeCertificates(chainPEM)
 	if err != nil {
 		return nil, nil, fmt.Errorf("store certificate: %w", err)
 	}
-	want, err := x509.MarshalPKIXPublicKey(s.pending.Public())
-	if err != nil {
-		return nil, nil, fmt.Errorf("encode public key: %w", err)
+	var key crypto.Signer
+	for _, pending := range keys {
+		if pending == nil {
+			continue
+		}
+		public, err := x509.MarshalPKIXPublicKey(pending.Public())
+		if err != nil {
+			return nil, nil, fmt.Errorf("encode public key: %w", err)
+		}
+		if bytes.Equal(certs[0].RawSubjectPublicKeyInfo, public) {
+			key = pending
+		}
 	}
-	if !bytes.Equal(certs[0].RawSubjectPublicKeyInfo, want) {
-		return nil, nil, fmt.Errorf("store certificate: %w", ErrNotOurs)
+	if key == nil {
+		return nil, nil, fmt.Errorf("store certificate: no key of it is pending: %w", ErrNotOurs)
 	}
-	keyPEM, err := pki.EncodeKey(s.pending)
+	keyPEM, err := pki.EncodeKey(key)
 	if err != nil {
 		return nil, nil, err
 	}
-	pair := &tls.Certificate{PrivateKey: s.pending, Leaf: certs[0]}
+	pair := &tls.Certificate{PrivateKey: key, Leaf: certs[0]}
 	for _, cert := range certs {
 		pair.Certificate = append(pair.Certificate, cert.Raw)
 	}

@@ -62,9 +62,12 @@ type Store struct {
 	current  *tls.Certificate
 	other    *tls.Certificate
 	pending  crypto.Signer
-	join     joinState
-	listed   listedBundles
-	problems []string
+	// recovery is the key of this node to which its recovery tokens are bound, recovering that of the request of a recovery.
+	recovery, recovering crypto.Signer
+	tokens               recoveryTokens
+	join                 joinState
+	listed               listedBundles
+	problems             []string
 	// unsettled is set when a change failed half way (a full disk, say): the files may be ahead of memory, and there may
 	// be an intent log whose changes are decided.
 	unsettled bool
@@ -147,6 +150,7 @@ func (s *Store) loadLocked() error {
 	if err != nil {
 		s.problemLocked("key-pending.pem", err)
 	}
+	s.loadRecoveryLocked()
 	s.checkProfileLocked()
 	return nil
 }

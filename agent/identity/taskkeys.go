@@ -47,7 +47,7 @@ func (s *Store) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 	if next.String() == held.String() {
 		return held, unbelieved, nil
 	}
-	env := s.env.With(EnvTaskKeys, next.String())
+	env := s.freshEnvLocked().With(EnvTaskKeys, next.String())
 	if err := s.write("task_keys", fileEnv, env.Render()); err != nil {
 		return held, unbelieved, fmt.Errorf("store task keys: %w", err)
 	}

@@ -15,13 +15,10 @@ var (
 	errOpenTimeout = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT, "no admission in time")
 	errStreamEnded = errors.New("the stream ended")
 	errSilent      = errors.New("nothing came from the control plane for too long")
-	errExpired     = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED, "the certificate has expired")
-	errNotYet      = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID,
-		"the certificate is not valid yet: the host's clock may be wrong")
-	errNoIdentity = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED, "no certificate is held")
-	errProtocol   = errors.New("the control plane broke the protocol")
-	errDrained    = errors.New("replaced")
-	errGoodbye    = errors.New("the agent ends")
+	errNoIdentity  = cause.New(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED, "no certificate is held")
+	errProtocol    = errors.New("the control plane broke the protocol")
+	errDrained     = errors.New("replaced")
+	errGoodbye     = errors.New("the agent ends")
 )
 
 // is reports whether an error of type E is in the tree of err.

@@ -191,6 +191,10 @@ func (r *runner) promote(ctx context.Context, k *conn) {
 		k.serve()
 		r.ended <- k // read by loop, and by shutdown until every session has ended
 	})
+	if err := r.c.deps.Identity.Confirm(k.cert.Leaf); err != nil {
+		// Both tokens stay, and the next admission tries again.
+		r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "recovery token not confirmed", slog.Any("error", err))
+	}
 	if hook := r.c.deps.Hooks.Admitted; hook != nil {
 		hook(ctx, k.generation)
 	}

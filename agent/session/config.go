@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -37,6 +38,10 @@ type Identity interface {
 	DropPendingKey() error
 	StoreIssued(chainPEM []byte, recoveryToken string) error
 	Flip() error
+	// RecoveryKey returns the key to which recovery tokens are bound, from disk; nil: this identity has no use for tokens.
+	RecoveryKey() (crypto.Signer, error)
+	// Confirm is called with the certificate of each session that is admitted: the recovery token that came with it counts.
+	Confirm(leaf *x509.Certificate) error
 	// TaskKeys returns the keys by which tasks are verified; nil: this identity uses no task keys.
 	TaskKeys() (*pki.KeySet, error)
 	// TakeTaskKeys stores durably the keys that follow from the present ones by a list; see pki.Advance. With an error it

@@ -97,6 +97,7 @@ type fakeServer struct {
 	supersedeNextCerts bool
 	interval           time.Duration
 	taskPubkeys        string // that the reply to an enrolment has
+	refuse             error  // with which handshakes are ended
 	closer             func() // of the server that takes this one's place
 }
 
@@ -137,7 +138,7 @@ func newFakeServer(t *testing.T) *fakeServer {
 }
 
 func (p *fakeServer) serve(name string) {
-	pair, err := p.service.Pair(pki.ServiceID(agenttest.TrustDomain, name), time.Now().Add(-time.Hour),
+	pair, err := p.service.Pair(pki.ServiceID(agenttest.TrustDomain, name), time.Now().Add(-47*time.Hour),
 		time.Now().Add(900*time.Hour))
 	if err != nil {
 		p.t.Fatal(err)
@@ -148,6 +149,11 @@ func (p *fakeServer) serve(name string) {
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair}, ClientAuth: tls.RequireAndVerifyClientCert,
 		ClientCAs:              pool,
 		SessionTicketsDisabled: true,
+		VerifyConnection: func(tls.ConnectionState) error {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.refuse
+		},
 	}
 	p.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(config)),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}))

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/recoverykey"
 )
 
 // renewal is the state of the renewal of the certificate.
@@ -99,15 +100,28 @@ func (r *runner) requestRenewal() error {
 	if err != nil {
 		return err
 	}
-	request := ids.New()
-	frame := &nodev1.ConnectRequest{
-		Frame: &nodev1.ConnectRequest_RenewRequest{RenewRequest: &nodev1.RenewRequest{RequestId: request, Csr: csr}},
+	public, err := r.recoveryKey()
+	if err != nil {
+		return err
 	}
+	request := ids.New()
+	frame := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{
+		RenewRequest: &nodev1.RenewRequest{RequestId: request, Csr: csr, RecoveryPublicKey: public},
+	}}
 	if err := r.c.out.Request(frame); err != nil {
 		return err
 	}
 	r.renewal.request = request
 	return nil
+}
+
+// recoveryKey returns the public half of the key to which the next recovery token is to be bound; nil: none is wanted.
+func (r *runner) recoveryKey() ([]byte, error) {
+	key, err := r.c.deps.Identity.RecoveryKey()
+	if err != nil || key == nil {
+		return nil, err
+	}
+	return recoverykey.Public(key)
 }
 
 // issued takes the reply to a renewal. A late reply to an earlier request is taken as well: it is for the same key, or

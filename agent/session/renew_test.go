@@ -149,41 +149,6 @@ func TestFallsBackToTheCertificateThatWorks(t *testing.T) {
 	})
 }
 
-func TestNeverOpensWithAnExpiredCertificate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newFakeServer(t)
-		m := p.memory()
-		time.Sleep(p.ttl + time.Second)
-		h := start(t, p, m, nil)
-		err := <-h.done
-		h.cancel()
-		p.end()
-		id, ok := errors.AsType[*session.IdentityError](err)
-		if !ok || id.Action != commonv1.Action_ACTION_RECOVER || p.opened() != 0 {
-			t.Errorf("Run = %v after %d opens", err, p.opened())
-		}
-		if len(h.diagnostics) != 1 || h.diagnostics[0].Code != commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED {
-			t.Errorf("diagnostics %v", h.diagnostics)
-		}
-	})
-}
-
-func TestWaitsForAClockThatIsBehind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newFakeServer(t)
-		p.interval = time.Minute
-		h := start(t, p, p.memory(), func(d *session.Deps, _ *session.Config) { d.Clock = clock.New(-time.Hour) })
-		time.Sleep(30 * time.Minute)
-		if h.admitted() {
-			t.Error("opened with a certificate that is not valid yet by its clock")
-		}
-		h.until("admitted when its clock says so", time.Hour, h.admitted)
-		// From now on the server's time counts: the certificate is renewed by it.
-		h.until("renewed", 5*time.Hour, func() bool { return h.client.Generation() == 2 })
-		h.stop()
-	})
-}
-
 func TestResultsMoveWithTheHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)

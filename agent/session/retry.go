@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/agent/backoff"
-	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/session/transport"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -31,8 +30,12 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // Run was asked to end
 	}
+	f.err = r.judged(f)
 	err := f.err
 	delay, terminal := r.decide(ctx, f)
+	if terminal == nil && r.hinted(f) {
+		delay = max(delay, r.slow())
+	}
 	if terminal != nil && r.active != nil {
 		// The replacement was refused, but the session itself stands. If it ends too, its own failure decides.
 		delay, terminal = r.slow(), nil
@@ -58,11 +61,8 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 	switch {
 	case errors.Is(err, errNoIdentity):
 		return 0, &IdentityError{Action: commonv1.Action_ACTION_RECOVER, Cause: err}
-	case errors.Is(err, errExpired):
-		if r.another(ctx, failed.cert, expiryFlips) {
-			return r.soon(), nil
-		}
-		return 0, &IdentityError{Action: commonv1.Action_ACTION_RECOVER, Cause: err}
+	case is[*expiredError](err):
+		return r.expired(ctx, failed)
 	case is[*transport.PhaseError](err):
 		// Another address, or another replica behind the same one, may answer: try again at once until each was tried.
 		r.timeouts++
@@ -70,8 +70,6 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 			return r.soon(), nil
 		}
 		return next(0), nil
-	case errors.Is(err, errNotYet):
-		return r.slow(), nil
 	case is[*transport.CertificateRefusedError](err):
 		if r.another(ctx, failed.cert, refusalFlips) {
 			return r.soon(), nil
@@ -100,8 +98,8 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 		// server asked for, which does not slow down with the tries.
 		return f.RetryAfter + r.c.jitter(f.RetryAfter/2), nil
 	}
-	if f.Reason == commonv1.Reason_REASON_CERTIFICATE_EXPIRED && r.another(ctx, failed.cert, expiryFlips) {
-		return r.soon(), nil
+	if f.Reason == commonv1.Reason_REASON_CERTIFICATE_EXPIRED {
+		return r.expired(ctx, failed)
 	}
 	switch fault.ActionOf(err) { // everything unknown waits
 	case commonv1.Action_ACTION_STOP:
@@ -141,11 +139,11 @@ const (
 // another reports whether a certificate other than used is in use now: the next one, whose session is not open yet, or
 // that of the other slot, which is taken into use at most flips times until a session is admitted.
 func (r *runner) another(ctx context.Context, used *tls.Certificate, flips int) bool {
-	id, now := r.c.deps.Identity, r.c.deps.Clock.Now()
-	if current := id.Certificate(); used != nil && identity.Usable(current, now) && !current.Leaf.Equal(used.Leaf) {
+	id := r.c.deps.Identity
+	if current := id.Certificate(); used != nil && r.worthTrying(current, used) && !current.Leaf.Equal(used.Leaf) {
 		return true
 	}
-	if r.flips >= flips || !identity.Usable(id.Other(), now) {
+	if r.flips >= flips || !r.worthTrying(id.Other(), used) {
 		return false
 	}
 	if err := id.Flip(); err != nil {

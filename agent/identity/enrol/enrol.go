@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/recoverykey"
 )
 
 // ErrNoToken means that there is no token to enrol with: an operator must issue a bundle.
@@ -40,6 +42,8 @@ type Facts struct {
 	BootID       string
 	Host         *commonv1.HostFacts
 	Profile      *commonv1.ProfileFacts
+	// CorrelationID is of the failures that led to the attempt; empty: there were none.
+	CorrelationID string
 }
 
 // Deps are what an Enroller needs.
@@ -68,6 +72,7 @@ type Enroller struct {
 	deps  Deps
 	cfg   Config
 	retry *backoff.Backoff
+	turn  int // of the recovery tokens: one that is refused is followed by the other
 }
 
 // New checks deps and returns an Enroller. It connects to nothing.
@@ -126,37 +131,72 @@ func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 	return max(wait, time.Millisecond), nil
 }
 
-// Once sends one request. nil means that the identity is on disk.
+// Once sends one request with the operator's token. nil means that the identity is on disk.
 func (e *Enroller) Once(ctx context.Context) error {
 	store := e.deps.Store
 	token := store.Token()
 	if token == "" {
 		return ErrNoToken
 	}
-	client, err := e.client()
-	if err != nil {
-		return err
-	}
 	key, err := store.PendingKey()
 	if err != nil {
 		return err
 	}
-	csr, err := pki.NewAnonymousCSR(key)
+	recovery, err := store.RecoveryKey()
 	if err != nil {
 		return err
 	}
-	joined, _ := store.JoinState()
+	return e.send(ctx, credential{token: token, key: key, recovery: recovery})
+}
+
+// credential is with what a request is sent.
+type credential struct {
+	token    string
+	key      crypto.Signer // of the certificate request
+	recovery crypto.Signer // to which the next recovery token is to be bound
+	prove    bool          // that the token is bound to recovery
+}
+
+func (c credential) request() (*recoveryv1.EnrollRequest, error) {
+	csr, err := pki.NewAnonymousCSR(c.key)
+	if err != nil {
+		return nil, err
+	}
+	public, err := recoverykey.Public(c.recovery)
+	if err != nil {
+		return nil, err
+	}
+	out := &recoveryv1.EnrollRequest{Token: c.token, Csr: csr, RecoveryPublicKey: public}
+	if c.prove {
+		if out.RecoveryProof, err = recoverykey.Sign(c.recovery, c.token, csr); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// send sends one request and stores the reply. nil means that the identity is on disk.
+func (e *Enroller) send(ctx context.Context, with credential) error {
+	store := e.deps.Store
+	client, err := e.client()
+	if err != nil {
+		return err
+	}
+	request, err := with.request()
+	if err != nil {
+		return err
+	}
 	facts := e.deps.Facts()
+	request.JoinState, _ = store.JoinState()
+	request.AgentVersion, request.BootId, request.Host = facts.AgentVersion, facts.BootID, facts.Host
+	request.Profile, request.CorrelationId = facts.Profile, facts.CorrelationID
 	if err := failpoint.Hit("agent.enrol.before_send"); err != nil {
 		return err
 	}
 	callCtx, cancel := context.WithTimeout(ctx, e.cfg.Timeout)
 	defer cancel()
 	sent := time.Now()
-	answer, err := client.Enroll(callCtx, &recoveryv1.EnrollRequest{
-		Token: token, Csr: csr, AgentVersion: facts.AgentVersion, BootId: facts.BootID, JoinState: joined, Host: facts.Host,
-		Profile: facts.Profile,
-	})
+	answer, err := client.Enroll(callCtx, request)
 	if err != nil {
 		return understand(err)
 	}
@@ -167,13 +207,13 @@ func (e *Enroller) Once(ctx context.Context) error {
 		return err
 	}
 	e.keepWhatWorks(ctx, answer)
-	if err := store.CommitEnrolment(token, answer); err != nil {
+	if err := store.CommitEnrolment(with.token, answer); err != nil {
 		return fmt.Errorf("keep identity: %w", err)
 	}
 	e.retry.Reset()
 	node, _ := store.Node()
 	e.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolled", slog.String("node_id", node.NodeID),
-		slog.String("node_instance_id", node.InstanceID))
+		slog.String("node_instance_id", node.InstanceID), slog.Bool("recovered", with.prove))
 	return nil
 }
 

@@ -3,6 +3,7 @@ package memory
 import (
 	"crypto"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"sync"
 
@@ -132,6 +133,12 @@ func (m *Identity) StoreIssued(chainPEM []byte, _ string) error {
 	m.other, m.pending = &pair, nil
 	return nil
 }
+
+// RecoveryKey returns nil: m asks for no recovery tokens.
+func (m *Identity) RecoveryKey() (crypto.Signer, error) { return nil, nil }
+
+// Confirm does nothing, since m has no recovery tokens.
+func (m *Identity) Confirm(*x509.Certificate) error { return nil }
 
 // Flip swaps the slots.
 func (m *Identity) Flip() error {

@@ -31,6 +31,17 @@ func (*CertificateRefusedError) DiagnosticCode() commonv1.DiagnosticCode {
 	return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED
 }
 
+// RefusedAsExpired reports whether the server ended the handshake with the alert for expired certificates.
+func RefusedAsExpired(err error) bool {
+	const certificateExpired tls.AlertError = 45
+	refused, ok := errors.AsType[*CertificateRefusedError](err)
+	if !ok {
+		return false
+	}
+	alert, ok := errors.AsType[*net.OpError](refused.cause)
+	return ok && alert.Err != nil && alert.Err.Error() == certificateExpired.Error()
+}
+
 // EdgeError means that a proxy in front of the control plane answered in its place.
 type EdgeError struct {
 	Limited    bool

@@ -93,6 +93,7 @@ type AgentFacts struct {
 	Diags    []*commonv1.Diagnostic
 	// TaskTypes are what the agent can do.
 	TaskTypes []commonv1.TaskType
+	Recovery  *commonv1.RecoveryCounters
 }
 
 // State of the session.
@@ -335,7 +336,7 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 		Serial: s.Identity.Serial, RemoteAddress: s.Identity.Remote,
 		AgentVersion: s.agent.Version, LedgerId: s.agent.LedgerID, BootId: s.agent.BootID, Version: s.version,
 	}
-	f.Diagnostics = s.diags
+	f.Diagnostics, f.Recovery = s.diags, s.agent.Recovery // each fact replaces what a view has of the session
 	if withHost {
 		f.Host, f.Profile, f.Diagnostics = s.agent.Host, s.agent.Profile, s.agent.Diags
 		f.TaskTypes = s.agent.TaskTypes

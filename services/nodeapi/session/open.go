@@ -81,6 +81,7 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 		Version: hello.GetAgentVersion(), Protocol: hello.GetProtocolVersion(), LedgerID: hello.GetLedgerId(),
 		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: hello.GetProfile(), Diags: hello.GetDiagnostics(),
 		TaskTypes: hello.GetTaskTypes(),
+		Recovery:  boundedRecovery(hello.GetRecovery()),
 	})
 	h.host.reported(hello.GetHost())
 	h.clock.begin(h.server.cfg.Clock)

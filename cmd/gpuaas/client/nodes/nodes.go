@@ -77,6 +77,7 @@ var View = output.View[*readmodelv1.Node]{
 			return human.OnlyIf(gate != nil, fmt.Sprintf("fence %d, session %d", gate.GetFenceEpoch(), gate.GetSessionEpoch()))
 		}},
 		{Title: "gate: workspace", Path: "gate.workspace_id"},
+		{Title: "recovery", Of: recoveryText},
 		{Title: "host", Of: hostText},
 		{Title: "host: diagnostics", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
 			return strings.Join(kit.TextsOf(n.GetSession().GetDiagnostics(), func(d *commonv1.Diagnostic) string {
@@ -129,6 +130,18 @@ func hostText(_ *output.Printer, n *readmodelv1.Node) string {
 	text := fmt.Sprintf("%s, %s %s, %d CPUs, %s memory, %d GPUs", host.GetHostname(), host.GetOs(), host.GetKernel(),
 		host.GetCpus(), human.Bytes(host.GetMemoryBytes()), len(host.GetGpus()))
 	return text + human.OnlyIf(simulated > 0, fmt.Sprintf(" (%d simulated)", simulated))
+}
+
+// recoveryText returns what the agent reported of its automatic recovery; empty if it never attempted one.
+func recoveryText(pr *output.Printer, n *readmodelv1.Node) string {
+	r := n.GetSession().GetRecovery()
+	if r.GetAttempts()+r.GetSuppressed() == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("%d attempts, %d succeeded, %d failed, %d suppressed", r.GetAttempts(), r.GetSuccesses(),
+		r.GetFailures(), r.GetSuppressed())
+	return text + human.OnlyIf(r.GetLastAttemptAt() != nil,
+		"; the last "+pr.When(r.GetLastAttemptAt())+": "+r.GetLastOutcome())
 }
 
 // Command returns the commands about nodes.

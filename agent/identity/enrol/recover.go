@@ -1,0 +1,115 @@
+package enrol
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http/httptrace"
+	"sync/atomic"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/identity"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Succeeded is the outcome of a recovery after which the identity is on disk.
+const Succeeded = "succeeded"
+
+// Recovery is what one attempt to recover has come to.
+type Recovery struct {
+	// Sent reports whether a verified server was reached, so that the request may have had an effect.
+	Sent bool
+	// Outcome is Succeeded, the reason of a refusal, or the diagnostic code of a failure.
+	Outcome string
+	// Wait is the least time until the next attempt; zero after a success.
+	Wait time.Duration
+}
+
+// Recover sends one request with a recovery token, over the pinned way to enrolment. Each token goes with the same
+// certificate request until it has been answered, and one that is refused is followed by the other one held. The
+// diagnostic of a failure is on disk when Recover returns. An error is *StopError, ctx's cause, or, with nothing sent,
+// the error of identity.Store.RecoveryTokens.
+func (e *Enroller) Recover(ctx context.Context) (Recovery, error) {
+	tokens, err := e.deps.Store.RecoveryTokens()
+	if err != nil {
+		return Recovery{}, err
+	}
+	token := tokens[e.turn%len(tokens)]
+	var reached atomic.Bool
+	err = e.recoverWith(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { reached.Store(true) },
+	}), token)
+	out := Recovery{Sent: reached.Load(), Outcome: Succeeded}
+	if err == nil {
+		e.turn = 0
+		return out, nil
+	}
+	if ctx.Err() != nil {
+		return Recovery{Sent: out.Sent, Outcome: "interrupted"}, context.Cause(ctx)
+	}
+	code := codeOf(err)
+	out.Outcome = names.Of(code)
+	if refusal, ok := fault.As(err); ok {
+		out.Outcome = names.Of(refusal.Reason)
+	}
+	var terminal error
+	out.Wait, terminal = e.decide(err)
+	if tokenRefused(err) {
+		code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING
+		if e.turn++; e.turn%len(tokens) != 0 {
+			out.Wait = time.Duration(e.cfg.Draw(int64(time.Second)))
+		}
+	}
+	e.giveUp(ctx, token, err)
+	out.Wait = max(out.Wait, time.Millisecond)
+	e.record(ctx, code, detailOf(err), out.Wait)
+	if terminal != nil {
+		return out, terminal
+	}
+	e.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "not recovered", slog.String("code", names.Of(code)),
+		slog.Any("error", err), slog.Duration("next_retry", out.Wait))
+	return out, nil
+}
+
+func (e *Enroller) recoverWith(ctx context.Context, token string) error {
+	recovery, key, err := e.deps.Store.RecoveringKey(token)
+	if err != nil {
+		return err
+	}
+	return e.send(ctx, credential{token: token, key: key, recovery: recovery, prove: true})
+}
+
+// giveUp removes what a refusal has made useless: a token that another key has used, or the key of another node.
+func (e *Enroller) giveUp(ctx context.Context, token string, refusal error) {
+	var err error
+	switch {
+	case fault.Has(refusal, commonv1.Reason_REASON_TOKEN_CONSUMED):
+		err = e.deps.Store.RefuseToken(token)
+	case fault.Has(refusal, commonv1.Reason_REASON_KEY_REUSE):
+		err = e.deps.Store.DropRecoveringKey()
+	}
+	if err != nil {
+		e.deps.Logger.LogAttrs(ctx, slog.LevelError, "refused recovery token not given up", slog.Any("error", err))
+	}
+}
+
+// tokenRefused reports whether the token itself was refused, so that the other one may be accepted.
+func tokenRefused(err error) bool {
+	if errors.Is(err, identity.ErrRecoveryKeyLost) {
+		return true
+	}
+	f, ok := fault.As(err)
+	if !ok {
+		return false
+	}
+	switch f.Reason { // every other refusal is not about the token
+	case commonv1.Reason_REASON_TOKEN_INVALID, commonv1.Reason_REASON_TOKEN_EXPIRED,
+		commonv1.Reason_REASON_TOKEN_CONSUMED, commonv1.Reason_REASON_TOKEN_NOT_YET_VALID,
+		commonv1.Reason_REASON_CSR_REFUSED:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,125 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/recovery"
+	"github.com/gpuaas/mesh/agent/session"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+const (
+	codeBlocked      = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED
+	codeTokenMissing = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING
+)
+
+// errLost means that this host is a node and none of its certificates can be read.
+var errLost = errors.New("no certificate is held")
+
+// openRecovery opens the record of automatic recovery. A file that cannot be read as one is set aside and reported.
+func (a *Agent) openRecovery(ctx context.Context) error {
+	var err error
+	if a.recovery, err = recovery.Open(recovery.Config{
+		Dir: a.cfg.StateDir, Wall: a.clock.Wall, Elapsed: a.clock.Elapsed, Now: a.clock.Now, Room: a.spare,
+	}); err != nil {
+		return err
+	}
+	if aside := a.recovery.SetAside(); aside != nil {
+		a.problems(ctx, "recovery",
+			[]string{recovery.File + " was set aside and a new record begins: " + aside.Error()})
+	}
+	return nil
+}
+
+// enrolByOperator sends one request with an operator's token, and waits after a failure.
+func (a *Agent) enrolByOperator(ctx context.Context) error {
+	wait, err := a.enrol.Attempt(ctx)
+	if err != nil {
+		return a.waitIfStopped(ctx, err)
+	}
+	if wait == 0 {
+		a.warn(ctx, "end of the failures not recorded", a.recovery.Settled())
+		return nil
+	}
+	return a.sleep(ctx, wait)
+}
+
+// recoverIdentity makes one attempt to get an accepted certificate with a recovery token, if that is allowed now, and
+// waits otherwise. It returns nil if the caller is to try again.
+func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
+	cause = cmp.Or(cause, errLost)
+	why := reasonOf(cause)
+	serial := ""
+	if cert := a.store.Certificate(); cert != nil {
+		serial = pki.SerialString(cert.Leaf.SerialNumber)
+	}
+	correlation, err := a.recovery.Refused(serial, why)
+	a.warn(ctx, "refusal of the identity not recorded", a.noted(err))
+	node, ok := a.store.Node()
+	id, _ := errors.AsType[*session.IdentityError](cause)
+	switch {
+	case id != nil && id.Action == commonv1.Action_ACTION_REBUNDLE:
+		return a.blocked(ctx, codeBlocked, "only an operator's bundle brings this host back ("+why+")")
+	case ok && !a.recovery.Allowed(node.AutoRecovery):
+		return a.blocked(ctx, codeBlocked,
+			"automatic recovery is off by the policy (node.auto_recovery): an operator must issue a bundle ("+why+")")
+	}
+	if _, err := a.store.RecoveryTokens(); err != nil {
+		return a.blocked(ctx, codeTokenMissing, err.Error()+": an operator must issue a bundle ("+why+")")
+	}
+	if err := a.noted(a.recovery.Begin()); err != nil {
+		if suppressed, ok := errors.AsType[*recovery.SuppressedError](err); ok {
+			return a.blocked(ctx, codeBlocked, suppressed.Error()+" ("+why+")")
+		}
+		return a.blocked(ctx, codeStateFile, "an attempt to recover cannot be recorded: "+err.Error())
+	}
+	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "recovering the identity", slog.String("node_id", node.NodeID),
+		slog.String("node_instance_id", node.InstanceID), slog.String("correlation_id", correlation),
+		slog.String("cause", why))
+	attempt, err := a.enrol.Recover(ctx)
+	a.ended(ctx, attempt)
+	switch {
+	case err != nil:
+		return a.waitIfStopped(ctx, err)
+	case attempt.Outcome == enrol.Succeeded:
+		return nil
+	}
+	// The next attempt comes after a session was refused again, so that what the control plane has repaired meanwhile needs
+	// none.
+	return a.sleep(ctx, attempt.Wait)
+}
+
+// ended records what an attempt to recover has come to.
+func (a *Agent) ended(ctx context.Context, attempt enrol.Recovery) {
+	var err error
+	if cert := a.store.Certificate(); attempt.Outcome == enrol.Succeeded && cert != nil {
+		err = a.recovery.Recovered(attempt.Outcome, pki.SerialString(cert.Leaf.SerialNumber), cert.Leaf.NotAfter)
+	} else {
+		err = a.recovery.End(attempt.Outcome, attempt.Sent)
+	}
+	a.warn(ctx, "outcome of a recovery not recorded", a.noted(err))
+}
+
+// mayRecover reports whether this host has a recovery token that may be sent, or would have one but for its key.
+func (a *Agent) mayRecover() bool {
+	_, err := a.store.RecoveryTokens()
+	return err == nil || errors.Is(err, identity.ErrRecoveryKeyLost)
+}
+
+// policyReceived keeps on disk what a policy says about automatic recovery.
+func (a *Agent) policyReceived(policy *commonv1.NodePolicy) {
+	err := a.recovery.SetPolicy(policy.GetAutoRecovery(), policy.GetRecoveryAttemptsPerHour())
+	if a.noted(err) != nil {
+		a.deps.Logger.Error("policy of automatic recovery not kept", slog.Any("error", err))
+	}
+}
+
+// slow returns a wait after an error that only an operator can clear.
+func (a *Agent) slow() time.Duration { return a.cfg.SlowRetry/2 + a.jitter(a.cfg.SlowRetry/2) }

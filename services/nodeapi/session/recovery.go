@@ -1,0 +1,27 @@
+package session
+
+import (
+	"strings"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// boundedRecovery returns what an agent reports of its automatic recovery, cut to what a working agent reports: no
+// negative counts, no long text, no time that cannot be printed. Nil stays nil.
+func boundedRecovery(reported *commonv1.RecoveryCounters) *commonv1.RecoveryCounters {
+	if reported == nil {
+		return nil
+	}
+	const most = 64
+	outcome := reported.GetLastOutcome()
+	out := &commonv1.RecoveryCounters{
+		Attempts: max(reported.GetAttempts(), 0), Successes: max(reported.GetSuccesses(), 0),
+		Failures: max(reported.GetFailures(), 0), Suppressed: max(reported.GetSuppressed(), 0),
+		LastOutcome: strings.ToValidUTF8(outcome[:min(len(outcome), most)], ""),
+	}
+	if at := reported.GetLastAttemptAt(); at.IsValid() && at.AsTime().Year() < time.Now().Year()+100 {
+		out.LastAttemptAt = at
+	}
+	return out
+}
