@@ -7,9 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpuaas/mesh/agent/clock"
 	"github.com/gpuaas/mesh/agent/identity"
-	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
