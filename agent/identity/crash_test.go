@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -35,6 +36,8 @@ type image struct {
 	Env     string
 	// Files of trust.
 	Bundle, Recovery, Listed string
+	// Recovery key, key of a recovery's request, and tokens beside the one in node-agent.env.
+	RecoveryKey, Recovering, Tokens string
 }
 
 type world struct {
@@ -103,6 +106,9 @@ func (w *world) image(s *identity.Store) image {
 		filepath.Join(w.dirs.Etc, "ca-bundle.crt"):          &out.Bundle,
 		filepath.Join(w.dirs.Etc, "recovery-ca-bundle.crt"): &out.Recovery,
 		filepath.Join(w.dirs.State, "service-roots.json"):   &out.Listed,
+		filepath.Join(w.dirs.State, "recovery-key.pem"):     &out.RecoveryKey,
+		filepath.Join(w.dirs.State, "key-recovering.pem"):   &out.Recovering,
+		filepath.Join(w.dirs.State, "recovery-tokens.json"): &out.Tokens,
 	} {
 		if data, err := os.ReadFile(path); err == nil {
 			*into = string(data)
@@ -189,6 +195,9 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 		setup func(w *world, s *identity.Store)
 		// prepare returns the operation; its inputs are the same for every try, as a peer's would be.
 		prepare func(w *world, s *identity.Store) func(s *identity.Store) error
+		// accepted are the recovery tokens of which one must be there at every point: those that a control plane accepts,
+		// whether it knows of the operation or not.
+		accepted []string
 	}{
 		{name: "pending key", setup: enrolled, prepare: func(*world, *identity.Store) func(*identity.Store) error {
 			return func(s *identity.Store) error { _, err := s.PendingKey(); return err }
@@ -219,6 +228,56 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 				return s.StoreIssued(chain, "grt_next")
 			}
 		}},
+		{name: "recovery key", setup: enrolled, prepare: func(*world, *identity.Store) func(*identity.Store) error {
+			return func(s *identity.Store) error { _, err := s.RecoveryKey(); return err }
+		}},
+		{
+			name: "issued with a token", setup: (*world).enrolled, accepted: []string{firstRecovery},
+			prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
+				key, err := s.PendingKey()
+				must(w.t, err)
+				chain := w.chain(key)
+				return func(s *identity.Store) error { return s.StoreIssued(chain, secondRecovery) }
+			},
+		},
+		{
+			name: "confirm", accepted: []string{secondRecovery}, setup: func(w *world, s *identity.Store) {
+				w.enrolled(s)
+				w.renewed(s, secondRecovery)
+				must(w.t, s.Flip())
+			},
+			prepare: func(*world, *identity.Store) func(*identity.Store) error {
+				return func(s *identity.Store) error { return s.Confirm(s.Certificate().Leaf) }
+			},
+		},
+		{
+			name: "key of a recovery", setup: (*world).enrolled, accepted: []string{firstRecovery},
+			prepare: func(*world, *identity.Store) func(*identity.Store) error {
+				return func(s *identity.Store) error { _, _, err := s.RecoveringKey(firstRecovery); return err }
+			},
+		},
+		{
+			// The former token is accepted with its own key until the reply is stored, and the next one from then on.
+			name: "recover", setup: (*world).enrolled, accepted: []string{firstRecovery, secondRecovery},
+			prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
+				_, key, err := s.RecoveringKey(firstRecovery)
+				must(w.t, err)
+				answer := w.answer(key)
+				answer.RecoveryToken = secondRecovery
+				return func(s *identity.Store) error {
+					if holdsToken(s, firstRecovery) {
+						_, again, err := s.RecoveringKey(firstRecovery)
+						if err != nil {
+							return err
+						}
+						if fingerprint(again.Public()) != fingerprint(key.Public()) {
+							return errors.New("the former token goes with another key")
+						}
+					}
+					return s.CommitEnrolment(firstRecovery, answer)
+				}
+			},
+		},
 		{name: "flip", setup: renewed, prepare: func(_ *world, s *identity.Store) func(*identity.Store) error {
 			from := serial(s.Certificate())
 			return func(s *identity.Store) error {
@@ -325,6 +384,10 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 						}
 					}
 					middle := w.image(s)
+					if tt.accepted != nil && !slices.ContainsFunc(tt.accepted, func(t string) bool { return holdsToken(s, t) }) {
+						got, err := s.RecoveryTokens()
+						t.Fatalf("crash at %s left no token that is accepted: %q, %v", where, got, err)
+					}
 					if err := op(s); err != nil {
 						t.Fatalf("again after %s: %v", where, err)
 					}
@@ -337,7 +400,8 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 					if reopen && !cmp.Equal(middle, before) && !cmp.Equal(middle, after) {
 						t.Fatalf("crash at %s left neither before nor after:\n%s", where, cmp.Diff(before, middle))
 					}
-					if before.Node.NodeID != "" && after.Node != before.Node {
+					if was := before.Node; was.NodeID != "" &&
+						(after.Node.NodeID != was.NodeID || after.Node.InstanceID != was.InstanceID) {
 						t.Fatalf("crash at %s changed the node: %+v", where, after.Node)
 					}
 					w.close(s)
@@ -349,6 +413,11 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 			t.Logf("%d points", points)
 		})
 	}
+}
+
+func holdsToken(s *identity.Store, token string) bool {
+	held, _ := s.RecoveryTokens()
+	return slices.Contains(held, token)
 }
 
 func must(t *testing.T, err error) {

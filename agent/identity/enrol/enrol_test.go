@@ -71,19 +71,22 @@ type listener struct {
 	server   *http.Server
 	nodeID   string
 
-	mu      sync.Mutex
-	calls   []time.Time
-	keys    map[string]bool
-	handler http.Handler // instead of the service
-	answer  func(n int, ok *recoveryv1.EnrollResponse) (*recoveryv1.EnrollResponse, error)
+	mu    sync.Mutex
+	calls []time.Time
+	keys  map[string]bool
+
+	requests []*recoveryv1.EnrollRequest
+	handler  http.Handler // instead of the service
+	answer   func(n int, ok *recoveryv1.EnrollResponse) (*recoveryv1.EnrollResponse, error)
 }
 
 func (l *listener) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if request.GetToken() != token {
+	if request.GetToken() != token && !identity.IsRecoveryToken(request.GetToken()) {
 		l.t.Errorf("token %q", request.GetToken())
 	}
+	l.requests = append(l.requests, request)
 	csr, err := x509.ParseCertificateRequest(request.GetCsr())
 	if err != nil {
 		return nil, err
@@ -110,6 +113,7 @@ type host struct {
 	dirs  identity.Dirs
 	store *identity.Store
 	log   *bytes.Buffer
+	dial  func(ctx context.Context, network, address string) (net.Conn, error)
 	codes []commonv1.DiagnosticCode
 	at    []time.Time
 }
@@ -170,6 +174,7 @@ func newHost(t *testing.T, serverName string, foreign bool) *host {
 		listener: l, dirs: identity.Dirs{Etc: filepath.Join(root, "etc"), State: filepath.Join(root, "state")},
 		log: &bytes.Buffer{},
 	}
+	h.dial = l.pipe.dial
 	h.open()
 	if err := h.store.InstallBundle(bundle); err != nil {
 		t.Fatal(err)
@@ -188,8 +193,8 @@ func (h *host) open() {
 func (h *host) enroller() *enrol.Enroller {
 	h.t.Helper()
 	e, err := enrol.New(enrol.Deps{
-		Logger: slog.New(slog.NewJSONHandler(h.log, nil)), Store: h.store, Clock: clock.New(0), Dial: h.pipe.dial,
-		Facts: func() enrol.Facts { return enrol.Facts{AgentVersion: "test"} },
+		Logger: slog.New(slog.NewJSONHandler(h.log, nil)), Store: h.store, Clock: clock.New(0), Dial: h.dial,
+		Facts: func() enrol.Facts { return enrol.Facts{AgentVersion: "test", CorrelationID: "correlation"} },
 		Record: func(_ context.Context, code commonv1.DiagnosticCode, detail string, _ time.Duration) (diag.Entry,
 			error,
 		) {

@@ -1,0 +1,243 @@
+package identity_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+const (
+	firstRecovery  = "grt_first"
+	secondRecovery = "grt_second"
+	thirdRecovery  = "grt_third"
+)
+
+// enrolled makes the host a node with its first recovery token.
+func (w *world) enrolled(s *identity.Store) {
+	w.t.Helper()
+	_, err := s.RecoveryKey()
+	must(w.t, err)
+	key, err := s.PendingKey()
+	must(w.t, err)
+	answer := w.answer(key)
+	answer.RecoveryToken = firstRecovery
+	must(w.t, s.CommitEnrolment(token, answer))
+}
+
+// renewed stores the next certificate, with its token.
+func (w *world) renewed(s *identity.Store, token string) {
+	w.t.Helper()
+	key, err := s.PendingKey()
+	must(w.t, err)
+	must(w.t, s.StoreIssued(w.chain(key), token))
+}
+
+func (w *world) tokens(s *identity.Store, want ...string) {
+	w.t.Helper()
+	got, err := s.RecoveryTokens()
+	if !slices.Equal(got, want) || (len(want) == 0) != (err != nil) {
+		w.t.Errorf("tokens %q (%v), want %q", got, err, want)
+	}
+}
+
+// inFile fails the test unless node-agent.env has the token.
+func (w *world) inFile(token string) {
+	w.t.Helper()
+	data, err := os.ReadFile(filepath.Join(w.dirs.Etc, "node-agent.env"))
+	must(w.t, err)
+	if !strings.Contains(string(data), identity.EnvToken+"='"+token+"'\n") {
+		w.t.Errorf("node-agent.env has not the token %s", token)
+	}
+}
+
+// setToken writes a token into node-agent.env, as an operator does.
+func (w *world) setToken(token string) {
+	w.t.Helper()
+	path := filepath.Join(w.dirs.Etc, "node-agent.env")
+	data, err := os.ReadFile(path)
+	must(w.t, err)
+	env, err := identity.ParseEnv(data)
+	must(w.t, err)
+	must(w.t, os.WriteFile(path, env.With(identity.EnvToken, token).Render(), 0o600))
+}
+
+// TestTheFormerTokenStaysUntilTheNextCounts: an offered token takes the place of the former once a session is admitted
+// on the certificate that it came with, and one that never counted is replaced by the next.
+func TestTheFormerTokenStaysUntilTheNextCounts(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	w.enrolled(s)
+	w.tokens(s, firstRecovery)
+	must(t, s.Confirm(s.Certificate().Leaf))
+	w.tokens(s, firstRecovery)
+
+	w.renewed(s, secondRecovery)
+	w.inFile(secondRecovery)
+	w.tokens(s, secondRecovery, firstRecovery)
+	must(t, s.Confirm(s.Certificate().Leaf)) // a session on the certificate from before
+	w.tokens(s, secondRecovery, firstRecovery)
+
+	w.renewed(s, thirdRecovery) // the one between was not taken into use
+	w.tokens(s, thirdRecovery, firstRecovery)
+	must(t, s.Flip())
+	w.close(s)
+	s = w.open()
+	w.tokens(s, thirdRecovery, firstRecovery)
+	must(t, s.Confirm(s.Certificate().Leaf))
+	w.tokens(s, thirdRecovery)
+	w.close(s)
+	s = w.open()
+	w.tokens(s, thirdRecovery)
+	w.inFile(thirdRecovery)
+	if token := s.Token(); token != "" {
+		t.Errorf("the operator's token is %q", token)
+	}
+	w.close(s)
+}
+
+// TestAnOperatorsTokenIsNotOverwritten: while it is unused, the recovery token waits beside it.
+func TestAnOperatorsTokenIsNotOverwritten(t *testing.T) {
+	const other = "gbt_other_token_of_an_operator"
+	w := newWorld(t)
+	s := w.open()
+	w.enrolled(s)
+	w.setToken(other) // behind the back of the running agent
+	w.renewed(s, secondRecovery)
+	w.inFile(other)
+	if s.Token() != other {
+		t.Errorf("the operator's token is %q", s.Token())
+	}
+	w.tokens(s, secondRecovery)
+	must(t, s.Flip())
+	must(t, s.Confirm(s.Certificate().Leaf))
+	w.inFile(other)
+	w.close(s)
+
+	s = w.open()
+	w.tokens(s, secondRecovery)
+	w.setToken("") // taken back
+	must(t, s.ReloadEnv())
+	w.renewed(s, thirdRecovery)
+	w.inFile(thirdRecovery)
+	w.tokens(s, thirdRecovery, secondRecovery)
+
+	must(t, s.InstallBundle(w.bundle(other)))
+	w.inFile(other)
+	w.tokens(s, thirdRecovery, secondRecovery)
+	key, err := s.PendingKey()
+	must(t, err)
+	answer := w.answer(key)
+	answer.NodeInstanceId, answer.RecoveryToken = ids.New(), "grt_of_the_bundle"
+	w.setToken("gbt_still_another_token")
+	must(t, s.CommitEnrolment(other, answer))
+	w.inFile("gbt_still_another_token")
+	w.tokens(s, "grt_of_the_bundle")
+	w.close(s)
+}
+
+// TestARecoveryKeepsWhatTheNodeRemembers: the same node instance keeps join state and generation, another begins anew.
+// The key of the request stays the same until the reply, also after a restart, and no renewal has it.
+func TestARecoveryKeepsWhatTheNodeRemembers(t *testing.T) {
+	for name, same := range map[string]bool{"same instance": true, "new instance": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.open()
+			w.enrolled(s)
+			_, err := s.StoreJoinState(7, []byte("seven"))
+			must(t, err)
+			_, key, err := s.RecoveringKey(firstRecovery)
+			must(t, err)
+			pending, err := s.PendingKey()
+			must(t, err)
+			w.close(s)
+			s = w.open()
+			recovery, again, err := s.RecoveringKey(firstRecovery)
+			must(t, err)
+			if id, _ := pki.PublicKeyFingerprint(key.Public()); id != fingerprint(again.Public()) ||
+				id == fingerprint(pending.Public()) || id == fingerprint(recovery.Public()) {
+				t.Error("a request of a recovery changed its key, or has the key of another")
+			}
+			if !same {
+				w.instance = ids.New()
+			}
+			answer := w.answer(again)
+			answer.RecoveryToken = secondRecovery
+			must(t, s.CommitEnrolment(firstRecovery, answer))
+			w.tokens(s, secondRecovery)
+			w.inFile(secondRecovery)
+			if _, generation := s.JoinState(); (generation == 7) != same {
+				t.Errorf("generation %d", generation)
+			}
+			must(t, s.Confirm(s.Certificate().Leaf))
+			w.setToken(firstRecovery) // an old copy of the file
+			must(t, s.ReloadEnv())
+			w.tokens(s)
+			w.close(s)
+		})
+	}
+}
+
+func fingerprint(key any) string {
+	out, _ := pki.PublicKeyFingerprint(key)
+	return out
+}
+
+// TestALostRecoveryKeyIsNoLoop: without the key a token is of no use, and is not sent; the next renewal makes another.
+func TestALostRecoveryKeyIsNoLoop(t *testing.T) {
+	for name, content := range map[string][]byte{"removed": nil, "broken": []byte("-----BEGIN")} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.open()
+			w.enrolled(s)
+			w.close(s)
+			path := filepath.Join(w.dirs.State, "recovery-key.pem")
+			must(t, os.Remove(path))
+			if content != nil {
+				must(t, os.WriteFile(path, content, 0o600))
+			}
+			s = w.open()
+			if _, err := s.RecoveryTokens(); !errors.Is(err, identity.ErrRecoveryKeyLost) {
+				t.Errorf("tokens: %v", err)
+			}
+			if _, _, err := s.RecoveringKey(firstRecovery); !errors.Is(err, identity.ErrRecoveryKeyLost) {
+				t.Errorf("key of a request: %v", err)
+			}
+			_, err := s.RecoveryKey()
+			must(t, err)
+			w.close(s)
+			s = w.open()
+			if problems := s.Problems(); len(problems) > 0 {
+				t.Errorf("problems %q", problems)
+			}
+			w.close(s)
+		})
+	}
+}
+
+// TestATokenIsSentWithOneKeyAlone: a token that was sent with a key that is lost must not be sent with another, which
+// would look like theft.
+func TestATokenIsSentWithOneKeyAlone(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	w.enrolled(s)
+	w.renewed(s, secondRecovery)
+	_, _, err := s.RecoveringKey(secondRecovery)
+	must(t, err)
+	w.close(s)
+	must(t, os.Remove(filepath.Join(w.dirs.State, "key-recovering.pem")))
+	s = w.open()
+	w.tokens(s, firstRecovery)
+	must(t, s.RefuseToken(firstRecovery))
+	w.tokens(s)
+	w.close(s)
+	s = w.open()
+	w.tokens(s)
+	w.close(s)
+}
