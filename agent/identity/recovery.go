@@ -149,6 +149,10 @@ func (s *Store) RecoveryKey() (crypto.Signer, error) {
 func (s *Store) RecoveryTokens() ([]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.recoveryTokensLocked()
+}
+
+func (s *Store) recoveryTokensLocked() ([]string, error) {
 	var out []string
 	for _, token := range []string{s.tokens.newest(s.env), s.tokens.Former} {
 		if token == "" || slices.Contains(out, token) || s.spentLocked(token) ||
@@ -168,15 +172,19 @@ func (s *Store) RecoveryTokens() ([]string, error) {
 
 // RecoveringKey returns the recovery key and the key for the certificate request that goes with a recovery token. The
 // latter, and that it goes with this token, is on disk before RecoveringKey returns; it stays the same until the
-// certificate is stored or the key is dropped, and no renewal uses it.
+// certificate is stored or the key is dropped, and no renewal uses it. The token is one of RecoveryTokens.
 func (s *Store) RecoveringKey(token string) (crypto.Signer, crypto.Signer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.settleLocked(); err != nil {
 		return nil, nil, err
 	}
-	if s.recovery == nil {
-		return nil, nil, ErrRecoveryKeyLost
+	held, err := s.recoveryTokensLocked()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !slices.Contains(held, token) { // settling has finished the change that used it
+		return nil, nil, ErrNoRecoveryToken
 	}
 	hash := hashToken(token)
 	if s.recovering != nil && slices.Contains(s.tokens.Sent, hash) {
