@@ -61,17 +61,19 @@ type Agent struct {
 	ops    *obs.OpsServer
 	meters *meters
 
-	recovery  *recovery.Governor
-	refusals  refusals
-	verifiers atomic.Pointer[envelope.VerifierSet]
-	executor  chan *task.Executor // sent once, by the session's loop to the tasks' loop
-	mu        sync.Mutex          // guards what follows, and ledger until there are tasks
-	tasks     *task.Executor
-	client    *session.Client
-	inHello   []diag.Entry // the entries of the record in the last Hello
-	nudge     chan struct{}
-	outputs   chan *nodev1.OutputRequest
-	expected  expected
+	recovery *recovery.Governor
+	// operatorFailed is set after an enrolment with an operator's token failed; the session's loop alone has it.
+	operatorFailed bool
+	refusals       refusals
+	verifiers      atomic.Pointer[envelope.VerifierSet]
+	executor       chan *task.Executor // sent once, by the session's loop to the tasks' loop
+	mu             sync.Mutex          // guards what follows, and ledger until there are tasks
+	tasks          *task.Executor
+	client         *session.Client
+	inHello        []diag.Entry // the entries of the record in the last Hello
+	nudge          chan struct{}
+	outputs        chan *nodev1.OutputRequest
+	expected       expected
 }
 
 // New opens everything that this agent owns on its host, and reports all problems of cfg. Another agent on the same

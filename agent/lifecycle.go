@@ -72,13 +72,7 @@ func (a *Agent) takeRoots(ctx context.Context, links []pki.RootLink) error {
 // enrolled waits until this host has an identity, and returns the trust bundle to use it with.
 func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
 	for !a.holds() {
-		var err error
-		if a.store.Token() == "" && a.mayRecover() {
-			err = a.recoverIdentity(ctx, errLost)
-		} else {
-			err = a.enrolByOperator(ctx)
-		}
-		if err != nil {
+		if err := a.enrolAgain(ctx, errLost); err != nil {
 			return nil, err
 		}
 	}
@@ -127,10 +121,7 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 				names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
 		}
 	}
-	if a.store.Token() != "" {
-		return a.enrolByOperator(ctx)
-	}
-	return a.recoverIdentity(ctx, err)
+	return a.enrolAgain(ctx, err)
 }
 
 // blocked records why the agent cannot go on, waits at the slow cadence and reads node-agent.env again.

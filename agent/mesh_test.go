@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/agent/agenttest"
 	"github.com/gpuaas/mesh/agent/backoff"
+	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -38,6 +39,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/recoverykey"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -70,6 +72,10 @@ type mesh struct {
 	keys      []*nodev1.TaskKey // of Welcome
 	accepted  chan []string     // the ids of task keys that agents report
 	streams   []grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
+	enrols    []*recoveryv1.EnrollRequest
+	refused   string               // a token that is too old
+	lifts     bool                 // a recovery ends the denial
+	policy    *commonv1.NodePolicy // of Welcome; nil: intervals alone
 }
 
 func newMesh(t *testing.T) *mesh {
@@ -147,10 +153,22 @@ func (m *mesh) serveEnrolment() {
 	m.t.Cleanup(func() { _ = server.Close(); <-done })
 }
 
-// Enroll makes a new instance of the node for each token.
+// Enroll makes a new instance of the node for each token of an operator. A recovery keeps the instance if it presents the
+// join state that was issued last.
 func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.enrols = append(m.enrols, request)
+	recovers := identity.IsRecoveryToken(request.GetToken())
+	if recovers {
+		if err := recoverykey.Verify(request.GetRecoveryPublicKey(), request.GetToken(), request.GetCsr(),
+			request.GetRecoveryProof()); err != nil {
+			m.t.Error(err)
+		}
+	}
+	if m.refused != "" && request.GetToken() == m.refused {
+		return nil, fault.ToConnect(fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, ""), "")
+	}
 	if m.enrolFail != nil {
 		return nil, fault.ToConnect(m.enrolFail, "")
 	}
@@ -158,10 +176,16 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 	if err != nil {
 		return nil, err
 	}
-	m.instances++
-	m.instance, m.issued = ids.New(), 0
+	if !recovers || int64(len(request.GetJoinState())) != m.issued {
+		m.instances++
+		m.instance, m.issued = ids.New(), 0
+	}
+	if recovers && m.lifts {
+		m.denial = nil
+	}
 	return &recoveryv1.EnrollResponse{
-		NodeId: m.nodeID, NodeInstanceId: m.instance, CertificateChainPem: chain, ServerTime: timestamppb.Now(),
+		RecoveryToken: fmt.Sprintf("grt_%d", len(m.enrols)),
+		NodeId:        m.nodeID, NodeInstanceId: m.instance, CertificateChainPem: chain, ServerTime: timestamppb.Now(),
 		NodeName: "n1",
 		Profile: &commonv1.Profile{
 			Name: "test", Fingerprint: "fp", ApiUrl: m.api, RecoveryUrl: m.enrolURL,
@@ -205,13 +229,17 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 		m.issued++
 	}
 	generation, lists, keys := m.issued, m.lists, m.keys
+	policy := &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(time.Second), AutoRecovery: true}
+	if m.policy != nil {
+		policy = m.policy
+	}
 	m.mu.Unlock()
 	if denial != nil {
 		return stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: denial}})
 	}
 	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
 		Generation: generation, JoinState: make([]byte, generation), Nonce: ids.New(), SessionId: ids.New(),
-		ServerTime: timestamppb.Now(), Policy: &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(time.Second)},
+		ServerTime: timestamppb.Now(), Policy: policy,
 		TaskKeys: keys,
 	}}}); err != nil {
 		return err

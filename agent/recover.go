@@ -38,12 +38,21 @@ func (a *Agent) openRecovery(ctx context.Context) error {
 	return nil
 }
 
-// enrolByOperator sends one request with an operator's token, and waits after a failure.
-func (a *Agent) enrolByOperator(ctx context.Context) error {
+// enrolAgain makes one attempt to get an accepted certificate, and waits after a failure. An operator's token is used
+// first. If that fails, the recovery token has the next turn: an operator's token that was left behind and is too old
+// must not keep a node away. It returns nil if the caller is to try again.
+func (a *Agent) enrolAgain(ctx context.Context, cause error) error {
+	byRecovery := a.mayRecover() && (a.store.Token() == "" || a.operatorFailed)
+	a.operatorFailed = false
+	_, isNode := a.store.Node()
+	if byRecovery || a.store.Token() == "" && isNode {
+		return a.recoverIdentity(ctx, cause)
+	}
 	wait, err := a.enrol.Attempt(ctx)
 	if err != nil {
 		return a.waitIfStopped(ctx, err)
 	}
+	a.operatorFailed = wait > 0
 	if wait == 0 {
 		a.warn(ctx, "end of the failures not recorded", a.recovery.Settled())
 		return nil

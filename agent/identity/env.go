@@ -46,10 +46,14 @@ func (e *EnvError) Unwrap() error { return e.Problems }
 type Env struct {
 	names  []string
 	values map[string]string
+	// replaced is a recovery token with which an operator's stands in one file: an operator may add a line, and need not
+	// change the one that the agent wrote.
+	replaced string
 }
 
 // ParseEnv reads lines NAME=VALUE. Empty lines and lines that begin with # are skipped; a leading `export` is allowed;
-// a value may be in single or double quotes, in which nothing is expanded. All problems are reported at once.
+// a value may be in single or double quotes, in which nothing is expanded. No variable may be set twice, except that an
+// operator's token may stand beside a recovery token, and is the one that Get returns. All problems are reported at once.
 func ParseEnv(data []byte) (Env, error) {
 	env := Env{values: map[string]string{}}
 	if len(data) > maxEnvSize {
@@ -69,6 +73,7 @@ func ParseEnv(data []byte) (Env, error) {
 		switch {
 		case err != nil:
 			problems = append(problems, fmt.Errorf("line %d: %w", i+1, err)) // never the line itself: it may be the token
+		case name == EnvToken && env.beside(value):
 		case slices.Contains(env.names, name):
 			problems = append(problems, fmt.Errorf("line %d: %s is set twice", i+1, name))
 		default:
@@ -77,6 +82,20 @@ func ParseEnv(data []byte) (Env, error) {
 		}
 	}
 	return env, errors.Join(problems...)
+}
+
+// beside takes a second token into the file, and reports whether one of the two is a recovery token and the other none.
+func (e *Env) beside(token string) bool {
+	former := e.values[EnvToken]
+	switch {
+	case former == "" || token == "" || e.replaced != "" || IsRecoveryToken(former) == IsRecoveryToken(token):
+		return false
+	case IsRecoveryToken(token):
+		e.replaced = token
+	default:
+		e.replaced, e.values[EnvToken] = former, token
+	}
+	return true
 }
 
 func parseLine(line string) (string, string, error) {
@@ -124,8 +143,11 @@ func (e Env) Get(name string) string { return e.values[name] }
 // With returns a copy in which name is value; an empty value removes it. ParseEnv refuses values with quotes or control
 // characters, so the caller must pass only values that Clean accepts.
 func (e Env) With(name, value string) Env {
-	out := Env{names: slices.Clone(e.names), values: make(map[string]string, len(e.values)+1)}
+	out := Env{names: slices.Clone(e.names), values: make(map[string]string, len(e.values)+1), replaced: e.replaced}
 	maps.Copy(out.values, e.values)
+	if name == EnvToken {
+		out.replaced = ""
+	}
 	if value == "" {
 		delete(out.values, name)
 		out.names = slices.DeleteFunc(out.names, func(n string) bool { return n == name })
@@ -148,6 +170,9 @@ func Clean(value string) bool {
 func (e Env) Render() []byte {
 	var b strings.Builder
 	for _, name := range e.names {
+		if name == EnvToken && e.replaced != "" {
+			b.WriteString(name + "='" + e.replaced + "'\n")
+		}
 		b.WriteString(name + "='" + e.values[name] + "'\n")
 	}
 	return []byte(b.String())

@@ -112,3 +112,33 @@ func FuzzParseEnv(f *testing.F) {
 		}
 	})
 }
+
+// TestAnOperatorsTokenMayStandBesideARecoveryToken: in either order, and the file is written again with both.
+func TestAnOperatorsTokenMayStandBesideARecoveryToken(t *testing.T) {
+	for _, text := range []string{
+		"GPUAAS_ENROLLMENT_TOKEN=grt_a\nGPUAAS_API_URL=a:1\nGPUAAS_ENROLLMENT_TOKEN=gbt_b\n",
+		"GPUAAS_ENROLLMENT_TOKEN='gbt_b'\nGPUAAS_API_URL=a:1\nexport GPUAAS_ENROLLMENT_TOKEN=grt_a\n",
+	} {
+		env, err := identity.ParseEnv([]byte(text))
+		if err != nil || env.Get(identity.EnvToken) != "gbt_b" {
+			t.Errorf("%q: token %q, %v", text, env.Get(identity.EnvToken), err)
+		}
+		again, err := identity.ParseEnv(env.Render())
+		if err != nil || !cmp.Equal(again.Render(), env.Render()) ||
+			!strings.Contains(string(again.Render()), "='grt_a'\n") {
+			t.Errorf("%q: written again as %q, %v", text, again.Render(), err)
+		}
+		if one := string(env.With(identity.EnvToken, "grt_c").Render()); strings.Count(one, "TOKEN") != 1 {
+			t.Errorf("with another token: %q", one)
+		}
+	}
+	for _, text := range []string{
+		"GPUAAS_ENROLLMENT_TOKEN=gbt_a\nGPUAAS_ENROLLMENT_TOKEN=gbt_b\n",
+		"GPUAAS_ENROLLMENT_TOKEN=grt_a\nGPUAAS_ENROLLMENT_TOKEN=grt_b\n",
+		"GPUAAS_ENROLLMENT_TOKEN=grt_a\nGPUAAS_ENROLLMENT_TOKEN=gbt_b\nGPUAAS_ENROLLMENT_TOKEN=grt_c\n",
+	} {
+		if _, err := identity.ParseEnv([]byte(text)); err == nil {
+			t.Errorf("%q was taken", text)
+		}
+	}
+}

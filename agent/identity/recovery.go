@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/x509"
 	"encoding/json"
@@ -71,7 +72,7 @@ func (t recoveryTokens) newest(env Env) string {
 	if token := env.Get(EnvToken); IsRecoveryToken(token) {
 		return token
 	}
-	return t.Waiting
+	return cmp.Or(env.replaced, t.Waiting)
 }
 
 // operatorTokenLocked returns the operator's token in env that was not used yet.
@@ -86,7 +87,7 @@ func (s *Store) operatorTokenLocked(env Env) string {
 // putLocked returns env and tokens with token as the newest one. An operator's token that was not used stays where it is.
 func (s *Store) putLocked(env Env, tokens recoveryTokens, token string) (Env, recoveryTokens) {
 	if s.operatorTokenLocked(env) != "" {
-		tokens.Waiting = token
+		env.replaced, tokens.Waiting = "", token
 		return env, tokens
 	}
 	tokens.Waiting = ""

@@ -108,13 +108,18 @@ func TestAnOperatorsTokenIsNotOverwritten(t *testing.T) {
 	w := newWorld(t)
 	s := w.open()
 	w.enrolled(s)
-	w.setToken(other) // behind the back of the running agent
+	path := filepath.Join(w.dirs.Etc, "node-agent.env") // behind the back of the running agent
+	data, err := os.ReadFile(path)
+	must(t, err)
+	must(t, os.WriteFile(path, append(data, identity.EnvToken+"="+other+"\n"...), 0o600))
+	must(t, s.ReloadEnv())
+	w.tokens(s, firstRecovery)
 	w.renewed(s, secondRecovery)
 	w.inFile(other)
 	if s.Token() != other {
 		t.Errorf("the operator's token is %q", s.Token())
 	}
-	w.tokens(s, secondRecovery)
+	w.tokens(s, secondRecovery, firstRecovery)
 	must(t, s.Flip())
 	must(t, s.Confirm(s.Certificate().Leaf))
 	w.inFile(other)

@@ -24,12 +24,13 @@ import (
 var whole = []string{
 	"pending_key.key-pending", "enrol.journal", "replay.cert", "replay.key", "replay.node", "replay.node-agent",
 	"replay.journal", "join_state.join-state", "issued.journal", "issued.key-next", "issued.cert-next", "flip.key",
-	"flip.cert", "task_keys.node-agent",
+	"flip.cert", "task_keys.node-agent", "recovery_key.recovery-key", "issued.recovery-tokens", "confirm.recovery-tokens",
 }
 
 // renewal reports whether a kill point is passed by the renewal of a certificate alone, which no request brings about.
 func renewal(point string) bool {
-	return strings.Contains(point, ".renew.") || strings.Contains(point, ".issued.") || strings.Contains(point, ".flip.")
+	return strings.Contains(point, ".renew.") || strings.Contains(point, ".issued.") || strings.Contains(point, ".flip.") ||
+		strings.Contains(point, ".confirm.")
 }
 
 // TestAnAgentSurvivesBetweenAnyTwoFsyncs kills machines' agents and recovery and nodeapi at each of their points of
