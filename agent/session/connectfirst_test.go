@@ -43,9 +43,11 @@ func TestTheServerJudgesAnExpiredCertificate(t *testing.T) {
 	tests := map[string]struct {
 		refuse error           // of a handshake
 		deny   commonv1.Reason // of a stream: the server's clock lets the handshake pass
+		behind time.Duration   // the host's clock, of a certificate that has expired
 		code   commonv1.DiagnosticCode
 	}{
 		"by the alert":        {code: codeExpired},
+		"by the alert alone":  {behind: 2 * time.Hour, code: codeExpired},
 		"by another alert":    {refuse: errors.New("no"), code: codeExpired},
 		"by a denial":         {deny: commonv1.Reason_REASON_CERTIFICATE_EXPIRED, code: codeExpired},
 		"by another denial":   {deny: commonv1.Reason_REASON_SERIAL_UNKNOWN, code: codeRefused},
@@ -56,7 +58,7 @@ func TestTheServerJudgesAnExpiredCertificate(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newFakeServer(t)
 				p.refuse = tt.refuse
-				m, offset := p.memory(), time.Duration(0)
+				m, offset := p.memory(), -tt.behind
 				if tt.deny == 0 {
 					time.Sleep(p.ttl + time.Second)
 				} else {

@@ -5,6 +5,6 @@
 // identity does), and never sends a request with another key than the one on disk.
 //
 // Guarantees: one request in flight; the same key until the reply is durable or the request refused for good, so that a
-// lost reply is sent again; a recovery token with one key alone; a bounded cadence with full jitter that honours retry_after; a diagnostic on disk before
-// every retry.
+// lost reply is sent again; a recovery token with one key alone; a bounded cadence with full jitter that honours
+// retry_after; a diagnostic on disk before every retry.
 package enrol

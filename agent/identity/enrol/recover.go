@@ -57,7 +57,9 @@ func (e *Enroller) Recover(ctx context.Context) (Recovery, error) {
 	var terminal error
 	out.Wait, terminal = e.decide(err)
 	if tokenRefused(err) {
-		code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING
+		if !fault.Has(err, commonv1.Reason_REASON_TOKEN_NOT_YET_VALID) {
+			code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING
+		}
 		if e.turn++; e.turn%len(tokens) != 0 {
 			out.Wait = time.Duration(e.cfg.Draw(int64(time.Second)))
 		}

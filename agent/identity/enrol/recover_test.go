@@ -149,7 +149,11 @@ func TestARefusedTokenIsFollowedByTheFormer(t *testing.T) {
 				if sent := h.sent(); len(sent) != 2 || sent[0] != "grt_canary-1" || sent[1] != "grt_canary-0" {
 					t.Errorf("sent %q", sent)
 				}
-				if len(h.codes) != 1 || h.codes[0] != codeMissing {
+				want := codeMissing
+				if reason == commonv1.Reason_REASON_TOKEN_NOT_YET_VALID {
+					want = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED
+				}
+				if len(h.codes) != 1 || h.codes[0] != want {
 					t.Errorf("codes %v", h.codes)
 				}
 			})
