@@ -2,13 +2,12 @@ package session
 
 import (
 	"strings"
-	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
 // boundedRecovery returns what an agent reports of its automatic recovery, cut to what a working agent reports: no
-// negative counts, no long text, no time that cannot be printed. Nil stays nil.
+// negative counts, no long text, no time that is none. Nil stays nil.
 func boundedRecovery(reported *commonv1.RecoveryCounters) *commonv1.RecoveryCounters {
 	if reported == nil {
 		return nil
@@ -20,7 +19,7 @@ func boundedRecovery(reported *commonv1.RecoveryCounters) *commonv1.RecoveryCoun
 		Failures: max(reported.GetFailures(), 0), Suppressed: max(reported.GetSuppressed(), 0),
 		LastOutcome: strings.ToValidUTF8(outcome[:min(len(outcome), most)], ""),
 	}
-	if at := reported.GetLastAttemptAt(); at.IsValid() && at.AsTime().Year() < time.Now().Year()+100 {
+	if at := reported.GetLastAttemptAt(); at.IsValid() {
 		out.LastAttemptAt = at
 	}
 	return out
