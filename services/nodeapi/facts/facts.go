@@ -141,8 +141,8 @@ func (w *Writer) pokeLocked() {
 	}
 }
 
-// keep copies the fields that an agent sends once or on change (host, profile, diagnostics, task types, recovery) from an
-// older fact that was not written to the newer one, where the newer one lacks them.
+// keep copies the fields that an agent sends once or on change (host, profile, diagnostics, task types, recovery) from
+// an older fact that was not written to the newer one, where the newer one lacks them.
 func keep(newer, old *nodev1.SessionChanged) {
 	if newer.GetHost() == nil {
 		newer.Host = old.GetHost()
