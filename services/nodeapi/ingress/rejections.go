@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -154,8 +155,7 @@ func (r *Rejections) Refused(rejected pki.Reject) {
 		f.LastSeenAt = timestamppb.New(now)
 	}
 	if !e.waits {
-		e.waits = true
-		p.waiting = append(p.waiting, e)
+		p.wait(e)
 		r.wake()
 	}
 }
@@ -175,6 +175,16 @@ func (r *Rejections) begin(p *part, k key, nodeID string, now time.Time) *entry 
 	e.place = p.recent.PushFront(e)
 	p.entries[k] = e
 	return e
+}
+
+// wait adds an entry to those that wait for their event. While no write comes to its end, those that were forgotten
+// meanwhile are taken out from time to time.
+func (p *part) wait(e *entry) {
+	if len(p.waiting) >= 2*p.most {
+		p.waiting = slices.DeleteFunc(p.waiting, func(e *entry) bool { return e.place == nil })
+	}
+	e.waits = true
+	p.waiting = append(p.waiting, e)
 }
 
 func (p *part) forget(e *entry) {

@@ -127,8 +127,7 @@ func (r *Rejections) giveBack(list []due) {
 		}
 		d.entry.written = d.wrote
 		if !d.entry.waits && d.entry.place != nil {
-			d.entry.waits = true
-			p.waiting = append(p.waiting, d.entry)
+			p.wait(d.entry)
 		}
 	}
 }
