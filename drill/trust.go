@@ -185,7 +185,7 @@ func (t *trustRun) good(ctx context.Context) error {
 }
 
 // inject changes one side, and ends the agent, so that it must connect anew.
-func (t *trustRun) inject(ctx context.Context) error {
+func (t *trustRun) inject(context.Context) error {
 	t.held.Machine.LetDie()
 	if t.side == recoveryv1.TrustSide_TRUST_SIDE_INGRESS {
 		roots, err := os.ReadFile(filepath.Join(t.foreign, ca.RootsFile))
@@ -203,7 +203,11 @@ func (t *trustRun) inject(ctx context.Context) error {
 			return err
 		}
 	}
-	return errors.Join(t.held.Machine.Kill9(), t.Mesh.Restart(ctx, t.cluster.Recovery))
+	errs := []error{t.held.Machine.Kill9()}
+	for _, p := range t.cluster.Recovery {
+		errs = append(errs, p.Kill9()) // the cluster starts them again
+	}
+	return errors.Join(errs...)
 }
 
 // verdict reads the verdict from the node, whose agent is gone, and compares the failing side.
