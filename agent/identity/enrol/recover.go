@@ -49,7 +49,7 @@ func (e *Enroller) Recover(ctx context.Context) (Recovery, error) {
 	if ctx.Err() != nil {
 		return Recovery{Sent: out.Sent, Outcome: "interrupted"}, context.Cause(ctx)
 	}
-	code := codeOf(err)
+	code := e.codeOf(err)
 	out.Outcome = names.Of(code)
 	if refusal, ok := fault.As(err); ok {
 		out.Outcome = names.Of(refusal.Reason)
