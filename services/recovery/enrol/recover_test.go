@@ -165,7 +165,7 @@ func TestRecoveryReplay(t *testing.T) {
 }
 
 // TestAnOldGenerationRecoversNothing: a copy of an earlier state, or a disk that was put back, changes nothing and puts
-// nobody on hold.
+// no node on hold.
 func TestAnOldGenerationRecoversNothing(t *testing.T) {
 	k := newKit(t)
 	m := k.enrolled("node-1")
