@@ -86,8 +86,8 @@ func (k Key) weakens(n, current float64) bool {
 
 // Validate returns nil if the key may be set to the value over the set s. The refusals are faults: policy_key_unknown;
 // policy_value_refused, outside the bounds, or a certificate that lives longer than a third of the recovery token's
-// age; policy_weakening_unacknowledged, for a budget or a key of severity P0 or P1 whose value is weaker than the default and than
-// the current one, unless ack gives a reason.
+// age; policy_weakening_unacknowledged, for a budget or a key of severity P0 or P1 whose value is weaker than the
+// default and than the current one, unless ack gives a reason.
 func (s Set) Validate(key, value string, ack Ack) error {
 	k, ok := Lookup(key)
 	if !ok {

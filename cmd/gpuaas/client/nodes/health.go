@@ -90,8 +90,8 @@ func itemText(n *readmodelv1.Node, check recoveryv1.HealthCheck) string {
 	return ""
 }
 
-// contractColumn returns what is known of one part of a node: what is wrong with it by the newest evidence that recovery
-// has, or by that of its last verdict, otherwise the given text.
+// contractColumn returns what is known of one part of a node: what is wrong with it by the newest evidence that
+// recovery has, or by that of its last verdict, otherwise the given text.
 func contractColumn(title string, part commonv1.DriftPart, text func(*output.Printer, *readmodelv1.Node) string,
 ) output.Column[*readmodelv1.Node] {
 	return output.Column[*readmodelv1.Node]{
@@ -143,8 +143,8 @@ func certificateText(pr *output.Printer, n *readmodelv1.Node) string {
 		return ""
 	}
 	text := "serial " + id.GetCurrentSerial() + ", expires " + pr.When(id.GetCertificateNotAfter())
-	return text + human.OnlyIf(n.GetConnected() && session.GetSerial() != "" && session.GetSerial() != id.GetCurrentSerial(),
-		"; the session is on "+session.GetSerial())
+	other := session.GetSerial() != "" && session.GetSerial() != id.GetCurrentSerial()
+	return text + human.OnlyIf(n.GetConnected() && other, "; the session is on "+session.GetSerial())
 }
 
 func tasksText(_ *output.Printer, n *readmodelv1.Node) string {
