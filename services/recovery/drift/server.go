@@ -105,7 +105,9 @@ func (s *Server) read(ctx context.Context, tx pgx.Tx, nodeID string, out *recove
 	for _, e := range n.evidence {
 		out.Parts = append(out.Parts, messageOf(e.Evidence))
 	}
-	slices.SortStableFunc(out.Parts, func(a, b *recoveryv1.Evidence) int { return int(a.GetPart()) - int(b.GetPart()) })
+	slices.SortStableFunc(out.GetParts(), func(a, b *recoveryv1.Evidence) int {
+		return int(a.GetPart()) - int(b.GetPart())
+	})
 	if n.Wanted {
 		out.Probe = &recoveryv1.NodeProbe{Failed: n.ProbeAttempt, Note: n.ProbeNote}
 		if n.ProbeDue != nil {

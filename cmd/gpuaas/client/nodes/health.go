@@ -176,10 +176,10 @@ func countersText(_ *output.Printer, n *readmodelv1.Node) string {
 	if c == nil {
 		return ""
 	}
-	text := fmt.Sprintf("%d sessions in the last day, %d since it enrolled; %d mints, %d refused registers",
-		c.GetSessionsLastDay(), c.GetSessions(), c.GetMints(), c.GetRefusedRegisters())
+	lines := []string{fmt.Sprintf("%d sessions in the last day, %d since it enrolled; %d mints, %d refused registers",
+		c.GetSessionsLastDay(), c.GetSessions(), c.GetMints(), c.GetRefusedRegisters())}
 	for _, each := range c.GetVerdicts() {
-		text += fmt.Sprintf("\n%s x%d", human.Enum(each.GetReason()), each.GetCount())
+		lines = append(lines, fmt.Sprintf("%s x%d", human.Enum(each.GetReason()), each.GetCount()))
 	}
-	return text
+	return strings.Join(lines, "\n")
 }
