@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/material"
 )
 
-// blindSpot is row 10: something before the node API and before enrolment ends TLS with certificates of its own, so that
-// an agent reaches no API to which it could say so.
+// blindSpot is row 10: something before the node API and before enrolment ends TLS with certificates of its own, so
+// that an agent reaches no API to which it could say so.
 func blindSpot() kit.Drill {
 	return kit.Drill{
 		Name: "pre-auth-blind-spot",
@@ -47,7 +47,8 @@ func runBlindSpot(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	at := u.c.Plan.Addresses
-	err = r.Inject(ctx, fmt.Sprintf("the agent of %s, process %d, killed, and another issuer's certificates before %s and %s",
+	err = r.Inject(ctx, fmt.Sprintf("the agent of %s, process %d, killed, and another issuer's certificates before %s "+
+		"and %s",
 		u.held.Machine.Name(), u.pid, at.Agents, at.Enroll),
 		func(context.Context) error { return errors.Join(away(), u.held.Machine.Kill9()) },
 		func(ctx context.Context) error {

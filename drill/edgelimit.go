@@ -58,8 +58,8 @@ func runEdgeLimit(ctx context.Context, r *kit.Run) error {
 	}
 	defer func() { _ = errors.Join(u.c.Divert(addr, ""), e.Close()) }() // the drill has its result
 	e.Set("", edge.Page())
-	err = r.Inject(ctx, fmt.Sprintf("an edge before %s that answers a page and then 429, by its own count, and the agent of "+
-		"%s, process %d, killed", addr, u.held.Machine.Name(), u.pid),
+	err = r.Inject(ctx, fmt.Sprintf("an edge before %s that answers a page and then 429, by its own count, and the agent "+
+		"of %s, process %d, killed", addr, u.held.Machine.Name(), u.pid),
 		func(context.Context) error { return errors.Join(u.c.Divert(addr, e.Addr()), u.held.Machine.Kill9()) },
 		func(context.Context) error {
 			if len(e.Requests()) > 0 {

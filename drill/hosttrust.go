@@ -18,12 +18,13 @@ import (
 func hostTrust() kit.Drill {
 	return kit.Drill{
 		Name: "host-trust-drift",
-		Injects: "the file of the roots by which the agent of a machine verifies the node API is replaced by one with other " +
-			"roots, and the agent, whose machine serves a workspace, is killed and started again",
+		Injects: "the file of the roots by which the agent of a machine verifies the node API is replaced by one with " +
+			"other roots, and the agent, whose machine serves a workspace, is killed and started again",
 		Sees: "by the API alone `agent_down`; once the record on the host is brought, `server_tls_untrusted`; the workload " +
 			"serves",
-		Recovers: "the file is put back, as a bundle does: the agent opens a session by itself with the certificate that it had",
-		Needs:    "its own mesh: it replaces a file of a machine and reads the record there",
+		Recovers: "the file is put back, as a bundle does: the agent opens a session by itself with the certificate that " +
+			"it had",
+		Needs: "its own mesh: it replaces a file of a machine and reads the record there",
 		Expect: kit.Verdict{
 			Reason: "server_tls_untrusted", UserState: "recovering", Owner: "profile", Next: "bundle",
 		},

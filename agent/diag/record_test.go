@@ -153,7 +153,8 @@ func TestTheSignOfLifeIsOneRecord(t *testing.T) {
 func TestRecordsOfOtherBuilds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "diag.json")
 	now := time.Now().UTC().Format(time.RFC3339Nano)
-	other := `[{"code":"connection_refused","detail":"a","first_seen":"` + now + `","last_seen":"` + now + `","count":2},` +
+	other := `[{"code":"connection_refused","detail":"a","first_seen":"` + now + `","last_seen":"` + now +
+		`","count":2},` +
 		`{"code":"edge_rate_limited","detail":"b","last_seen":"` + now + `","count":1,"of_a_later_build":{"x":[1]},` +
 		`"retry_correlation_id":"../../etc","dedupe_key_hash":"forged","told":99}]`
 	if err := os.WriteFile(path, []byte(other), 0o600); err != nil {

@@ -80,7 +80,8 @@ func record(raw json.RawMessage) *recoveryv1.HostRecord {
 		Code: code, Detail: text(fields["detail"], maxDetail), FirstSeenAt: at(fields["first_seen"]),
 		LastSeenAt: at(fields["last_seen"]), Count: int64(number(fields["count"], math.MaxInt32)),
 		EndedAt:            at(fields["ended_at"]),
-		RetryCorrelationId: text(fields["retry_correlation_id"], maxID), DedupeKeyHash: text(fields["dedupe_key_hash"], maxID),
+		RetryCorrelationId: text(fields["retry_correlation_id"], maxID),
+		DedupeKeyHash:      text(fields["dedupe_key_hash"], maxID),
 	}
 	const day = 24 * 60 * 60
 	seconds := number(fields["next_retry_seconds"], day)

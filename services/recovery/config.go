@@ -60,7 +60,8 @@ type Config struct {
 	RetiredFor time.Duration `koanf:"retired_for"`
 	// ForgetAfter is how long the watchdog keeps facts of what has ended.
 	ForgetAfter time.Duration `koanf:"forget_after"`
-	// HostRecordFresh is how long a diagnostic record that a person brings for a host explains anything, after it was seen.
+	// HostRecordFresh is how long a diagnostic record that a person brings for a host explains anything, after it was
+	// seen.
 	HostRecordFresh time.Duration `koanf:"host_record_fresh"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
 	DatabaseVolume string `koanf:"database_volume"`

@@ -49,7 +49,8 @@ func TestAnEntryIsOneDatagram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "MESSAGE=edge_rate_limited: 429\nPRIORITY=4\nSYSLOG_IDENTIFIER=gpuaas-node-agent\nGPUAAS_COUNT=3\nGPUAAS_DETAIL\n" +
+	want := "MESSAGE=edge_rate_limited: 429\nPRIORITY=4\nSYSLOG_IDENTIFIER=gpuaas-node-agent\nGPUAAS_COUNT=3\n" +
+		"GPUAAS_DETAIL\n" +
 		string(binary.LittleEndian.AppendUint64(nil, 3)) + "a\nb\n"
 	if !bytes.Equal(got[:n], []byte(want)) {
 		t.Errorf("%q", got[:n])

@@ -40,8 +40,8 @@ func newKit(t *testing.T) *kit {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, `INSERT INTO recovery.judgement (node_id, identity_state, generation,
-		session_version) VALUES ($1, 'active', 0, 0)`, k.node); err != nil {
+	if _, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, `INSERT INTO recovery.judgement (node_id, identity_state,
+		generation, session_version) VALUES ($1, 'active', 0, 0)`, k.node); err != nil {
 		t.Fatal(err)
 	}
 	return k
@@ -72,7 +72,8 @@ func record(code string, at time.Time) *recoveryv1.HostRecord {
 	}
 }
 
-// The same record twice is one: one event, one audit entry, one piece of evidence. What cannot be read is set aside alone.
+// The same record twice is one: one event, one audit entry, one piece of evidence. What cannot be read is set aside
+// alone.
 func TestTheSameRecordTwiceIsOne(t *testing.T) {
 	k := newKit(t)
 	now := time.Now()

@@ -141,10 +141,12 @@ func TestWhatARecordOfTheHostCannotDo(t *testing.T) {
 		change    func(k *kit, r *drift.HostRecord)
 		want      commonv1.DriftReason
 	}{
-		"connected":    {connected: true, change: func(*kit, *drift.HostRecord) {}, want: unspecified},
-		"ended":        {change: func(_ *kit, r *drift.HostRecord) { r.EndedAt = r.SeenAt }, want: agentDown},
-		"no time":      {change: func(_ *kit, r *drift.HostRecord) { r.SeenAt = time.Time{} }, want: agentDown},
-		"a day old":    {change: func(k *kit, r *drift.HostRecord) { r.SeenAt = k.now().Add(-25 * time.Hour) }, want: agentDown},
+		"connected": {connected: true, change: func(*kit, *drift.HostRecord) {}, want: unspecified},
+		"ended":     {change: func(_ *kit, r *drift.HostRecord) { r.EndedAt = r.SeenAt }, want: agentDown},
+		"no time":   {change: func(_ *kit, r *drift.HostRecord) { r.SeenAt = time.Time{} }, want: agentDown},
+		"a day old": {
+			change: func(k *kit, r *drift.HostRecord) { r.SeenAt = k.now().Add(-25 * time.Hour) }, want: agentDown,
+		},
 		"before":       {change: func(k *kit, r *drift.HostRecord) { r.SeenAt = k.now().Add(-time.Hour) }, want: agentDown},
 		"unknown code": {change: func(_ *kit, r *drift.HostRecord) { r.Code = 9999 }, want: agentDown},
 		"revoked": {change: func(_ *kit, r *drift.HostRecord) {
@@ -220,7 +222,8 @@ func TestSessionsBringTheRecordOfTheHost(t *testing.T) {
 	if k.round() != 0 {
 		t.Errorf("a node that is connected is %v", k.last(n))
 	}
-	if got := k.count(`SELECT count(*) FROM recovery.evidence WHERE source = 'host' AND fresh_until <= mesh.clock()`); got != 1 {
+	if got := k.count(`SELECT count(*) FROM recovery.evidence
+		WHERE source = 'host' AND fresh_until <= mesh.clock()`); got != 1 {
 		t.Errorf("%d stale pieces of evidence", got)
 	}
 	k.pass(time.Minute)

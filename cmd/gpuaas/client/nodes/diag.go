@@ -60,7 +60,8 @@ func diagCommand(p *kit.Program) *cobra.Command {
 		timeout   time.Duration
 	)
 	cmd := &cobra.Command{
-		Use: "diag NODE", Short: "Ask a node for its host's diagnostic record, or bring the record of one that is not connected",
+		Use:   "diag NODE",
+		Short: "Ask a node for its host's diagnostic record, or bring that of one that is not connected",
 		Long: "Without --file, the connected agent of the node is asked for what it recorded on its host. An agent that\n" +
 			"reaches no API cannot be asked: run `gpuaas-node-agent diag -o json` on the host and bring what it prints, or\n" +
 			"the agent's diagnostics.json, with --file. The record explains why the node is not connected; it proves\n" +

@@ -51,9 +51,8 @@ func (d *Diagnostics) CollectDiagnostics(ctx context.Context, req *readmodelv1.C
 			fault.Remedy("on the host: gpuaas-node-agent diag -o json > diag.json; then: gpuaas nodes diag "+n.GetName()+
 				" --file diag.json"))
 	}
-	answer, err := operator(ctx, "lifecycle", d.owners.Collected.CollectDiagnostics, &lifecyclev1.CollectDiagnosticsRequest{
-		NodeId: n.GetNodeId(), IdempotencyKey: req.GetIdempotencyKey(),
-	})
+	answer, err := operator(ctx, "lifecycle", d.owners.Collected.CollectDiagnostics,
+		&lifecyclev1.CollectDiagnosticsRequest{NodeId: n.GetNodeId(), IdempotencyKey: req.GetIdempotencyKey()})
 	return &readmodelv1.CollectDiagnosticsResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, err
 }
 
