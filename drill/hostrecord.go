@@ -212,7 +212,7 @@ func untrustedBy(ctx context.Context, addr, roots string) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	shown := conn.(*tls.Conn).ConnectionState().PeerCertificates //nolint:errcheck // tls.Dialer returns no other type
+	shown := conn.(*tls.Conn).ConnectionState().PeerCertificates
 	between := x509.NewCertPool()
 	for _, cert := range shown[1:] {
 		between.AddCert(cert)

@@ -142,7 +142,7 @@ func Parse(data []byte, now time.Time) ([]Entry, error) {
 		return nil, fmt.Errorf("read diagnostic record: %w", err)
 	}
 	for i := range entries {
-		entries[i].clean()
+		entries[i] = entries[i].clean()
 	}
 	return bound(entries, now), nil
 }

@@ -42,17 +42,18 @@ func KeyHash(code, detail string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// clean removes from an entry that was read what this package would not have written.
-func (e *Entry) clean() {
+// clean returns an entry that was read without what this package would not have written.
+func (e Entry) clean() Entry {
 	e.Detail = Sanitise(e.Detail)
 	e.DedupeKeyHash = KeyHash(e.Code, e.Detail)
 	if !ids.Valid(e.RetryCorrelationID) {
 		e.RetryCorrelationID = ""
 	}
+	return e
 }
 
 // same reports whether the entry is another state of e.
-func (e *Entry) same(other *Entry) bool {
+func (e Entry) same(other Entry) bool {
 	return e.DedupeKeyHash == other.DedupeKeyHash && e.FirstSeen.Equal(other.FirstSeen)
 }
 

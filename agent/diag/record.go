@@ -190,7 +190,7 @@ func (l *Log) toldLocked(told []Entry) ([]Entry, bool) {
 	next, changed := slices.Clone(l.entries), false
 	for i := range told {
 		for j := range next {
-			if next[j].same(&told[i]) && next[j].EndedAt.Equal(told[i].EndedAt) && next[j].Told < told[i].Count {
+			if next[j].same(told[i]) && next[j].EndedAt.Equal(told[i].EndedAt) && next[j].Told < told[i].Count {
 				next[j].Told, changed = told[i].Count, true
 			}
 		}

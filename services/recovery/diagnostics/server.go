@@ -169,7 +169,7 @@ func count(out *recoveryv1.MergeDiagnosticsResponse, records []drift.HostRecord,
 		}
 	}
 	slices.Sort(codes)
-	slices.Sort(out.Explains)
+	slices.Sort(out.GetExplains())
 	out.Explains = slices.Compact(out.GetExplains())
 	return slices.Compact(codes)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/hostrecord"
 )
 
@@ -101,9 +100,6 @@ func bring(ctx context.Context, s *kit.Session, node, file string, in io.Reader)
 		&readmodelv1.MergeDiagnosticsRequest{Node: node, Records: records})
 	if err != nil {
 		return err
-	}
-	if answer.Merged == nil {
-		answer.Merged = &recoveryv1.MergeDiagnosticsResponse{}
 	}
 	return output.One(s.Printer, MergedView, answer)
 }
