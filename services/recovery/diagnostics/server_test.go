@@ -79,7 +79,8 @@ func TestTheSameRecordTwiceIsOne(t *testing.T) {
 	now := time.Now()
 	list := []*recoveryv1.HostRecord{
 		record("server_tls_untrusted", now), record("process_alive", now), record("of_a_newer_agent", now),
-		record("edge_rate_limited", now.Add(-48*time.Hour)), {Code: "connection_refused"},
+		record("edge_rate_limited", now.Add(-48*time.Hour)),
+		{Code: "connection_refused"},
 		{Code: "edge_rate_limited", LastSeenAt: &timestamppb.Timestamp{Seconds: 1 << 60}},
 	}
 	first := k.merge(list...)
