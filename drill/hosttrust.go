@@ -59,8 +59,12 @@ func runHostTrust(ctx context.Context, r *kit.Run) error {
 		u.pid),
 		func(context.Context) error { return errors.Join(pki.WriteFile(file, old), u.held.Machine.Kill9()) },
 		func(ctx context.Context) error {
-			if now, err := os.ReadFile(file); err != nil || !bytes.Equal(now, old) {
-				return fmt.Errorf("%s is not as it was written (%w)", file, err)
+			now, err := os.ReadFile(file) // of our own mesh
+			if err != nil {
+				return err
+			}
+			if !bytes.Equal(now, old) {
+				return fmt.Errorf("%s is not as it was written", file)
 			}
 			return errors.Join(untrustedBy(ctx, u.c.Plan.Addresses.Agents, file), host.Gone(u.pid, u.agent))
 		})
