@@ -35,8 +35,8 @@ func backlogStale() kit.Drill {
 			"more; then it is started again",
 		Sees: "once the node is back `task_backlog_stale` and temporary; the tasks ended as expired, none is shown as open " +
 			"or was dispatched; the workload serves",
-		Recovers: "by the next sweep, which finds nothing more: the node is normal, the expired tasks are history, and a new " +
-			"task completes",
+		Recovers: "by the next sweep, which finds nothing more: the node is normal, the expired tasks are history, and a " +
+			"new task completes",
 		Needs: "its own mesh: a machine whose agent can be killed",
 		Expect: kit.Verdict{
 			Reason: "task_backlog_stale", UserState: "temporary", Owner: "lifecycle", Next: "next sweep",
@@ -91,8 +91,8 @@ func runBacklogStale(ctx context.Context, r *kit.Run) error {
 	if err := await.Sleep(ctx, time.Until(b.over.Add(-probeEnd))); err != nil {
 		return stage.At(stage.Good, err)
 	}
-	err = r.Inject(ctx, fmt.Sprintf("the agent of %s, process %d, away until %d tasks that were asked of it may not start "+
-		"any more", held.Machine.Name(), pid, len(b.asked)),
+	err = r.Inject(ctx, fmt.Sprintf("the agent of %s, process %d, away until %d tasks that were asked of it may not "+
+		"start any more", held.Machine.Name(), pid, len(b.asked)),
 		func(ctx context.Context) error { return await.Sleep(ctx, time.Until(b.over)) },
 		func(context.Context) error {
 			if left := time.Until(b.over); left > 0 {

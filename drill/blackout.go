@@ -93,7 +93,9 @@ func runNodeAPIOutage(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Recover, err)
 	}
 	back := time.Now()
-	err = r.Recovered(ctx, "every node connected, admitted and normal; the workspace serves", func(ctx context.Context) error {
+	err = r.Recovered(ctx, "every node connected, admitted and normal; the workspace serves", func(
+		ctx context.Context,
+	) error {
 		for _, node := range o.nodes {
 			if err := connected(ctx, m, node.GetNodeId()); err != nil {
 				return fmt.Errorf("%s: %w", node.GetName(), err)
@@ -243,8 +245,8 @@ func (o *blackout) cost(ctx context.Context) error {
 	}
 	tried := now - o.refused
 	if most := int64(took.Seconds()*attemptsPerSecond) * int64(len(o.nodes)); tried > most || tried == 0 {
-		return fmt.Errorf("%d agents have tried to connect %d times in %.0f s; from 1 to %d are expected", len(o.nodes), tried,
-			took.Seconds(), most)
+		return fmt.Errorf("%d agents have tried to connect %d times in %.0f s; from 1 to %d are expected", len(o.nodes),
+			tried, took.Seconds(), most)
 	}
 	written := 0
 	for _, machine := range o.cluster.Nodes {
@@ -277,8 +279,8 @@ func (o *blackout) cost(ctx context.Context) error {
 	return nil
 }
 
-// nobodyBlamed checks, once the threshold of silence is over after the return, that no node had a verdict of its own, and
-// that each is the same instance.
+// nobodyBlamed checks, once the threshold of silence is over after the return, that no node had a verdict of its own,
+// and that each is the same instance.
 func (o *blackout) nobodyBlamed(ctx context.Context) error {
 	if err := await.Sleep(ctx, o.run.Policy.HeartbeatStaleAfter()+12*time.Second); err != nil {
 		return err

@@ -25,17 +25,17 @@ import (
 func nodesAhead() kit.Drill {
 	return kit.Drill{
 		Name: "control-plane-rollback",
-		Injects: "a machine that serves a workspace opens sessions; then all services are stopped, the database's directory " +
-			"is replaced by a copy from before these, and everything is started again",
-		Sees: "rollback mode with that node as its evidence, and one incident; the node connects as the same instance, with " +
-			"no alarm and no hold; the workload serves, and was never started again",
+		Injects: "a machine that serves a workspace opens sessions; then all services are stopped, the database's " +
+			"directory is replaced by a copy from before these, and everything is started again",
+		Sees: "rollback mode with that node as its evidence, and one incident; the node connects as the same instance, " +
+			"with no alarm and no hold; the workload serves, and was never started again",
 		Recovers: "`rollback accept`; the node has the generation that it remembers or a higher one, and completes a task",
 		Needs:    "its own mesh: Postgres on this host, and the balancer before the node API",
 		Expect: kit.Verdict{
 			Reason: "control_plane_rollback", UserState: "normal", Owner: "control plane", Next: "gpuaas rollback accept",
 		},
-		Mutation: "no agent comes through to the node API, so that none shows a number that the database does not have; the " +
-			"database is as old as before",
+		Mutation: "no agent comes through to the node API, so that none shows a number that the database does not have; " +
+			"the database is as old as before",
 		FailsAt: stage.Detected,
 		Run:     runRollback,
 	}
@@ -180,8 +180,8 @@ func (h *history) bystander(ctx context.Context) error {
 	})
 }
 
-// untouched checks that the node is the same instance, active and without an alarm, and that its workload serves and was
-// not started again.
+// untouched checks that the node is the same instance, active and without an alarm, and that its workload serves and
+// was not started again.
 func (h *history) untouched(ctx context.Context) error {
 	node, err := h.run.Mesh.Node(ctx, h.held.Node)
 	if err != nil {

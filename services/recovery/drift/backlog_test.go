@@ -10,8 +10,8 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 )
 
-// TestExpiredTasksAreAVerdictOnAConnectedNode checks that tasks that expired in the queue are a verdict once the node is
-// back, and not while its silence says more; and that it ends with lifecycle's word.
+// TestExpiredTasksAreAVerdictOnAConnectedNode checks that tasks that expired in the queue are a verdict once the node
+// is back, and not while its silence says more; and that it ends with lifecycle's word.
 func TestExpiredTasksAreAVerdictOnAConnectedNode(t *testing.T) {
 	k := newKit(t)
 	n := k.up()
