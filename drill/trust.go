@@ -26,8 +26,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-const trustMutation = "the replicas of nodeapi, with which the detector shakes hands, are stopped: it reaches no ingress, " +
-	"which proves nothing; the trust is changed as before"
+const trustMutation = "the replicas of nodeapi, with which the detector shakes hands, are stopped: it reaches no " +
+	"ingress, which proves nothing; the trust is changed as before"
 
 // authorityReplaced is row 5: the authority of nodes comes back with other signing material.
 func authorityReplaced() kit.Drill {
@@ -35,8 +35,8 @@ func authorityReplaced() kit.Drill {
 		Name: "ca-restart-drift",
 		Injects: "the replicas of recovery, which hold the authority of nodes, are started again with the key material of " +
 			"a new authority, of which the ingress knows nothing; the agent of a machine ends",
-		Sees: "`cert_untrusted_by_ingress` with the authority as the failing side, one incident; an enrolment is refused " +
-			"with wait; the other machines stay connected, and the workload serves",
+		Sees: "`cert_untrusted_by_ingress` with the authority as the failing side, one incident; an enrolment is " +
+			"refused with wait; the other machines stay connected, and the workload serves",
 		Recovers: "once the ingress trusts the new root beside the old one: by itself, and the agent comes back with the " +
 			"certificate that it had",
 		Needs: "its own mesh: it changes the files of its authority",
@@ -58,8 +58,8 @@ func ingressSwapped() kit.Drill {
 		Name: "ingress-trust-drift",
 		Injects: "the file of the issuers of nodes that the replicas of nodeapi trust is replaced by that of another " +
 			"authority while they run; the agent of a machine ends",
-		Sees: "`cert_untrusted_by_ingress` with the ingress as the failing side, one incident; an enrolment is refused with " +
-			"wait; the other machines stay connected, and the workload serves",
+		Sees: "`cert_untrusted_by_ingress` with the ingress as the failing side, one incident; an enrolment is refused " +
+			"with wait; the other machines stay connected, and the workload serves",
 		Recovers: "once the file is as it was: by itself, and the agent comes back with the certificate that it had",
 		Needs:    "its own mesh: it changes a file of the ingress",
 		Expect: kit.Verdict{

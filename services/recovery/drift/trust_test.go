@@ -12,7 +12,8 @@ import (
 func (k *kit) preflight(state, summary, incident string) {
 	k.t.Helper()
 	_, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.ca_preflight
-		SET state = $1, summary = $2, incident_id = $3, since = mesh.clock(), version = version + 1`, state, summary, incident)
+		SET state = $1, summary = $2, incident_id = $3, since = mesh.clock(), version = version + 1`,
+		state, summary, incident)
 	k.must(err)
 }
 

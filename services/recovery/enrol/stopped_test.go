@@ -31,7 +31,8 @@ func TestStoppedIssuance(t *testing.T) {
 	k.exec(`UPDATE recovery.identity
 		SET current_serial = next_serial, next_serial = '', issued = 1, confirmed = 1, confirmed_session_id = $1`, session)
 	renewal := &recoveryv1.RenewCertificateRequest{
-		NodeId: b.NodeID, NodeInstanceId: resp.GetNodeInstanceId(), SessionId: session, Serial: k.serialOf(resp), Csr: k.csr(),
+		NodeId: b.NodeID, NodeInstanceId: resp.GetNodeInstanceId(), SessionId: session, Serial: k.serialOf(resp),
+		Csr: k.csr(),
 	}
 	other, instance := k.bootstrap("node-2"), k.prepare(ids.New(), 1)
 	k.stop("mismatch")

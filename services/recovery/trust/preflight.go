@@ -72,6 +72,7 @@ type Preflight struct {
 	seen atomic.Pointer[preflightRow] // as of the last look
 
 	// Of Run alone.
+	begun     bool // its first round is over
 	canary    canary
 	streaks   streaks
 	signature string
@@ -122,7 +123,8 @@ type Round struct {
 }
 
 // RunOnce takes or keeps the lease and, if a check is due, makes it and writes what follows from it and from the checks
-// before.
+// before. In its first round it takes the lease from another holder: a replica that has just started may have an
+// authority with other material, and need not wait for the end of a holder that was killed.
 func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
 	var out Round
 	row, list, now, err := p.look(ctx, &out)
@@ -132,8 +134,8 @@ func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
 	}
 	due := p.checkedAt.IsZero() || time.Since(p.checkedAt) >= p.cfg.Every || p.streaks.unsettled(row)
 	if due || time.Since(p.askedAt) >= p.cfg.AskEvery {
-		asking, cancel := context.WithTimeout(ctx, p.cfg.Ask)
-		p.authority, err = ask(asking, p.deps.Signer)
+		bounded, cancel := context.WithTimeout(ctx, p.cfg.Ask)
+		p.authority, err = ask(bounded, p.deps.Signer)
 		p.askedAt = time.Now()
 		cancel()
 	}
@@ -167,7 +169,8 @@ func (p *Preflight) look(ctx context.Context, out *Round) (preflightRow, []repli
 			since = &seconds
 		}
 		var err error
-		if out.Held, err = pg.Value[bool](ctx, tx, holdLease, p.deps.Replica, p.cfg.Lease.Seconds(), since); err != nil {
+		if out.Held, err = pg.Value[bool](ctx, tx, holdLease, p.deps.Replica, p.cfg.Lease.Seconds(), since,
+			!p.begun); err != nil {
 			return fmt.Errorf("take the lease of the preflight: %w", err)
 		}
 		if row, err = readPreflight(ctx, tx); err != nil || !out.Held {
@@ -181,6 +184,7 @@ func (p *Preflight) look(ctx context.Context, out *Round) (preflightRow, []repli
 	})
 	if err == nil {
 		p.seen.Store(&row)
+		p.begun = true
 	}
 	return row, list, now, err
 }

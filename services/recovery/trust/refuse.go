@@ -13,8 +13,8 @@ import (
 const retryAfter = 30 * time.Second
 
 // Refuse returns a fault while the ingress refuses the certificates that the authority issues: a good certificate must
-// not be replaced by one that is refused. Agents wait on it. Enrolment calls it in the transaction of each claim, before
-// it takes the claim, and of each certificate that it stores.
+// not be replaced by one that is refused. Agents wait on it. Enrolment calls it in the transaction of each claim,
+// before it takes the claim, and of each certificate that it stores.
 func Refuse(ctx context.Context, q pg.Querier) error {
 	row, err := readPreflight(ctx, q)
 	if err != nil {

@@ -81,9 +81,9 @@ func (p *Preflight) begin(ctx context.Context) (*check, preflightRow, *time.Time
 	if err != nil {
 		return nil, row, nil, pg.Fault(err)
 	}
-	asking, cancel := context.WithTimeout(ctx, p.cfg.Ask)
+	bounded, cancel := context.WithTimeout(ctx, p.cfg.Ask)
 	defer cancel()
-	c.authority, c.err = ask(asking, p.deps.Signer)
+	c.authority, c.err = ask(bounded, p.deps.Signer)
 	c.targets = targetsOf("", list, c.authority)
 	return c, row, last, nil
 }

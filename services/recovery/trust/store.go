@@ -36,12 +36,13 @@ type preflightRow struct {
 }
 
 var (
-	// holdLease also notes when the holder checked last, $3 seconds ago; NULL: it has not.
+	// holdLease also notes when the holder checked last, $3 seconds ago; NULL: it has not. With $4 it takes the lease from
+	// whichever replica holds it.
 	holdLease = pg.Define(pg.RoleRecovery, "trust.hold_lease", `
 		WITH taken AS (
 			UPDATE recovery.ca_preflight_lease SET holder = $1, until = mesh.clock() + make_interval(secs => $2),
 				checked_at = COALESCE(mesh.clock() - make_interval(secs => $3), checked_at)
-			WHERE until <= mesh.clock() OR (holder = $1 AND until <= mesh.clock() + make_interval(secs => $2 * 2 / 3))
+			WHERE $4 OR until <= mesh.clock() OR (holder = $1 AND until <= mesh.clock() + make_interval(secs => $2 * 2 / 3))
 				RETURNING 1)
 		SELECT EXISTS (SELECT FROM taken) OR EXISTS (SELECT FROM recovery.ca_preflight_lease
 			WHERE holder = $1 AND until > mesh.clock())`)

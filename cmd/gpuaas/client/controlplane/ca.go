@@ -90,8 +90,8 @@ func caStatus(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Aliases: []string{"get"},
 		Short: "Show what the authority signs with, what each replica of the ingress trusts, and whether they agree",
-		Long: "Show the certificate that the authority signs with, the issuers that each replica of nodeapi trusts, and the " +
-			"state of the preflight:\n" +
+		Long: "Show the certificate that the authority signs with, the issuers that each replica of nodeapi trusts, and " +
+			"the state of the preflight:\n" +
 			"every 15 s recovery connects to the ingress with a canary certificate of the authority. While the state is " +
 			"mismatch no certificate is\n" +
 			"issued or renewed, and agents wait; sessions go on. FAILING SIDE is the side that has changed since both were " +
