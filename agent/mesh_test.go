@@ -167,7 +167,7 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 		}
 	}
 	if m.refused != "" && request.GetToken() == m.refused {
-		return nil, fault.ToConnect(fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, ""), "")
+		return nil, fault.ToConnect(fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "", fault.RetryAfter(time.Millisecond)), "")
 	}
 	if m.enrolFail != nil {
 		return nil, fault.ToConnect(m.enrolFail, "")
