@@ -12,13 +12,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/attempts"
 	"github.com/gpuaas/mesh/agent/clock"
 	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/hostfacts"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/agent/ledger"
-	"github.com/gpuaas/mesh/agent/recovery"
 	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/process"
@@ -61,7 +61,7 @@ type Agent struct {
 	ops    *obs.OpsServer
 	meters *meters
 
-	recovery *recovery.Governor
+	recovery *attempts.Governor
 	// operatorFailed is set after an enrolment with an operator's token failed; the session's loop alone has it.
 	operatorFailed bool
 	refusals       refusals

@@ -153,8 +153,8 @@ func (m *mesh) serveEnrolment() {
 	m.t.Cleanup(func() { _ = server.Close(); <-done })
 }
 
-// Enroll makes a new instance of the node for each token of an operator. A recovery keeps the instance if it presents the
-// join state that was issued last.
+// Enroll makes a new instance of the node for each token of an operator. A recovery keeps the instance if it presents
+// the join state that was issued last.
 func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -167,7 +167,8 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 		}
 	}
 	if m.refused != "" && request.GetToken() == m.refused {
-		return nil, fault.ToConnect(fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "", fault.RetryAfter(time.Millisecond)), "")
+		denial := fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "", fault.RetryAfter(time.Millisecond))
+		return nil, fault.ToConnect(denial, "")
 	}
 	if m.enrolFail != nil {
 		return nil, fault.ToConnect(m.enrolFail, "")

@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/attempts"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
-	"github.com/gpuaas/mesh/agent/recovery"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -26,14 +26,14 @@ var errLost = errors.New("no certificate is held")
 // openRecovery opens the record of automatic recovery. A file that cannot be read as one is set aside and reported.
 func (a *Agent) openRecovery(ctx context.Context) error {
 	var err error
-	if a.recovery, err = recovery.Open(recovery.Config{
+	if a.recovery, err = attempts.Open(attempts.Config{
 		Dir: a.cfg.StateDir, Wall: a.clock.Wall, Elapsed: a.clock.Elapsed, Now: a.clock.Now, Room: a.spare,
 	}); err != nil {
 		return err
 	}
 	if aside := a.recovery.SetAside(); aside != nil {
 		a.problems(ctx, "recovery",
-			[]string{recovery.File + " was set aside and a new record begins: " + aside.Error()})
+			[]string{attempts.File + " was set aside and a new record begins: " + aside.Error()})
 	}
 	return nil
 }
@@ -84,7 +84,7 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 		return a.blocked(ctx, codeTokenMissing, err.Error()+": an operator must issue a bundle ("+why+")")
 	}
 	if err := a.noted(a.recovery.Begin()); err != nil {
-		if suppressed, ok := errors.AsType[*recovery.SuppressedError](err); ok {
+		if suppressed, ok := errors.AsType[*attempts.SuppressedError](err); ok {
 			return a.blocked(ctx, codeBlocked, suppressed.Error()+" ("+why+")")
 		}
 		return a.blocked(ctx, codeStateFile, "an attempt to recover cannot be recorded: "+err.Error())
@@ -100,8 +100,8 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	case attempt.Outcome == enrol.Succeeded:
 		return nil
 	}
-	// The next attempt comes after a session was refused again, so that what the control plane has repaired meanwhile needs
-	// none.
+	// The next attempt comes after a session was refused again, so that what the control plane has repaired meanwhile
+	// needs none.
 	return a.sleep(ctx, attempt.Wait)
 }
 

@@ -17,8 +17,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// Token returns the token of an operator, or of a launch, to enrol with: empty if there is none, or if this identity was
-// made with it: such a token must never be sent again with another key. Recovery tokens are those of RecoveryTokens.
+// Token returns the token of an operator, or of a launch, to enrol with: empty if there is none, or if this identity
+// was made with it: such a token must never be sent again with another key. Recovery tokens are those of
+// RecoveryTokens.
 func (s *Store) Token() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +89,9 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	listed, record := s.givenLocked(given...)
 	changes = slices.Concat(changes, record,
 		[]change{
-			tokens.change(), {File: fileEnv, Content: env.Render()}, {File: filePendingKey, Remove: true},
+			tokens.change(),
+			{File: fileEnv, Content: env.Render()},
+			{File: filePendingKey, Remove: true},
 			{File: fileRecoveringKey, Remove: true},
 		})
 	if err := s.commit("enrol", changes); err != nil {

@@ -53,7 +53,8 @@ type Env struct {
 
 // ParseEnv reads lines NAME=VALUE. Empty lines and lines that begin with # are skipped; a leading `export` is allowed;
 // a value may be in single or double quotes, in which nothing is expanded. No variable may be set twice, except that an
-// operator's token may stand beside a recovery token, and is the one that Get returns. All problems are reported at once.
+// operator's token may stand beside a recovery token, and is the one that Get returns. All problems are reported at
+// once.
 func ParseEnv(data []byte) (Env, error) {
 	env := Env{values: map[string]string{}}
 	if len(data) > maxEnvSize {
@@ -73,7 +74,11 @@ func ParseEnv(data []byte) (Env, error) {
 		switch {
 		case err != nil:
 			problems = append(problems, fmt.Errorf("line %d: %w", i+1, err)) // never the line itself: it may be the token
-		case name == EnvToken && env.beside(value):
+		case name == EnvToken && env.replaced == "" && besides(env.values[EnvToken], value):
+			env.values[EnvToken], env.replaced = value, env.values[EnvToken]
+			if IsRecoveryToken(value) {
+				env.values[EnvToken], env.replaced = env.replaced, value
+			}
 		case slices.Contains(env.names, name):
 			problems = append(problems, fmt.Errorf("line %d: %s is set twice", i+1, name))
 		default:
@@ -84,18 +89,9 @@ func ParseEnv(data []byte) (Env, error) {
 	return env, errors.Join(problems...)
 }
 
-// beside takes a second token into the file, and reports whether one of the two is a recovery token and the other none.
-func (e *Env) beside(token string) bool {
-	former := e.values[EnvToken]
-	switch {
-	case former == "" || token == "" || e.replaced != "" || IsRecoveryToken(former) == IsRecoveryToken(token):
-		return false
-	case IsRecoveryToken(token):
-		e.replaced = token
-	default:
-		e.replaced, e.values[EnvToken] = former, token
-	}
-	return true
+// besides reports whether one of two tokens is a recovery token and the other is an operator's.
+func besides(former, token string) bool {
+	return former != "" && token != "" && IsRecoveryToken(former) != IsRecoveryToken(token)
 }
 
 func parseLine(line string) (string, string, error) {

@@ -84,7 +84,8 @@ func (s *Store) operatorTokenLocked(env Env) string {
 	return token
 }
 
-// putLocked returns env and tokens with token as the newest one. An operator's token that was not used stays where it is.
+// putLocked returns env and tokens with token as the newest one. An operator's token that was not used stays where it
+// is.
 func (s *Store) putLocked(env Env, tokens recoveryTokens, token string) (Env, recoveryTokens) {
 	if s.operatorTokenLocked(env) != "" {
 		env.replaced, tokens.Waiting = "", token
@@ -145,7 +146,7 @@ func (s *Store) RecoveryKey() (crypto.Signer, error) {
 	return key, nil
 }
 
-// RecoveryTokens returns the recovery tokens that may be sent, the newest first. If there are none, the error tells why:
+// RecoveryTokens returns the recovery tokens that may be sent, the newest first. If there are none it returns
 // ErrNoRecoveryToken or ErrRecoveryKeyLost.
 func (s *Store) RecoveryTokens() ([]string, error) {
 	s.mu.Lock()
@@ -246,8 +247,8 @@ func (s *Store) RefuseToken(token string) error {
 	return nil
 }
 
-// Confirm is called when a session is admitted with a certificate: the recovery token that came with it counts from then
-// on, and the one before it is removed.
+// Confirm is called when a session is admitted with a certificate: the recovery token that came with it counts from
+// then on, and the one before it is removed.
 func (s *Store) Confirm(leaf *x509.Certificate) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

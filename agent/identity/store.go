@@ -62,7 +62,7 @@ type Store struct {
 	current  *tls.Certificate
 	other    *tls.Certificate
 	pending  crypto.Signer
-	// recovery is the key of this node to which its recovery tokens are bound, recovering that of the request of a recovery.
+	// recovery is the key to which this node's recovery tokens are bound, recovering that of the request of a recovery.
 	recovery, recovering crypto.Signer
 	tokens               recoveryTokens
 	join                 joinState

@@ -40,7 +40,8 @@ type Identity interface {
 	Flip() error
 	// RecoveryKey returns the key to which recovery tokens are bound, from disk; nil: this identity has no use for tokens.
 	RecoveryKey() (crypto.Signer, error)
-	// Confirm is called with the certificate of each session that is admitted: the recovery token that came with it counts.
+	// Confirm is called with the certificate of each session that is admitted: the recovery token that came with it
+	// counts.
 	Confirm(leaf *x509.Certificate) error
 	// TaskKeys returns the keys by which tasks are verified; nil: this identity uses no task keys.
 	TaskKeys() (*pki.KeySet, error)

@@ -92,7 +92,8 @@ func TestAWrongClockKeepsNoNodeAway(t *testing.T) {
 	}
 }
 
-// TestWhereNothingAnswersAnExpiredCertificateIsTriedSlowly: an outage is no judgement. Once the server is there it judges.
+// TestWhereNothingAnswersAnExpiredCertificateIsTriedSlowly: an outage is no judgement. Once the server is there it
+// judges.
 func TestWhereNothingAnswersAnExpiredCertificateIsTriedSlowly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)

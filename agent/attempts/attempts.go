@@ -1,4 +1,4 @@
-package recovery
+package attempts
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package recovery_test
+package attempts_test
 
 import (
 	"errors"
@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuaas/mesh/agent/recovery"
+	"github.com/gpuaas/mesh/agent/attempts"
 )
 
 // host is a host with a wall clock and a monotonic clock that a test sets.
@@ -16,7 +16,7 @@ type host struct {
 	dir     string
 	wall    time.Time
 	elapsed time.Duration
-	g       *recovery.Governor
+	g       *attempts.Governor
 }
 
 func newHost(t *testing.T) *host {
@@ -31,7 +31,7 @@ func (h *host) boot() {
 	h.t.Helper()
 	var err error
 	h.elapsed = 0
-	if h.g, err = recovery.Open(recovery.Config{
+	if h.g, err = attempts.Open(attempts.Config{
 		Dir: h.dir, Wall: func() time.Time { return h.wall }, Now: func() time.Time { return h.wall },
 		Elapsed: func() time.Duration { return h.elapsed },
 	}); err != nil {
@@ -45,7 +45,7 @@ func (h *host) pass(d time.Duration) { h.wall, h.elapsed = h.wall.Add(d), h.elap
 func (h *host) attempt() bool {
 	h.t.Helper()
 	err := h.g.Begin()
-	if suppressed, ok := errors.AsType[*recovery.SuppressedError](err); ok {
+	if suppressed, ok := errors.AsType[*attempts.SuppressedError](err); ok {
 		if suppressed.Wait <= 0 || suppressed.Wait > 24*time.Hour {
 			h.t.Errorf("suppressed for %v", suppressed.Wait)
 		}
@@ -74,7 +74,9 @@ func (h *host) attempts() int {
 
 // TestADayOfRefusals makes an attempt every 40 s for a day, and restarts the agent now and then.
 func TestADayOfRefusals(t *testing.T) {
-	for name, restart := range map[string]time.Duration{"without restarts": 48 * time.Hour, "with restarts": 7 * time.Minute} {
+	for name, restart := range map[string]time.Duration{
+		"without restarts": 48 * time.Hour, "with restarts": 7 * time.Minute,
+	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
 			h.must(h.g.SetPolicy(true, 5))
@@ -211,7 +213,7 @@ func TestABrokenRecordIsSetAside(t *testing.T) {
 	h := newHost(t)
 	h.attempts()
 	for _, content := range []string{"", "{", `{"attempts": "x"}`, `{"recent": ["never"]}`} {
-		if err := os.WriteFile(filepath.Join(h.dir, recovery.File), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(h.dir, attempts.File), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		h.boot()
