@@ -37,7 +37,7 @@ func (a *Agent) jitter(bound time.Duration) time.Duration {
 func (a *Agent) enrolFacts() enrol.Facts {
 	return enrol.Facts{
 		AgentVersion: a.cfg.Version, BootID: a.facts.bootID(), Host: a.facts.now(), Profile: a.profile(),
-		CorrelationID: a.recovery.Correlation(),
+		CorrelationID: a.diag.Correlation(),
 	}
 }
 

@@ -69,8 +69,7 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	if cert := a.store.Certificate(); cert != nil {
 		serial = pki.SerialString(cert.Leaf.SerialNumber)
 	}
-	correlation, err := a.recovery.Refused(serial, why)
-	a.warn(ctx, "refusal of the identity not recorded", a.noted(err))
+	a.warn(ctx, "refusal of the identity not recorded", a.noted(a.recovery.Refused(serial, why)))
 	node, ok := a.store.Node()
 	id, _ := errors.AsType[*session.IdentityError](cause)
 	switch {
@@ -90,7 +89,7 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 		return a.blocked(ctx, codeStateFile, "an attempt to recover cannot be recorded: "+err.Error())
 	}
 	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "recovering the identity", slog.String("node_id", node.NodeID),
-		slog.String("node_instance_id", node.InstanceID), slog.String("correlation_id", correlation),
+		slog.String("node_instance_id", node.InstanceID), slog.String("correlation_id", a.diag.Correlation()),
 		slog.String("cause", why))
 	attempt, err := a.enrol.Recover(ctx)
 	a.ended(ctx, attempt)

@@ -15,7 +15,6 @@ import (
 	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/internal/ids"
 )
 
 // File is the name of the record in the state directory.
@@ -42,8 +41,6 @@ type record struct {
 	Recent []time.Time `json:"recent,omitempty"`
 	// Fresh is the certificate that the last success brought, until a session is admitted.
 	Fresh *fresh `json:"fresh,omitempty"`
-	// Correlation is of the failures since a session was admitted last.
-	Correlation string `json:"correlation_id,omitempty"`
 	Auto        *bool  `json:"auto_recovery,omitempty"` // of the last policy; nil: none was received
 	PerHour     int32  `json:"recovery_attempts_per_hour,omitempty"`
 }
@@ -213,43 +210,26 @@ func (g *Governor) Recovered(outcome, serial string, ends time.Time) error {
 	})
 }
 
-// Refused records that the control plane refused the certificate of a serial, and returns the correlation id of the
-// failures since a session was admitted last. A refusal of the certificate that the last success brought suppresses
-// further attempts, unless the certificate has ended.
-func (g *Governor) Refused(serial, why string) (string, error) {
+// Refused records that the control plane refused the certificate of a serial. A refusal of the certificate that the last
+// success brought suppresses further attempts, unless the certificate has ended.
+func (g *Governor) Refused(serial, why string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f := g.rec.Fresh
-	rejected := f != nil && f.Serial == serial && f.Rejected == "" && g.cfg.Now().Before(f.Ends)
-	if g.rec.Correlation != "" && !rejected {
-		return g.rec.Correlation, nil
+	if f == nil || f.Serial != serial || f.Rejected != "" || !g.cfg.Now().Before(f.Ends) {
+		return nil
 	}
-	err := g.changeLocked(func(r *record) {
-		if r.Correlation == "" {
-			r.Correlation = ids.New()
-		}
-		if rejected {
-			r.Fresh = &fresh{Serial: f.Serial, Ends: f.Ends, Rejected: why}
-		}
-	})
-	return g.rec.Correlation, err
-}
-
-// Correlation returns the correlation id of the failures since a session was admitted last; empty: there were none.
-func (g *Governor) Correlation() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.rec.Correlation
+	return g.changeLocked(func(r *record) { r.Fresh = &fresh{Serial: f.Serial, Ends: f.Ends, Rejected: why} })
 }
 
 // Settled is called when a session is admitted, or when an operator has enrolled the host anew: the failures are over.
 func (g *Governor) Settled() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.rec.Fresh == nil && g.rec.Correlation == "" {
+	if g.rec.Fresh == nil {
 		return nil
 	}
-	return g.changeLocked(func(r *record) { r.Fresh, r.Correlation = nil, "" })
+	return g.changeLocked(func(r *record) { r.Fresh = nil })
 }
 
 // Counters returns the counts as Hello reports them.
