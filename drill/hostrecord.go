@@ -27,8 +27,8 @@ import (
 )
 
 // staleRecord is the mutation of drills whose verdict follows from the record of a host.
-const staleRecord = "the replicas of recovery are started anew with a host_record_fresh of a millisecond: a record that " +
-	"a person brings is over before anything is concluded from it; the fault is as before"
+const staleRecord = "the replicas of recovery are started anew with a host_record_fresh of a millisecond: a record " +
+	"that a person brings is over before anything is concluded from it; the fault is as before"
 
 var ignoreRecords = restarted(recovery, "GPUAAS_RECOVERY_HOST_RECORD_FRESH=1ms")
 
@@ -193,8 +193,8 @@ func foreign(c *cluster.Cluster) (*material.Material, error) {
 	return material.Make(material.Config{Dir: dir, TrustDomain: cluster.TrustDomain})
 }
 
-// untrustedBy checks, by a handshake of the drill's own, that a server's certificate does not verify with the roots in a
-// file.
+// untrustedBy checks, by a handshake of the drill's own, that a server's certificate does not verify with the roots in
+// a file.
 func untrustedBy(ctx context.Context, addr, roots string) error {
 	text, err := os.ReadFile(roots) // of our own mesh
 	if err != nil {

@@ -17,9 +17,9 @@
 //   - it allocates nothing, except for a next action that has a path in it.
 //
 // What a host reports comes with the events of its sessions, or by a person who brings the record of a host that
-// reaches no API (MergeHost). It counts for a day at most, never as of a time in the future, and only until a session is
-// admitted: what was seen before that is over. A failure that was not seen again when it would have been tried again is
-// over too. Codes that name no reason explain why an agent is not heard: their text stands beside that verdict.
+// reaches no API (MergeHost). It counts for a day at most, never as of a time in the future, and only until a session
+// is admitted: what was seen before that is over. A failure that was not seen again when it would have been tried again
+// is over too. Codes that name no reason explain why an agent is not heard: their text stands beside that verdict.
 //
 // Evidence is kept by a consumer of events, in rows that change when what was seen changes. A Judge concludes the
 // verdicts on the nodes whose evidence has changed, and on those that have been silent for too long, and writes each
