@@ -79,7 +79,8 @@ func allowed(role, schema, table, statement string) bool {
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "INSERT")
 	case "readmodel.audit_head": // one row, which only moves
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "UPDATE")
-	case "recovery.rollback": // one row, which is changed and never added to or taken away
+	case "recovery.rollback", "recovery.ca_preflight", "recovery.ca_preflight_lease":
+		// one row, which is changed and never added to or taken away
 		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "UPDATE")
 	case "lifecycle.row_evidence": // triggers alone add to it
 		return role == pg.RoleLifecycle && statement == "SELECT"

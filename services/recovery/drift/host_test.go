@@ -76,15 +76,6 @@ func (k *kit) record(code commonv1.DiagnosticCode, ago time.Duration) drift.Host
 	}
 }
 
-func (k *kit) last(n *machine) *recoveryv1.NodeVerdict {
-	k.t.Helper()
-	all := k.verdicts(n.id())
-	if len(all) == 0 {
-		return &recoveryv1.NodeVerdict{}
-	}
-	return all[len(all)-1]
-}
-
 // down loses a node for so long that it is down.
 func (k *kit) down() *machine {
 	k.t.Helper()

@@ -12,20 +12,20 @@ import (
 // others returns the pages of the codes that are no reasons of verdicts, by the names of their files.
 func others() map[string]string {
 	return map[string]string{
-		"refusals.md": codes("Refusals", "What a refused caller is told. The action is what an agent or a client "+
+		"refusals.md": codesPage("Refusals", "What a refused caller is told. The action is what an agent or a client "+
 			"does next by itself.", fault.Catalogue(), true),
-		"diagnostics.md": codes("Diagnostics of hosts", "What an agent records on its host before each retry "+
+		"diagnostics.md": codesPage("Diagnostics of hosts", "What an agent records on its host before each retry "+
 			"(`gpuaas-node-agent diag`, `gpuaas nodes get NODE`). It explains, and alone proves nothing.",
 			fault.DiagnosticCatalogue(), false),
-		"findings.md": codes("Findings", "What contradicts itself (`gpuaas findings list`, [findings](../findings.md)).",
+		"findings.md": codesPage("Findings", "What contradicts itself (`gpuaas findings list`, [findings](../findings.md)).",
 			fault.FindingCatalogue(), false),
-		"incidents.md": codes("Incidents", "What is wrong with the control plane, or with many at once "+
+		"incidents.md": codesPage("Incidents", "What is wrong with the control plane, or with many at once "+
 			"(`gpuaas incidents list`).", fault.IncidentCatalogue(), false),
 	}
 }
 
-// codes returns the page of one kind of codes. A code that is a verdict's reason too is explained on that page.
-func codes(title, about string, list []fault.Explanation, action bool) string {
+// codesPage returns the page of one kind of codes. A code that is a verdict's reason too is explained on that page.
+func codesPage(title, about string, list []fault.Explanation, action bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n<!-- Made by make runbooks of package fault. -->\n\n%s\nAll reasons of nodes: "+
 		"[runbooks](README.md).\n", title, about)

@@ -2,6 +2,7 @@ package trust
 
 import (
 	"context"
+	"crypto"
 	"crypto/x509"
 	"errors"
 	"net"
@@ -43,6 +44,12 @@ func (m *moving) become(is ca.Signer, down bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.is, m.down = is, down
+}
+
+func (m *moving) ProvisionerKey() crypto.Signer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.is.ProvisionerKey()
 }
 
 func (m *moving) Sign(ctx context.Context, req ca.SignRequest) (ca.Issued, error) {

@@ -66,7 +66,7 @@ func diagCommand(p *kit.Program) *cobra.Command {
 			"the agent's diagnostics.json, with --file. The record explains why the node is not connected; it proves\n" +
 			"nothing, and makes no node healthy.",
 		Example: "  gpuaas nodes diag node-1\n  gpuaas nodes diag node-1 --file diag.json\n" +
-			"  ssh node-1 gpuaas-node-agent diag -o json | gpuaas nodes diag node-1 --file -",
+			"  gpuaas nodes diag node-1 --file -",
 		Args: kit.Args("NODE"), ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
 	}
 	cmd.RunE = p.Run(func(ctx context.Context, s *kit.Session, args []string) error {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/people"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/records"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/tokens"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/workspaces"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -86,6 +87,10 @@ func TestColumnsAreFields(t *testing.T) {
 			output.View[*readmodelv1.ComponentStatus]{Columns: controlplane.ComponentColumns}),
 		"controlplane.KeyProblemColumns": declared(
 			output.View[*recoveryv1.KeyProblem]{Columns: controlplane.KeyProblemColumns}),
+		"controlplane.CheckView": declared(controlplane.CheckView),
+		"controlplane.IngressColumns": declared(
+			output.View[*recoveryv1.IngressTrust]{Columns: controlplane.IngressColumns}),
+		"controlplane.TrustView":     declared(controlplane.TrustView),
 		"controlplane.KeyView":       declared(controlplane.KeyView),
 		"controlplane.PolicyView":    declared(controlplane.PolicyView),
 		"controlplane.ReasonView":    declared(controlplane.ReasonView),
@@ -114,6 +119,8 @@ func TestColumnsAreFields(t *testing.T) {
 		"records.FindingView":       declared(records.FindingView),
 		"records.IncidentView":      declared(records.IncidentView),
 		"records.RecoveryView":      declared(records.RecoveryView),
+		"tokens.ExtensionView":      declared(tokens.ExtensionView),
+		"tokens.View":               declared(tokens.View),
 		"workspaces.ActionView":     declared(workspaces.ActionView),
 		"workspaces.RunView":        declared(workspaces.RunView),
 		"workspaces.TimelineView":   declared(workspaces.TimelineView),
