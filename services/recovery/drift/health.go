@@ -50,7 +50,7 @@ func Checklist(p Proof, now time.Time) []HealthItem {
 		e := &p.Evidence[i]
 		switch {
 		case e.Stale(now):
-		case e.Source == session && e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS:
+		case e.hearing() == heard: // not a topic of the process, which tells nothing of the session
 			opened = e
 		case e.Reason == commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE && rows[e.Reason].by.has(e.Source):
 			backlog = e

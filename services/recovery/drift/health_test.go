@@ -86,6 +86,21 @@ func TestEachItemIsNeeded(t *testing.T) {
 	}
 }
 
+// TestATopicOfTheProcessIsNotTheSession checks that what a session tells of its agent beside, later, does not move the
+// time since when the agent is heard.
+func TestATopicOfTheProcessIsNotTheSession(t *testing.T) {
+	p := proven()
+	lacks := saw(session, process, version)
+	lacks.ObservedAt = isHeard.ObservedAt.Add(time.Minute)
+	p.Evidence = append(p.Evidence, lacks)
+	for _, item := range drift.Checklist(p, now)[:3:3] {
+		if item.Check != recoveryv1.HealthCheck_HEALTH_CHECK_ISSUER_TRUSTED &&
+			!item.ObservedAt.Equal(isHeard.ObservedAt) {
+			t.Errorf("%s since %s, heard since %s", item.Check, item.ObservedAt, isHeard.ObservedAt)
+		}
+	}
+}
+
 // TestHealthyFollowsFromFiveItems checks, for evidence and proofs drawn at random, that a healthy node has no reason
 // and all five items, and that what hosts or refused connections report makes none healthy that was not.
 func TestHealthyFollowsFromFiveItems(t *testing.T) {

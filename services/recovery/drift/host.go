@@ -242,7 +242,7 @@ func (n *node) hostOver(since time.Time) {
 // heardAt returns when the agent was heard last, or since when it is, as far as is known.
 func (n *node) heardAt() time.Time {
 	for _, e := range n.evidence {
-		if e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS && e.Source == session {
+		if e.heard() {
 			return e.ObservedAt
 		}
 	}
