@@ -239,6 +239,16 @@ func (n *node) hostOver(since time.Time) {
 	}
 }
 
+// hostHeard ends what the host observed no later than its agent was heard last, at the given time: it did not keep the
+// agent away.
+func (n *node) hostHeard(heardAt time.Time) {
+	for _, e := range n.evidence {
+		if e.Source == host && !e.ObservedAt.After(heardAt) && (e.FreshUntil.IsZero() || e.FreshUntil.After(heardAt)) {
+			e.FreshUntil = heardAt
+		}
+	}
+}
+
 // heardAt returns when the agent was heard last, or since when it is, as far as is known.
 func (n *node) heardAt() time.Time {
 	for _, e := range n.evidence {

@@ -198,7 +198,7 @@ func TestAFailureThatIsNotRepeatedIsOver(t *testing.T) {
 	}
 }
 
-// What an agent tells in its session counts once it is lost; what it told of the time before is over with it.
+// What an agent tells of the time after it was heard counts once it is lost; what it told of the time before is over.
 func TestSessionsBringTheRecordOfTheHost(t *testing.T) {
 	k := newKit(t)
 	n := k.made()
@@ -225,7 +225,9 @@ func TestSessionsBringTheRecordOfTheHost(t *testing.T) {
 	if k.round() != 0 {
 		t.Errorf("a node that is connected is %v", k.last(n))
 	}
-	k.lose(n)
+	n.session.LastSeenAt = timestamppb.New(k.now().Add(-30 * time.Second))
+	n.session.State, n.session.ClosedAt = closedState, timestamppb.New(k.now())
+	k.put(n.session)
 	k.round()
 	if v := k.last(n); v.GetReason() != certExpired || v.GetCorrelationId() != late.GetRetryCorrelationId() {
 		t.Errorf("after it is lost: %v", v)
@@ -234,6 +236,36 @@ func TestSessionsBringTheRecordOfTheHost(t *testing.T) {
 	k.round()
 	if v := k.last(n); v.GetReason() != unspecified {
 		t.Errorf("after it is back: %v", v)
+	}
+}
+
+// What the host recorded while its agent was heard explains nothing once the agent is lost, whichever way its session
+// ends.
+func TestWhatWasToldWhileHeardIsOver(t *testing.T) {
+	for name, end := range map[string]func(*kit, *machine){
+		"closed": func(k *kit, n *machine) { k.lose(n) },
+		"lost":   func(k *kit, n *machine) { k.replica = ids.New(); k.beat() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKit(t)
+			n := k.up()
+			k.listen(time.Minute)
+			k.merge(n, k.record(limited, 0))
+			n.session.Diagnostics = []*commonv1.Diagnostic{{
+				Code: badTLS, Detail: "told", ObservedAt: timestamppb.New(k.now()), NextRetry: durationpb.New(time.Second),
+			}}
+			k.put(n.session)
+			k.listen(5 * time.Minute)
+			if k.round() != 0 {
+				t.Errorf("a node that is connected is %v", k.last(n))
+			}
+			end(k, n)
+			k.listen(5 * time.Minute)
+			k.round()
+			if v := k.last(n); v.GetReason() != agentDown {
+				t.Errorf("verdict %v", v)
+			}
+		})
 	}
 }
 

@@ -129,10 +129,11 @@ func (n *node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 		return
 	}
 	n.SessionVersion = version
-	if n.ReplicaID != "" {
-		n.hostReported(records, at, n.heardAt(), correlation) // what it told while it was heard
-	}
 	heardAt := n.lastHeard(s, at)
+	if n.ReplicaID != "" { // what it told while it was heard
+		n.hostReported(records, at, heardAt, correlation)
+		n.hostHeard(heardAt)
+	}
 	if n.ReplicaID == "" && !n.heardSince(heardAt) { // it was late, or lost with its replica, and is closed now
 		return
 	}
@@ -210,6 +211,9 @@ func (n *node) judgedSilent(since time.Time, detail string) {
 		if e.heard() {
 			correlation = e.CorrelationID
 		}
+	}
+	if n.ReplicaID != "" {
+		n.hostHeard(since)
 	}
 	n.ReplicaID, n.SilentSince = "", nil
 	n.notServed(reason, since, detail, correlation)
