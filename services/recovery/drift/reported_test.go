@@ -167,6 +167,37 @@ func TestAWorseReasonKeepsTheEvidenceOfTheRuntime(t *testing.T) {
 	}
 }
 
+// TestARuntimeThatChangesUnderAWorseReason: that the host differs, otherwise, and no more, is a verdict each time though
+// a worse reason stays.
+func TestARuntimeThatChangesUnderAWorseReason(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	n.full()
+	k.put(n.gate)
+	k.listen(10 * time.Second)
+	k.round()
+	k.wantReasons(n.id(), diskFull)
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
+	k.tell(n)
+	v := k.wantReasons(n.id(), diskFull, diskFull)
+	if used(v, hostRuntime) != "kernel is 6.9.0, accepted is 6.1.0" {
+		t.Errorf("the verdict is %v", v)
+	}
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.10.0" })
+	k.tell(n)
+	if v = k.wantReasons(n.id(), diskFull, diskFull, diskFull); used(v, hostRuntime) !=
+		"kernel is 6.10.0, accepted is 6.1.0" {
+		t.Errorf("the verdict is %v", v)
+	}
+	k.tell(n)
+	n.session.Host = facts()
+	k.tell(n)
+	v = k.wantReasons(n.id(), diskFull, diskFull, diskFull, diskFull)
+	if used(v, hostRuntime) != "no evidence of host_runtime_drift" {
+		t.Errorf("the verdict is %v", v)
+	}
+}
+
 // TestAcceptedFactsEndTheDrift: a person's word makes the present facts the accepted ones.
 func TestAcceptedFactsEndTheDrift(t *testing.T) {
 	k := newKit(t)

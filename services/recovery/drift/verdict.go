@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -92,8 +93,8 @@ func readVerdicts(ctx context.Context, tx pgx.Tx, nodeIDs []string) (map[string]
 }
 
 // become makes the verdict the present one, and reports whether that changes it: in its reason, in who acts next and
-// how, in what the host's record explains, or in whether the node is proven healthy. Of a reason that goes on, the times
-// stay as they were.
+// how, in what the host's record explains, in how the host's runtime differs, or in whether the node is proven healthy.
+// Of a reason that goes on, the times stay as they were.
 func (s *standing) become(v Verdict, evidence []Evidence, h health, now time.Time) bool {
 	was := s.body
 	if was == nil && v.Reason == 0 && !h.proven {
@@ -101,7 +102,8 @@ func (s *standing) become(v Verdict, evidence []Evidence, h health, now time.Tim
 	}
 	if was != nil && was.GetReason() == v.Reason && !h.turns(was) && (v.Reason == 0 ||
 		was.GetUserState() == v.UserState && was.GetSeverity() == v.Severity && was.GetOwner() == v.Owner &&
-			was.GetNextAction() == v.NextAction && !explainsMore(was, v.Used(evidence))) {
+			was.GetNextAction() == v.NextAction && !explainsMore(was, v.Used(evidence)) &&
+			sameRuntime(was, v.Used(evidence))) {
 		return false
 	}
 	s.body = &recoveryv1.NodeVerdict{
@@ -157,6 +159,31 @@ func explainsMore(was *recoveryv1.NodeVerdict, used []Evidence) bool {
 		}
 	}
 	return false
+}
+
+// sameRuntime reports whether a verdict names the evidence that the host's runtime differs as it is used now, whichever
+// reason it has: lifecycle cordons by it.
+func sameRuntime(was *recoveryv1.NodeVerdict, used []Evidence) bool {
+	const runtime = commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT
+	named := 0
+	for _, e := range was.GetEvidence() {
+		if e.GetReason() == runtime {
+			named++
+		}
+	}
+	for i := range used {
+		e := &used[i]
+		if e.Reason != runtime {
+			continue
+		}
+		if named--; !slices.ContainsFunc(was.GetEvidence(), func(old *recoveryv1.Evidence) bool {
+			return old.GetReason() == runtime && old.GetSource() == e.Source && old.GetPart() == e.Part &&
+				old.GetDetail() == e.Detail
+		}) {
+			return false
+		}
+	}
+	return named == 0
 }
 
 // messageOf returns evidence as a verdict names it.
