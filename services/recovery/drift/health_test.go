@@ -348,6 +348,38 @@ func TestAProbeThatDoesNotSucceed(t *testing.T) {
 	}
 }
 
+// TestAnEarlierProbeProvesNothingOfTheNextReason checks that after two reasons in one session the no-op of the first
+// one does not count: another is queued. An answer about the first, or one with a task that ended before the second
+// reason did, is none.
+func TestAnEarlierProbeProvesNothingOfTheNextReason(t *testing.T) {
+	k := newKit(t)
+	n := k.up()
+	k.fail(n)
+	k.recover(n)
+	k.pass(time.Second)
+	k.beat()
+	k.fail(n)
+	k.probe()
+	k.round()
+	if v := k.last(n); v.GetHealthySince() != nil || k.lifecycle.queued() != 2 {
+		t.Fatalf("%d probes, verdict %v", k.lifecycle.queued(), v)
+	}
+	k.lifecycle.end(t, n, succeededTask)
+	k.lifecycle.age(n, time.Second)
+	k.pass(time.Second)
+	k.beat()
+	k.probe()
+	k.round()
+	if v := k.last(n); v.GetHealthySince() != nil {
+		t.Fatalf("a no-op from before the reason has ended proves it: %v", v)
+	}
+	k.listen(5 * time.Second)
+	k.recover(n)
+	if k.lifecycle.queued() != 3 {
+		t.Errorf("%d probes", k.lifecycle.queued())
+	}
+}
+
 // TestALostAnswerCostsNoSecondProbe checks that a replica which ends between its commit and the answer of lifecycle
 // leaves the probe to another one, which asks with the same key; and that of two replicas one asks.
 func TestALostAnswerCostsNoSecondProbe(t *testing.T) {

@@ -79,6 +79,13 @@ func (f *fakeLifecycle) end(t *testing.T, n *machine, state commonv1.TaskState) 
 	last.State, last.SessionEpoch, last.StateAt = state, n.session.GetGeneration(), timestamppb.New(f.clock())
 }
 
+// age makes the last probe of a node older than it is.
+func (f *fakeLifecycle) age(n *machine, by time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last[n.id()].StateAt = timestamppb.New(f.last[n.id()].GetStateAt().AsTime().Add(-by))
+}
+
 // queued returns how many probes were queued.
 func (f *fakeLifecycle) queued() int {
 	f.mu.Lock()

@@ -50,11 +50,13 @@ type probed struct {
 	Attempt     int32  `db:"attempt"`
 	Ask         bool   `db:"ask"`
 	correlation string
+	after       int64 // the version of the verdict with which the last reason ended
 }
 
-// key is the same for one attempt in one session, whichever replica asks and however often.
+// key is the same for one attempt after one reason in one session, whichever replica asks and however often. After
+// another reason of the same session lifecycle must not answer with the task of the one before.
 func (p probed) key() string {
-	return strconv.FormatInt(p.Generation, 10) + "/" + strconv.Itoa(int(p.Attempt))
+	return strconv.FormatInt(p.Generation, 10) + "/" + strconv.FormatInt(p.after, 10) + "/" + strconv.Itoa(int(p.Attempt))
 }
 
 // Probe asks lifecycle for the probes of nodes of which a reason has ended, until ctx ends.
@@ -139,7 +141,7 @@ func (j *Judge) takeProbes(ctx context.Context) ([]probed, error) {
 				continue
 			}
 			if v := present[p.NodeID]; v != nil {
-				p.correlation = v.body.GetCorrelationId()
+				p.correlation, p.after = v.body.GetCorrelationId(), v.began
 			}
 			list = append(list, p)
 		}
@@ -165,6 +167,10 @@ func (j *Judge) keepProbes(ctx context.Context, asked map[string]probed, answer 
 		if err := lock(ctx, tx, nodes); err != nil {
 			return err
 		}
+		present, err := readVerdicts(ctx, tx, idsOf(nodes))
+		if err != nil {
+			return err
+		}
 		now, err := pg.Value[time.Time](ctx, tx, readClock)
 		if err != nil {
 			return err
@@ -174,7 +180,14 @@ func (j *Judge) keepProbes(ctx context.Context, asked map[string]probed, answer 
 			if n == nil || !n.Wanted || n.ProbeDue == nil || n.Generation != p.Generation || n.ProbeAttempt != p.Attempt {
 				continue
 			}
-			if n.answered(a, answer.GetCheckedAt().AsTime(), now) {
+			var reasonEnded time.Time
+			if v := present[a.GetNodeId()]; v != nil {
+				if v.began != p.after {
+					continue
+				}
+				reasonEnded = v.body.GetDetectedAt().AsTime()
+			}
+			if n.answered(a, reasonEnded, answer.GetCheckedAt().AsTime(), now) {
 				open++
 			}
 			judged = judged || n.due
@@ -190,13 +203,17 @@ func (j *Judge) keepProbes(ctx context.Context, asked map[string]probed, answer 
 	return open, nil
 }
 
-// answered keeps what became of the probe of a node, and reports whether it has not ended.
-func (n *node) answered(a *lifecyclev1.NodeProbed, checked, now time.Time) bool {
+// answered keeps what became of the probe of a node whose last reason ended at the given time, and reports whether the
+// probe has not ended.
+func (n *node) answered(a *lifecyclev1.NodeProbed, reasonEnded, checked, now time.Time) bool {
 	in := func(d time.Duration) *time.Time { at := now.Add(d); return &at }
 	t := a.GetTask()
 	switch {
 	case t == nil:
 		n.probeFailed("lifecycle refused the no-op: "+names.Of(a.GetRefused()), now)
+		return false
+	case ended(t.GetState()) && t.GetStateAt().AsTime().Before(reasonEnded):
+		n.probeFailed("the last no-op ended before the reason did", now)
 		return false
 	case t.GetState() == commonv1.TaskState_TASK_STATE_SUCCEEDED && t.GetSessionEpoch() == n.Generation:
 		at := t.GetStateAt().AsTime()
