@@ -3,10 +3,12 @@ package drift
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -31,8 +33,8 @@ func (s *seen) evidence() []*kept {
 }
 
 // judgeEveryNode concludes the verdict on the control plane, and reports whether it has changed. Nothing is written
-// about any node: the verdict holds for each that is not connected. Of replicas that find a change at once the first
-// one writes it.
+// about any node: the verdict holds for each that is not connected. Nothing is locked unless there is a change to write.
+// Of replicas that find one at once the first one writes it.
 func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen, set policy.Set) (bool, error) {
 	observed := s.evidence()
 	list := make([]Evidence, len(observed))
@@ -44,6 +46,13 @@ func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen, set policy.Set) (bo
 	if names.Of(v.Reason) == s.Fleet && v.Reason != commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS {
 		return false, nil
 	}
+	read, err := readVerdicts(ctx, tx, []string{everyNode})
+	if err != nil {
+		return false, err
+	}
+	if p := read[everyNode]; p != nil && (s.endedByAnother(p.body, v) || !p.become(v, list, health{}, s.Now)) {
+		return false, nil
+	}
 	row, err := pg.One[verdictRow](ctx, tx, lockVerdict, everyNode)
 	if err != nil {
 		return false, fmt.Errorf("lock verdict on the control plane: %w", err)
@@ -52,11 +61,29 @@ func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen, set policy.Set) (bo
 	if err != nil {
 		return false, err
 	}
-	if !present.become(v, list, health{}, s.Now) {
+	if s.endedByAnother(present.body, v) || !present.become(v, list, health{}, s.Now) {
 		return false, nil
 	}
 	if err := saveEvidence(ctx, tx, observed); err != nil {
 		return false, err
 	}
 	return true, saveVerdicts(ctx, tx, []*standing{present})
+}
+
+// againAfter is how long the verdict that the ingress refuses certificates stays ended after another replica has ended
+// it.
+const againAfter = 30 * time.Second
+
+// endedByAnother reports whether the verdict that the ingress refuses certificates was ended a short while ago though
+// the mismatch had begun before and lasts. During an upgrade a replica of a build that knows nothing of the preflight
+// does so in each of its rounds: two builds would write a verdict and an event in each of theirs.
+func (s *seen) endedByAnother(present *recoveryv1.NodeVerdict, v Verdict) bool {
+	const untrusted = commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS
+	ended := present.GetEnded()
+	if v.Reason != untrusted || present.GetReason() == untrusted || ended.GetReason() != untrusted ||
+		s.UntrustedSince == nil {
+		return false
+	}
+	at := ended.GetEndedAt().AsTime()
+	return s.UntrustedSince.Before(at) && s.Now.Before(at.Add(againAfter))
 }
