@@ -40,6 +40,7 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 		app.Task{Name: "drift-evidence", Run: judge.Consume},
 		app.Task{Name: "drift", Run: judge.Run},
 		app.Task{Name: "drift-probes", Run: judge.Probe},
+		app.Task{Name: "drift-authority", Run: judge.Authority},
 	)
 	return s.internal.Mount(recoveryv1connect.NewDiagnosticsServiceHandler(records, options...))
 }

@@ -33,8 +33,8 @@ func (s *seen) evidence() []*kept {
 }
 
 // judgeEveryNode concludes the verdict on the control plane, and reports whether it has changed. Nothing is written
-// about any node: the verdict holds for each that is not connected. Nothing is locked unless there is a change to write.
-// Of replicas that find one at once the first one writes it.
+// about any node: the verdict holds for each that is not connected. Nothing is locked unless there is a change to
+// write. Of replicas that find one at once the first one writes it.
 func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen, set policy.Set) (bool, error) {
 	observed := s.evidence()
 	list := make([]Evidence, len(observed))

@@ -7,3 +7,6 @@ func (j *Judge) Drain(ctx context.Context) error { return j.consumer.Drain(ctx, 
 
 // OfHost is ofHost for tests.
 var OfHost = ofHost
+
+// ReadRoots reads the roots of the authority once.
+func (j *Judge) ReadRoots(ctx context.Context) { j.trust.refresh(ctx, j.deps) }

@@ -15,8 +15,8 @@ import (
 type Proof struct {
 	Evidence []Evidence // about the node
 	Beats    bool       // the replica of nodeapi that serves it beats
-	// Instance is the present enrolment, Serial that of its current certificate. Trusted reports whether that
-	// certificate's issuer is one that the ingress trusts, and Issuer says how that is known, or why not.
+	// Instance is the present enrolment, Serial that of its current certificate. Trusted reports whether the ingress was
+	// seen to trust that certificate's issuer, and Issuer says how that is known, or why not.
 	Instance, Serial, Issuer string
 	Trusted                  bool
 	// Generation is that of the session, SessionSerial the certificate with which it was opened.
@@ -168,7 +168,7 @@ func Healthy(v Verdict, items []HealthItem) bool {
 func (t *turn) healthOf(n *node, v Verdict, evidence []Evidence) health {
 	p := n.proof(evidence)
 	p.Beats = t.seen.beats(n.ReplicaID)
-	p.Trusted, p.Issuer = t.trust.of(n.Issuer)
+	p.Trusted, p.Issuer = t.trust.of(n.Issuer, t.seen)
 	items := Checklist(p, t.seen.Now)
 	h := health{items: items, heard: items[0].Present, proven: Healthy(v, items)}
 	h.ready = v.Reason == 0 && n.State == activeState && h.heard && items[1].Present && items[2].Present

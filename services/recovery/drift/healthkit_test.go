@@ -95,6 +95,13 @@ func (f *fakeLifecycle) queued() int {
 
 func newRoot(t *testing.T) *x509.Certificate {
 	t.Helper()
+	cert, _ := newAuthority(t, nil, nil)
+	return cert
+}
+
+// newAuthority returns a certificate that may sign others, and its key; signed by another one, or by itself.
+func newAuthority(t *testing.T, by *x509.Certificate, byKey *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +110,12 @@ func newRoot(t *testing.T) *x509.Certificate {
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "nodes"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(240 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if by == nil {
+		by, byKey = template, key
+	} else {
+		template.Subject.CommonName = "signed"
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, by, key.Public(), byKey)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +123,7 @@ func newRoot(t *testing.T) *x509.Certificate {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return cert
+	return cert, key
 }
 
 // probe has a judge ask for probes, and returns for how many nodes it did.

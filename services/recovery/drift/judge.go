@@ -39,8 +39,8 @@ type Deps struct {
 	Policy policy.Reader
 	// Wake is notified after commits that appended events; Numbered wakes the consumer.
 	Wake, Numbered *events.Signal
-	// Roots returns the roots that recovery gives the ingress, of certificates of nodes. Nil: they are not known, and no
-	// node is proven healthy.
+	// Roots returns the roots of certificates of nodes, to which issuers chain that the ingress knows by a root alone.
+	// Nil: they are not known.
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
 	// Probes is lifecycle's service; nil: no node is probed.
 	Probes lifecyclev1connect.ProbeServiceClient
@@ -128,7 +128,6 @@ type Round struct {
 // the verdicts that have changed. If there is nothing to judge it writes nothing but, every few seconds, up to when all
 // is judged.
 func (j *Judge) RunOnce(ctx context.Context) (Round, error) {
-	j.trust.refresh(ctx, j.deps)
 	noting, appended := events.Noting(ctx)
 	var out Round
 	err := pg.InTx(noting, j.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {

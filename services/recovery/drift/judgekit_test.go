@@ -72,6 +72,8 @@ func newKit(t *testing.T) *kit {
 	k.must(err)
 	k.judge = k.another()
 	k.beat()
+	k.preflight("ok", "", "")
+	k.publish(k.replica, pki.Fingerprint(k.root))
 	return k
 }
 
@@ -84,6 +86,7 @@ func (k *kit) another() *drift.Judge {
 		Probes: k.lifecycle,
 	})
 	k.must(err)
+	judge.ReadRoots(k.ctx)
 	return judge
 }
 

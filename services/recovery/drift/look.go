@@ -29,12 +29,17 @@ type seen struct {
 	Untrusted         string     `db:"untrusted"`
 	UntrustedSince    *time.Time `db:"untrusted_since"`
 	UntrustedIncident string     `db:"untrusted_incident"`
-	Unread            float64    `db:"unread"` // seconds
-	Due               *time.Time `db:"due"`    // the first of any node
-	Silent            *time.Time `db:"silent"` // when the first of the silent nodes was heard
-	Probe             *time.Time `db:"probe"`  // the first that lifecycle is to be asked for
-	Through           *time.Time `db:"through"`
-	Fleet             string     `db:"fleet"` // the reason of the verdict on the control plane
+	Preflight         string     `db:"preflight"` // its state
+	// What the ingress trusts as issuers of nodes' certificates, as fingerprints: the one that the preflight saw it trust
+	// last, and those that each listening replica of nodeapi publishes, of the replicas that publish any.
+	TrustedIssuer string     `db:"trusted_issuer"`
+	Published     []string   `db:"published"`
+	Unread        float64    `db:"unread"` // seconds
+	Due           *time.Time `db:"due"`    // the first of any node
+	Silent        *time.Time `db:"silent"` // when the first of the silent nodes was heard
+	Probe         *time.Time `db:"probe"`  // the first that lifecycle is to be asked for
+	Through       *time.Time `db:"through"`
+	Fleet         string     `db:"fleet"` // the reason of the verdict on the control plane
 	// The replicas that serve nodes and beat no more, and their last beats.
 	Lost   []string    `db:"lost"`
 	LostAt []time.Time `db:"lost_at"`
@@ -59,8 +64,14 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 		(SELECT max(l.beat_at) FROM mesh.replica l WHERE l.service = 'nodeapi') AS beat_at,
 		EXISTS (SELECT FROM mesh.replica l WHERE `+beats.Lives("l")+`) AS lives,
 		mesh.rolled_back() AS rolled_back,
-		COALESCE(t.summary, '') AS untrusted, t.since AS untrusted_since,
-		COALESCE(t.incident_id, '') AS untrusted_incident,
+		CASE WHEN t.state = 'mismatch' THEN t.summary ELSE '' END AS untrusted,
+		CASE WHEN t.state = 'mismatch' THEN t.since END AS untrusted_since,
+		CASE WHEN t.state = 'mismatch' THEN t.incident_id ELSE '' END AS untrusted_incident,
+		t.state AS preflight, t.trusted_issuer AS trusted_issuer,
+		ARRAY(SELECT c.fingerprint FROM mesh.replica l, unnest(l.client_cas) c (fingerprint)
+			WHERE `+beats.Listens("l")+` GROUP BY c.fingerprint HAVING count(DISTINCT l.replica_id) = (
+				SELECT count(*) FROM mesh.replica l WHERE l.client_cas <> '{}' AND `+beats.Listens("l")+`)
+			ORDER BY c.fingerprint) AS published,
 		`+events.UnreadSQL("recovery", ConsumerName)+`::float8 AS unread,
 		(SELECT min(j.due_at) FROM recovery.judgement j) AS due,
 		(SELECT min(j.silent_since) FROM recovery.judgement j) AS silent,
@@ -69,7 +80,7 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 		(SELECT v.reason FROM recovery.verdict v WHERE v.node_id = '`+everyNode+`') AS fleet,
 		ARRAY(SELECT l.replica_id::text FROM lost l ORDER BY l.replica_id) AS lost,
 		ARRAY(SELECT l.beat_at FROM lost l ORDER BY l.replica_id) AS lost_at
-	FROM (SELECT) one LEFT JOIN recovery.ca_preflight t ON t.state = 'mismatch'`)
+	FROM recovery.ca_preflight t`)
 
 func readSeen(ctx context.Context, tx pgx.Tx) (seen, error) {
 	s, err := pg.One[seen](ctx, tx, look)

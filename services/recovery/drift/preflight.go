@@ -4,8 +4,13 @@ import (
 	"strings"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/services/recovery/trust"
 )
+
+// preflightOK is the state of a preflight that has seen the ingress trust what the authority signs.
+var preflightOK = names.Of(recoveryv1.PreflightState_PREFLIGHT_STATE_OK)
 
 // trustEvidence returns what the preflight of the authority has found. That nothing was proven is no evidence.
 func (s *seen) trustEvidence() Evidence {

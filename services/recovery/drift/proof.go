@@ -70,7 +70,7 @@ func (n *node) follow(was *recoveryv1.NodeVerdict, v Verdict, h health, now time
 	probed := h.items[3].Present && h.items[4].Present
 	n.Wanted = !probed && (n.Wanted || was.GetReason() != 0 || was.GetHealthySince() != nil && h.heard)
 	switch {
-	case n.Wanted && h.heard && !h.items[1].Present: // the authority may answer, or the record be there, in a while
+	case (n.Wanted || probed) && h.heard && !h.items[1].Present: // the preflight may succeed, or the authority answer
 		if at := now.Add(unreadAgain); n.DueAt == nil || at.Before(*n.DueAt) {
 			n.DueAt = &at
 		}

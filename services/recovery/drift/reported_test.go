@@ -167,8 +167,8 @@ func TestAWorseReasonKeepsTheEvidenceOfTheRuntime(t *testing.T) {
 	}
 }
 
-// TestARuntimeThatChangesUnderAWorseReason: that the host differs, otherwise, and no more, is a verdict each time though
-// a worse reason stays.
+// TestARuntimeThatChangesUnderAWorseReason: that the host differs, otherwise, and no more, is a verdict each time
+// though a worse reason stays.
 func TestARuntimeThatChangesUnderAWorseReason(t *testing.T) {
 	k := newKit(t)
 	n := k.telling()

@@ -55,7 +55,6 @@ type periodsRow struct {
 // the last verdict on it says, unless an item has gone since.
 func (s *Server) GetNodeHealth(ctx context.Context, req *recoveryv1.GetNodeHealthRequest,
 ) (*recoveryv1.GetNodeHealthResponse, error) {
-	s.judge.trust.refresh(ctx, s.judge.deps)
 	out := &recoveryv1.NodeHealth{}
 	err := pg.InTx(ctx, s.judge.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		out = &recoveryv1.NodeHealth{}

@@ -18,32 +18,26 @@ import (
 )
 
 const (
-	// rootsFor is how long the roots of the authority are taken as they were read.
-	rootsFor = 15 * time.Second
+	// rootsEvery is how often the roots of the authority are read, and rootsTimeout bounds one attempt.
+	rootsEvery   = 15 * time.Second
+	rootsTimeout = 5 * time.Second
 	// issuersMost bounds the issuers that are remembered until the roots change: there are a few at a time.
 	issuersMost = 64
 )
 
-// issuerTrust knows which issuers of certificates of nodes the ingress trusts. What a replica of nodeapi has loaded is not
-// reported: the issuers are compared with the roots that recovery's authority gives to the ingress.
+// issuerTrust knows to which of the authority's certificates the issuers of nodes' certificates chain. Whether the
+// ingress trusts one of them is what the preflight and the replicas of nodeapi tell; recovery's roots only complete the
+// chain.
 type issuerTrust struct {
 	mu      sync.Mutex
 	roots   []*x509.Certificate // nil: never read
-	readAt  time.Time
-	issuers map[string]bool // by fingerprint, whether it chains to the roots; an unknown one is in none
+	issuers map[string][]string // by fingerprint, those of its chain, itself among them; empty: it chains to no root
 }
 
-// refresh reads the roots, if those that were read are old. An authority that does not answer leaves them as they were.
+// refresh reads the roots. An authority that does not answer leaves them as they were.
 func (t *issuerTrust) refresh(ctx context.Context, deps Deps) {
-	t.mu.Lock()
-	fresh := deps.Roots == nil || time.Since(t.readAt) < rootsFor
-	if !fresh {
-		t.readAt = time.Now()
-	}
-	t.mu.Unlock()
-	if fresh {
-		return
-	}
+	ctx, cancel := context.WithTimeout(ctx, rootsTimeout)
+	defer cancel()
 	roots, err := deps.Roots(ctx)
 	if err != nil {
 		deps.Logger.WarnContext(ctx, "the authority's roots were not read", slog.String("loop", "drift"), obs.Err(err))
@@ -51,12 +45,34 @@ func (t *issuerTrust) refresh(ctx context.Context, deps Deps) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if slices.EqualFunc(roots, t.roots, (*x509.Certificate).Equal) {
+	if t.roots != nil && slices.EqualFunc(roots, t.roots, (*x509.Certificate).Equal) {
 		return
 	}
-	t.roots, t.issuers = roots, map[string]bool{}
+	t.roots, t.issuers = slices.Clone(roots), map[string][]string{}
+	if t.roots == nil {
+		t.roots = []*x509.Certificate{}
+	}
 	for _, root := range roots {
-		t.issuers[pki.Fingerprint(root)] = true
+		t.issuers[pki.Fingerprint(root)] = []string{pki.Fingerprint(root)}
+	}
+}
+
+// Authority keeps the roots of the authority as they are, until ctx ends. It is a task of its own: neither a round nor
+// a reader waits for the authority.
+func (j *Judge) Authority(ctx context.Context) error {
+	if j.deps.Roots == nil {
+		<-ctx.Done()
+		return nil
+	}
+	for {
+		j.trust.refresh(ctx, j.deps)
+		timer := time.NewTimer(rootsEvery)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
 	}
 }
 
@@ -83,7 +99,7 @@ func (t *issuerTrust) learn(ctx context.Context, tx pgx.Tx, nodes map[string]*no
 	defer t.mu.Unlock()
 	for _, row := range chains {
 		if len(t.issuers) < issuersMost {
-			t.issuers[row.Issuer] = chainsTo(row, t.roots, now)
+			t.issuers[row.Issuer] = chainOf(row, t.roots, now)
 		}
 	}
 	return nil
@@ -105,11 +121,12 @@ func (t *issuerTrust) unknown(nodes map[string]*node) []string {
 	return slices.Collect(maps.Values(found))
 }
 
-// chainsTo reports whether an issuer, whose certificate is in the chain, is trusted by who trusts the roots.
-func chainsTo(row chainRow, roots []*x509.Certificate, now time.Time) bool {
+// chainOf returns the fingerprints of an issuer, whose certificate is in the chain, and of what it chains to up to one
+// of the roots; none if it does not.
+func chainOf(row chainRow, roots []*x509.Certificate, now time.Time) []string {
 	certs, err := pki.DecodeCertificates(row.Chain)
 	if err != nil {
-		return false
+		return nil
 	}
 	trusted, between := x509.NewCertPool(), x509.NewCertPool()
 	for _, root := range roots {
@@ -118,31 +135,54 @@ func chainsTo(row chainRow, roots []*x509.Certificate, now time.Time) bool {
 	for _, cert := range certs {
 		between.AddCert(cert)
 	}
+	var out []string
 	for _, cert := range certs {
 		if pki.Fingerprint(cert) != row.Issuer {
 			continue
 		}
-		_, err := cert.Verify(x509.VerifyOptions{
+		chains, err := cert.Verify(x509.VerifyOptions{
 			Roots: trusted, Intermediates: between, CurrentTime: now,
 			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 		})
-		return err == nil
+		if err != nil {
+			return nil
+		}
+		for _, chain := range chains {
+			for _, link := range chain {
+				out = append(out, pki.Fingerprint(link))
+			}
+		}
+		return out
 	}
-	return false
+	return nil
 }
 
-// of reports whether an issuer is trusted, and how that is known.
-func (t *issuerTrust) of(issuer string) (bool, string) {
+// of reports whether the ingress trusts an issuer, as a round has seen it, and how that is known, or why not.
+func (t *issuerTrust) of(issuer string, s *seen) (bool, string) {
+	switch {
+	case s.Untrusted != "":
+		return false, "the ingress does not trust what the authority signs: " + s.Untrusted
+	case s.Preflight != preflightOK:
+		return false, "whether the ingress trusts its issuer is not known: the preflight of the authority has not proven it"
+	case issuer == "":
+		return false, "the issuer of its certificate is not on record"
+	case issuer == s.TrustedIssuer:
+		return true, "the preflight saw the ingress trust its issuer " + issuer
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	trusted, known := t.issuers[issuer]
+	chain, known := t.issuers[issuer]
+	for _, link := range append([]string{issuer}, chain...) {
+		if slices.Contains(s.Published, link) {
+			return true, "each replica of nodeapi publishes that it trusts " + link + ", to which its issuer " + issuer +
+				" chains"
+		}
+	}
 	switch {
 	case t.roots == nil:
-		return false, "the roots that the ingress is given are not known: the authority has not answered"
+		return false, "no replica of nodeapi publishes its issuer " + issuer + ", and the authority has not told its roots"
 	case !known:
 		return false, "no certificate of its issuer " + issuer + " is on record"
-	case !trusted:
-		return false, "its issuer " + issuer + " does not chain to the roots that recovery gives the ingress"
 	}
-	return true, "its issuer " + issuer + " chains to the roots that recovery gives the ingress"
+	return false, "its issuer " + issuer + " chains to nothing that each replica of nodeapi publishes that it trusts"
 }
