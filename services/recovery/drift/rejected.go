@@ -159,7 +159,7 @@ func (n *node) rejected(c *claim) {
 // servedSince returns since when a session has served the node, and whether one does.
 func (n *node) servedSince() (time.Time, bool) {
 	for _, e := range n.evidence {
-		if e.Part == commonv1.DriftPart_DRIFT_PART_PROCESS && e.Source == session && e.Reason == 0 {
+		if e.heard() && e.Reason == 0 {
 			return e.ObservedAt, true
 		}
 	}
