@@ -23,6 +23,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
 const (
@@ -142,7 +143,8 @@ func (w *Writer) pokeLocked() {
 }
 
 // keep copies the fields that an agent sends once or on change (host, profile, diagnostics, task types, recovery) from
-// an older fact that was not written to the newer one, where the newer one lacks them.
+// an older fact that was not written to the newer one, where the newer one lacks them. Most facts have the newest
+// diagnostics alone, so that each diagnostic is copied by itself.
 func keep(newer, old *nodev1.SessionChanged) {
 	if newer.GetHost() == nil {
 		newer.Host = old.GetHost()
@@ -150,8 +152,8 @@ func keep(newer, old *nodev1.SessionChanged) {
 	if newer.GetProfile() == nil {
 		newer.Profile = old.GetProfile()
 	}
-	if len(newer.GetDiagnostics()) == 0 {
-		newer.Diagnostics = old.GetDiagnostics()
+	if len(old.GetDiagnostics()) > 0 {
+		newer.Diagnostics, _ = roster.MergeDiagnostics(old.GetDiagnostics(), newer.GetDiagnostics())
 	}
 	if len(newer.GetTaskTypes()) == 0 {
 		newer.TaskTypes = old.GetTaskTypes()

@@ -9,36 +9,73 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// mostDiagnostics bounds the diagnostics that a session keeps: the newest.
-const mostDiagnostics = 64
+const (
+	// mostDiagnostics bounds the diagnostics of the events that report an admission or new diagnostics.
+	mostDiagnostics = 64
+	// keptDiagnostics bounds those that a session keeps, and that each of its other events has. A diagnostic has at most
+	// about 800 bytes, so that a session keeps 7 kB, and 5,000 sessions 32 MB, of hosts that all have long ones.
+	keptDiagnostics = 8
+)
 
-// Diagnosed returns the session as an event reports it, with diagnostics of its host that the agent reported now. The
-// session keeps them, and those that it reported before, for later events. It returns nil if nothing in them is new.
+// Diagnosed returns the session as an event reports it, with diagnostics of its host that the agent reported now beside
+// those that the session keeps. The session keeps the newest of them for later events. It returns nil if nothing in
+// them is new.
 func (s *Session) Diagnosed(reported []*commonv1.Diagnostic) *nodev1.SessionChanged {
 	s.mu.Lock()
-	kept := slices.Clone(s.diags) // events that were made before have the list as it was
+	kept := s.diags
 	if len(kept) == 0 {
-		kept = slices.Clone(s.agent.Diags) // those of Hello, until they were reported
+		kept = s.agent.Diags // those of Hello, until they were reported
 	}
-	changed := false
-	for _, d := range reported {
-		i := slices.IndexFunc(kept, func(old *commonv1.Diagnostic) bool { return sameRecord(old, d) })
-		switch {
-		case i >= 0 && proto.Equal(kept[i], d):
-			continue
-		case i >= 0:
-			kept = slices.Delete(kept, i, i+1)
-		}
-		kept, changed = append(kept, d), true
-	}
+	merged, changed := MergeDiagnostics(kept, reported)
 	if changed {
-		s.diags = slices.Clip(kept[max(len(kept)-mostDiagnostics, 0):])
+		s.diags = newest(merged, keptDiagnostics)
 	}
 	s.mu.Unlock()
 	if !changed {
 		return nil
 	}
-	return s.Fact(s.State(), false)
+	f := s.Fact(s.State(), false)
+	f.Diagnostics = merged
+	return f
+}
+
+// MergeDiagnostics returns a list of diagnostics with later ones at its end, each in the place of an earlier state of
+// the same record, and whether anything in them is new. It returns the newest if they are too many for an event, and
+// changes neither list.
+func MergeDiagnostics(earlier, later []*commonv1.Diagnostic) ([]*commonv1.Diagnostic, bool) {
+	out, changed := slices.Clone(earlier), false
+	for _, d := range later {
+		i := slices.IndexFunc(out, func(old *commonv1.Diagnostic) bool { return sameRecord(old, d) })
+		switch {
+		case i >= 0 && proto.Equal(out[i], d):
+			continue
+		case i >= 0:
+			out = slices.Delete(out, i, i+1)
+		}
+		out, changed = append(out, d), true
+	}
+	return newest(out, mostDiagnostics), changed
+}
+
+// newest returns the last diagnostics of a list, in its order: those of what is not over, and, if there is room, of
+// what is.
+func newest(list []*commonv1.Diagnostic, most int) []*commonv1.Diagnostic {
+	take, room := make([]bool, len(list)), most
+	for _, over := range []bool{false, true} {
+		for i := len(list) - 1; i >= 0 && room > 0; i-- {
+			if (list[i].GetEndedAt() != nil) == over {
+				take[i] = true
+				room--
+			}
+		}
+	}
+	out := make([]*commonv1.Diagnostic, 0, most-room)
+	for i, d := range list {
+		if take[i] {
+			out = append(out, d)
+		}
+	}
+	return out
 }
 
 // sameRecord reports whether d is a later state of the record old. An earlier build of the agent sends no key: of such

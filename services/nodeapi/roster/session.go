@@ -76,7 +76,7 @@ type Session struct {
 	instanceID   string
 	agent        AgentFacts
 	clockOffset  time.Duration          // of the host's clock, as last reported; zero: none is known
-	diags        []*commonv1.Diagnostic // of Hello, once it was reported, and of the reports since
+	diags        []*commonv1.Diagnostic // keptDiagnostics of Hello's, once they were reported, and of the reports since
 	version      int64
 	closeWhy     commonv1.Reason
 	closeText    string
@@ -163,9 +163,9 @@ func (s *Session) Protocol() int32 { return guarded(&s.mu, &s.agent.Protocol) }
 func (s *Session) SetWorkReady() {
 	s.mu.Lock()
 	s.workReady = true
-	// already reported; an idle session keeps only what it needs. Diagnostics stand in its later events beside newer ones.
+	// Already reported; an idle session keeps only what it needs. The newest diagnostics stand in its later events.
 	if len(s.diags) == 0 {
-		s.diags = s.agent.Diags
+		s.diags = newest(s.agent.Diags, keptDiagnostics)
 	}
 	s.agent.Host, s.agent.Profile, s.agent.Diags, s.agent.TaskTypes = nil, nil, nil, nil
 	s.mu.Unlock()
@@ -337,6 +337,9 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 		AgentVersion: s.agent.Version, LedgerId: s.agent.LedgerID, BootId: s.agent.BootID, Version: s.version,
 	}
 	f.Diagnostics, f.Recovery = s.diags, s.agent.Recovery // each fact replaces what a view has of the session
+	if len(s.diags) == 0 {
+		f.Diagnostics = newest(s.agent.Diags, keptDiagnostics)
+	}
 	if withHost {
 		f.Host, f.Profile, f.Diagnostics = s.agent.Host, s.agent.Profile, s.agent.Diags
 		f.TaskTypes = s.agent.TaskTypes
