@@ -46,6 +46,7 @@ type handler struct {
 
 	clock skew        // of the agent's host
 	host  hostChanges // that this session has reported
+	diags diagnosed   // by this session's reports
 
 	overBudget bool // the opening was refused by the budget and did not reach recovery
 }
@@ -54,6 +55,7 @@ func (h *handler) run(ctx context.Context) error {
 	err := aside(func() error { return h.open(ctx) })
 	if err == nil {
 		err = h.serve(ctx)
+		h.diagnose(h.diags.rest()) // the agent does not send them again
 	}
 	if err == nil || errors.Is(err, errHungUp) || errors.Is(err, io.EOF) {
 		return nil
@@ -159,7 +161,7 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 	case *nodev1.ConnectRequest_OutputChunk:
 		h.server.deps.Output(h.sess, f.OutputChunk)
 	case *nodev1.ConnectRequest_Diagnostic:
-		h.server.deps.Diagnose(h.sess, f.Diagnostic.GetDiagnostics())
+		h.diagnose(h.diags.take(f.Diagnostic.GetDiagnostics(), wallclock.Now()))
 	case *nodev1.ConnectRequest_RenewRequest:
 		h.renewal(ctx, f.RenewRequest)
 	case *nodev1.ConnectRequest_TaskKeysHeld:
@@ -188,6 +190,7 @@ func (h *handler) heartbeat(f *nodev1.Heartbeat) {
 		if changed := h.host.take(f.GetChangedFacts(), now); changed != nil {
 			h.server.deps.Host(h.sess, changed)
 		}
+		h.diagnose(h.diags.take(nil, now))
 	}
 	if h.pace.heartbeat(now, h.server.lim.HeartbeatsPerSec) {
 		h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))

@@ -9,22 +9,34 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// addressesPause is the shortest time between two reports of a session that differ in the host's addresses alone.
-const addressesPause = time.Minute
+const (
+	// addressesPause is the shortest time between two reports of a session that differ in the host's addresses alone.
+	addressesPause = time.Minute
+	// A session reports hostReports changes of its host at once, and then one in hostPause. For a state directory that
+	// has no room, or has it again, it has as many reports beyond these, so that other changes do not delay that one.
+	hostReports = 4
+	hostPause   = time.Minute
+)
 
 var digests = maphash.MakeSeed()
 
-// hostChanges bounds how often the changed facts of a session's host are reported. A change of its addresses alone, as
-// of an interface that goes up and down, waits until the last such change is addressesPause old, and is dropped if it
-// is taken back before. Any other change is reported at once.
+// hostChanges bounds how often the changed facts of a session's host are reported. A change waits while the reports are
+// used up, and the newest facts are reported later. A change of the addresses alone, as of an interface that goes up
+// and down, also waits until the last such change is addressesPause old. A change that is taken back before it was
+// reported is dropped.
 type hostChanges struct {
 	rest, addresses uint64 // digests of the facts that were reported last
+	full            bool   // the state directory had no room in them
 	movedAt         time.Time
+	spent           spending
 	waiting         *commonv1.HostFacts
 }
 
 // reported notes the facts that Hello carried.
-func (c *hostChanges) reported(facts *commonv1.HostFacts) { c.rest, c.addresses = digest(facts) }
+func (c *hostChanges) reported(facts *commonv1.HostFacts) {
+	c.rest, c.addresses = digest(facts)
+	c.full = facts.GetStateDisk().GetFull()
+}
 
 // take takes the changed facts of a heartbeat, nil for one without. It returns the facts to report now; nil: none.
 func (c *hostChanges) take(facts *commonv1.HostFacts, now time.Time) *commonv1.HostFacts {
@@ -36,16 +48,20 @@ func (c *hostChanges) take(facts *commonv1.HostFacts, now time.Time) *commonv1.H
 	}
 	c.waiting = nil
 	rest, addresses := digest(facts)
+	most := hostReports
+	if facts.GetStateDisk().GetFull() != c.full {
+		most = 2 * hostReports
+	}
 	switch {
 	case rest == c.rest && addresses == c.addresses:
 		return nil
-	case rest == c.rest && !c.movedAt.IsZero() && now.Sub(c.movedAt) < addressesPause:
+	case rest == c.rest && !c.movedAt.IsZero() && now.Sub(c.movedAt) < addressesPause, !c.spent.spend(now, most, hostPause):
 		c.waiting = facts
 		return nil
 	case addresses != c.addresses:
 		c.movedAt = now
 	}
-	c.rest, c.addresses = rest, addresses
+	c.rest, c.addresses, c.full = rest, addresses, facts.GetStateDisk().GetFull()
 	return facts
 }
 

@@ -1,0 +1,77 @@
+package session
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// TestAFloodOfChangesIsAFewReports: facts of the host that change with each heartbeat are four reports, and then one a
+// minute, of which the last has the newest facts. A state directory without room is reported all the same.
+func TestAFloodOfChangesIsAFewReports(t *testing.T) {
+	start := time.Now()
+	var c hostChanges
+	c.reported(&commonv1.HostFacts{})
+	reports := 0
+	var last *commonv1.HostFacts
+	take := func(facts *commonv1.HostFacts, at time.Duration) {
+		if got := c.take(facts, start.Add(at)); got != nil {
+			reports, last = reports+1, got
+		}
+	}
+	for i := range 100 {
+		take(&commonv1.HostFacts{Kernel: fmt.Sprint(i)}, time.Duration(i)*time.Millisecond)
+	}
+	if reports != hostReports {
+		t.Errorf("%d reports at once", reports)
+	}
+	for _, full := range []bool{true, false} {
+		take(&commonv1.HostFacts{Kernel: "disk", StateDisk: &commonv1.StateDisk{Full: full}}, time.Second)
+		if last.GetStateDisk() == nil || last.GetStateDisk().GetFull() != full {
+			t.Errorf("the state directory waits: %v", last)
+		}
+	}
+	take(&commonv1.HostFacts{Kernel: "last"}, 2*time.Second)
+	take(nil, 10*time.Minute)
+	if last.GetKernel() != "last" || reports != hostReports+3 {
+		t.Errorf("%d reports, of which the last is %v", reports, last)
+	}
+	for i := range 1000 {
+		take(&commonv1.HostFacts{StateDisk: &commonv1.StateDisk{Full: i%2 == 0}}, 20*time.Minute)
+	}
+	if reports > 3*hostReports+3 {
+		t.Errorf("%d reports of a state directory that changes", reports)
+	}
+}
+
+// TestAFloodOfDiagnosticsIsAFewReports: eight at once, then one in five seconds, and nothing is lost.
+func TestAFloodOfDiagnosticsIsAFewReports(t *testing.T) {
+	start := time.Now()
+	var d diagnosed
+	seen, reports := map[string]bool{}, 0
+	note := func(list []*commonv1.Diagnostic) {
+		if len(list) > 0 {
+			reports++
+		}
+		for _, one := range list {
+			seen[one.GetDedupeKeyHash()] = true
+		}
+	}
+	for i := range 60 {
+		note(d.take([]*commonv1.Diagnostic{{DedupeKeyHash: fmt.Sprint(i)}}, start))
+	}
+	if reports != diagnosticReports || len(seen) != diagnosticReports {
+		t.Errorf("%d reports of %d diagnostics at once", reports, len(seen))
+	}
+	note(d.take(nil, start.Add(time.Second)))
+	note(d.take(nil, start.Add(diagnosticPause)))
+	if reports != diagnosticReports+1 || len(seen) != 60 {
+		t.Errorf("%d reports of %d diagnostics after the pause", reports, len(seen))
+	}
+	note(d.take([]*commonv1.Diagnostic{{DedupeKeyHash: "end"}}, start.Add(diagnosticPause)))
+	if note(d.rest()); !seen["end"] || len(d.rest()) != 0 {
+		t.Error("the last waits when the session ends")
+	}
+}
