@@ -25,7 +25,8 @@ const (
 //
 // When a heartbeat was sent is known within bounds: not after it arrived, and not before the heartbeat before it was
 // sent, or Welcome, plus what the agent's monotonic clock has advanced since. Only the difference that is left at
-// either bound is counted, so that neither a slow network nor a replica that stood still makes a clock seem wrong.
+// either bound is counted, so that neither a slow network, nor a replica that stood still, nor a step of the replica's
+// own clock makes a clock seem wrong.
 type skew struct {
 	floor time.Time     // by the database's clock: the last heartbeat was not sent before; zero: not known
 	mono  time.Duration // the agent's monotonic clock in that heartbeat
@@ -39,17 +40,16 @@ type skew struct {
 // begin notes that Welcome is about to be sent.
 func (s *skew) begin(clock *Clock) {
 	if clock.Known() {
-		s.floor = clock.Now().Round(0)
+		s.floor, _ = clock.Span()
 	}
 }
 
-// heartbeat takes the clocks of a heartbeat that arrived at the given time of the database, which is now at the
-// replica. It returns the difference to report, and whether there is one; zero: the clock is right again.
+// heartbeat takes the clocks of a heartbeat that arrived at the given time of the database at the latest, which
+// is now at the replica. It returns the difference to report, and whether there is one; zero: the clock is right again.
 func (s *skew) heartbeat(f *nodev1.Heartbeat, arrived, now time.Time) (time.Duration, bool) {
 	if s.floor.IsZero() || f.GetWallClock().CheckValid() != nil {
 		return 0, false
 	}
-	arrived = arrived.Round(0)
 	mono := f.GetMonotonic().AsDuration()
 	if s.read && mono > s.mono {
 		s.floor = s.floor.Add(mono - s.mono)
@@ -89,7 +89,8 @@ func (s *skew) heartbeat(f *nodev1.Heartbeat, arrived, now time.Time) (time.Dura
 // clocked takes the clocks of a heartbeat and reports how far the host's is off when that changes. Before the session
 // is admitted it is only noted, for the report of the admission.
 func (h *handler) clocked(f *nodev1.Heartbeat, now time.Time) {
-	offset, changed := h.clock.heartbeat(f, h.server.cfg.Clock.Now(), now)
+	_, arrived := h.server.cfg.Clock.Span()
+	offset, changed := h.clock.heartbeat(f, arrived, now)
 	switch {
 	case !changed:
 	case h.sess.State() == commonv1.SessionState_SESSION_STATE_ADMITTED:
