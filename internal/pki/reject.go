@@ -69,6 +69,8 @@ func rejectReason(err error, now time.Time) RejectReason {
 		return RejectWrongKind
 	case errors.Is(err, ErrIdentity):
 		return RejectIdentity
+	case errors.As(err, &invalid) && errors.As(err, &verify) && ofIssuer(invalid, verify.UnverifiedCertificates):
+		return RejectUnknownAuthority // what is wrong is with the authority, and no other certificate of the peer's helps
 	case errors.As(err, &invalid):
 		return invalidReason(invalid, now)
 	case errors.As(err, &authority):
@@ -86,6 +88,12 @@ func rejectReason(err error, now time.Time) RejectReason {
 	default:
 		return RejectProtocol
 	}
+}
+
+// ofIssuer reports whether an error of the verification is about another certificate than the peer's own: an
+// intermediate that the peer presented, or a root.
+func ofIssuer(err x509.CertificateInvalidError, presented []*x509.Certificate) bool {
+	return err.Cert != nil && len(presented) > 0 && !err.Cert.Equal(presented[0])
 }
 
 func invalidReason(err x509.CertificateInvalidError, now time.Time) RejectReason {

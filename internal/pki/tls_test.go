@@ -566,3 +566,43 @@ func TestConnectionsShareTheirConfiguration(t *testing.T) {
 		t.Error("a connection after the bundle has changed trusts what it held before")
 	}
 }
+
+// TestAnExpiredIssuerIsNoExpiredNode: a node's certificate is good, and the certificate of an intermediate or root above
+// it has expired, or is not valid yet.
+func TestAnExpiredIssuerIsNoExpiredNode(t *testing.T) {
+	node := pki.NodeID(td, "node-a")
+	for name, life := range map[string][2]time.Duration{
+		"expired": {-time.Hour, -time.Second}, "not yet valid": {time.Minute, time.Hour},
+	} {
+		for _, intermediate := range []bool{true, false} {
+			root, issuer := newAuthority(t, "root"), authority{key: newKey(t)}
+			above, key := root.cert, root.key
+			if !intermediate {
+				above, key = nil, issuer.key
+			}
+			issuer.cert = signed(t, &x509.Certificate{
+				Subject: pkix.Name{CommonName: "issuer"}, IsCA: true, BasicConstraintsValid: true,
+				KeyUsage: x509.KeyUsageCertSign, NotBefore: time.Now().Add(life[0]), NotAfter: time.Now().Add(life[1]),
+			}, above, issuer.key.Public(), key)
+			leaf := signed(t, &x509.Certificate{
+				KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true,
+				ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, URIs: []*url.URL{node.URL()},
+			}, issuer.cert, newKey(t).Public(), issuer.key)
+			roots, presented := x509.NewCertPool(), []*x509.Certificate{leaf, issuer.cert}
+			roots.AddCert(root.cert)
+			if !intermediate {
+				roots.AddCert(issuer.cert)
+			}
+			pool := x509.NewCertPool()
+			pool.AddCert(issuer.cert)
+			_, err := leaf.Verify(x509.VerifyOptions{
+				Roots: roots, Intermediates: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+			})
+			got := pki.ClassifyHandshake(
+				&tls.CertificateVerificationError{UnverifiedCertificates: presented, Err: err}, time.Now())
+			if got.Reason != pki.RejectUnknownAuthority {
+				t.Errorf("%s, intermediate %t: %s (%v)", name, intermediate, got.Reason, err)
+			}
+		}
+	}
+}
