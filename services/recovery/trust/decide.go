@@ -24,16 +24,27 @@ const (
 // inARow is how many checks in a row must find the same before it counts.
 const inARow = 2
 
-// streaks are what the checks in a row have found. They are of one holder of the lease: another begins anew.
+// lately is how many of an address's last checks are remembered. A balancer in front of two proxies, of which one
+// refuses, may never refuse twice in a row: two refusals among these begin a mismatch too.
+const lately = 5
+
+// streaks are what the checks have found. They are of one holder of the lease: another begins anew.
 type streaks struct {
-	refused map[string]int // by address
+	refused map[string]int // by address, in a row
 	trusted map[string]int
+	recent  map[string][]outcome // by address: the last checks, at most lately
+	// mixed are addresses that have refused, accepted and refused again lately. They must accept in all of lately.
+	mixed   map[string]bool
 	nothing int // checks that have proven nothing
 }
+
+// outcome of one handshake.
+type outcome = recoveryv1.HandshakeOutcome
 
 // add counts a check.
 func (s *streaks) add(c *check) {
 	refusals, accepts := map[string]int{}, map[string]int{}
+	recent, mixed := map[string][]outcome{}, map[string]bool{}
 	for _, t := range c.targets {
 		switch t.outcome {
 		case refused:
@@ -42,8 +53,11 @@ func (s *streaks) add(c *check) {
 			accepts[t.address] = s.trusted[t.address] + 1
 		default:
 		}
+		list := append(slices.Clone(s.recent[t.address]), t.outcome)
+		recent[t.address] = list[max(len(list)-lately, 0):]
+		mixed[t.address] = s.mixed[t.address] && accepts[t.address] < lately || alternates(recent[t.address])
 	}
-	s.refused, s.trusted = refusals, accepts
+	s.refused, s.trusted, s.recent, s.mixed = refusals, accepts, recent, mixed
 	if c.result() == unknown {
 		s.nothing++
 	} else {
@@ -51,11 +65,29 @@ func (s *streaks) add(c *check) {
 	}
 }
 
+// alternates reports whether there is an acceptance between two refusals.
+func alternates(list []outcome) bool {
+	first := slices.Index(list, refused)
+	if first < 0 {
+		return false
+	}
+	accepted := slices.Index(list[first:], trusted)
+	return accepted >= 0 && slices.Contains(list[first+accepted:], refused)
+}
+
+// settled reports whether an address has accepted often enough after it refused.
+func (s *streaks) settled(address string) bool {
+	if s.mixed[address] {
+		return false
+	}
+	return s.trusted[address] >= inARow
+}
+
 // refusing returns the addresses that have refused often enough, sorted.
 func (s *streaks) refusing() []string {
 	var out []string
-	for address, count := range s.refused {
-		if count >= inARow {
+	for address := range s.recent {
+		if s.refused[address] >= inARow || s.mixed[address] {
 			out = append(out, address)
 		}
 	}
@@ -75,7 +107,7 @@ func (s *streaks) concluded(row preflightRow, c *check) (recoveryv1.PreflightSta
 	}
 	if row.State == stateMismatch {
 		for _, t := range c.targets {
-			if slices.Contains(row.RefusedBy, t.address) && s.trusted[t.address] < inARow {
+			if slices.Contains(row.RefusedBy, t.address) && !s.settled(t.address) {
 				return mismatch, row.RefusedBy
 			}
 		}
@@ -99,9 +131,19 @@ func (s *streaks) unsettled(row preflightRow) bool {
 	case stateMismatch:
 		return len(s.refused) == 0 && len(s.trusted) > 0
 	case stateOK:
-		return len(s.refused) > 0 || s.nothing > 0 && s.nothing < inARow
+		return s.refusedLately() || s.nothing > 0 && s.nothing < inARow
 	}
 	return len(s.refused) > 0 || len(s.trusted) > 0
+}
+
+// refusedLately reports whether any address has.
+func (s *streaks) refusedLately() bool {
+	for _, list := range s.recent {
+		if slices.Contains(list, refused) {
+			return true
+		}
+	}
+	return false
 }
 
 // side returns which side of a mismatch has changed since the ingress was last seen to trust an issuer. If some of the
