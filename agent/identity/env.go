@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
-	"net/url"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/gpuaas/mesh/internal/config"
 )
 
 // Names of the variables in node-agent.env.
@@ -212,38 +211,8 @@ func (e Env) RecoveryURL() string {
 	return cmp.Or(e.Get(EnvRecoveryURL), e.Get(EnvAPIURL))
 }
 
-// HostPort reads `host:port`, `https://host[:port]` or `host`; the port defaults to 443. Anything else, plain http
-// above all, is refused.
-func HostPort(endpoint string) (string, error) {
-	rest := endpoint
-	if strings.Contains(endpoint, "://") {
-		u, err := url.Parse(endpoint)
-		if err != nil {
-			return "", errors.New("not an address")
-		}
-		if u.Scheme != "https" {
-			return "", fmt.Errorf("scheme %q: only https is spoken", u.Scheme)
-		}
-		if u.User != nil || u.RawQuery != "" || u.Fragment != "" || (u.Path != "" && u.Path != "/") {
-			return "", errors.New("more than a host and a port")
-		}
-		rest = u.Host
-	}
-	host, port, err := net.SplitHostPort(rest)
-	if err != nil {
-		host, port = strings.Trim(rest, "[]"), "443"
-		if strings.Contains(host, ":") && net.ParseIP(host) == nil {
-			return "", errors.New("not host:port")
-		}
-	}
-	if host == "" || port == "" || strings.ContainsAny(host, "/ @?#'\"") {
-		return "", errors.New("not host:port")
-	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return "", errors.New("not a port")
-	}
-	return net.JoinHostPort(host, port), nil
-}
+// HostPort reads an address of the control plane as config.HostPort does.
+func HostPort(endpoint string) (string, error) { return config.HostPort(endpoint) }
 
 // RecoveryBundlePath returns the path of the pinned trust for enrolment: the file that the variable names (relative to
 // etc), else the default file if it is there, else the bundle for the node API.

@@ -21,7 +21,7 @@ type Peers struct {
 // Profile is the profile that agents are sent: the addresses of the control plane and the authorities to trust.
 type Profile struct {
 	Name        string `koanf:"name"`
-	APIURL      string `koanf:"api_url"`      // host:port of the node API
+	APIURL      string `koanf:"api_url"`      // host:port or https URL of the node API, without a path
 	RecoveryURL string `koanf:"recovery_url"` // URL of the enrolment listener
 	TerminalURL string `koanf:"terminal_url"` // may be empty
 	CAFile      string `koanf:"ca_file"`      // the certificate authorities of services, which agents trust
@@ -93,6 +93,11 @@ func (c Config) Validate() error {
 	} {
 		if need.value == "" {
 			errs = append(errs, fmt.Errorf("%s is needed", need.key))
+		}
+	}
+	if c.Profile.APIURL != "" {
+		if _, err := config.HostPort(c.Profile.APIURL); err != nil {
+			errs = append(errs, fmt.Errorf("profile.api_url: %w", err))
 		}
 	}
 	if c.Profile.RecoveryURL != "" {

@@ -2,11 +2,13 @@ package recovery
 
 import (
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
@@ -22,7 +24,8 @@ func (s *Service) addTrust(signer ca.Signer, enroller *enrol.Enroller) error {
 	b := s.base
 	preflight, err := trust.New(trust.Deps{
 		Logger: b.Logger, Pool: b.DB, Signer: signer, Services: b.Services, TrustDomain: b.Config.TrustDomain,
-		Replica: b.ReplicaID, Address: func() string { return enroller.Profile().GetApiUrl() }, Wake: b.Wake,
+		Replica: b.ReplicaID, Address: func() string { return enroller.Profile().GetApiUrl() }, Told: s.toldRoots,
+		Wake: b.Wake,
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
 			return tokens.Untrusted(ctx, tx, stop.From, stop.Until) // time in which nothing is issued ages no token
 		},
@@ -33,4 +36,18 @@ func (s *Service) addTrust(signer ca.Signer, enroller *enrol.Enroller) error {
 	b.Health.Watch(partIngressTrust, preflight.Health)
 	b.Add(app.Task{Name: "ca-preflight", Run: preflight.Run})
 	return s.internal.Mount(recoveryv1connect.NewTrustServiceHandler(preflight, s.internal.HandlerOptions()...))
+}
+
+// toldRoots returns the roots of the profile that agents are told, with those of the services' issuer, which agents
+// learn of when it has changed. It returns nil if the file of the profile cannot be read.
+func (s *Service) toldRoots() *pki.Bundle {
+	told, err := pki.LoadBundle(s.cfg.Profile.CAFile)
+	if err != nil {
+		return nil
+	}
+	all, err := pki.NewBundle(slices.Concat(told.Roots(), s.base.Services.Roots())...)
+	if err != nil {
+		return nil
+	}
+	return all
 }

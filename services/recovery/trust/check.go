@@ -69,14 +69,19 @@ func signature(a *authority, list []replicas.Trusting) string {
 	return text.String()
 }
 
-// shakeHands makes the handshakes with all targets at once: they are few, and a check must end within the lease.
-func shakeHands(ctx context.Context, targets []*target, cfg pki.ClientConfig, within time.Duration) {
+// shakeHands makes the handshakes with all targets at once: they are few, and a check must end within the lease. The
+// address that agents are told may be a proxy's: it is verified by roots of its own, as agents do.
+func shakeHands(ctx context.Context, targets []*target, cfg pki.ClientConfig, told *pki.Bundle, within time.Duration) {
 	var all sync.WaitGroup
 	for _, t := range targets {
 		if t.address == "" {
 			continue
 		}
-		all.Go(func() { t.outcome, t.detail = handshake(ctx, t.address, cfg, within) })
+		as := cfg
+		if t.replica.ReplicaID == "" {
+			as.Roots = told
+		}
+		all.Go(func() { t.outcome, t.detail = handshake(ctx, t.address, as, within) })
 	}
 	all.Wait()
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -36,13 +37,32 @@ const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x0
 // lose the alert: a server that has refused it answers what it writes with a reset.
 const quiet = 3
 
+// told returns the host:port of the node API that agents are told, which read it in the same way.
+func (p *Preflight) told() string {
+	told := p.deps.Address()
+	if address, err := config.HostPort(told); err == nil {
+		return address
+	}
+	return told // of no form that agents take: the check says that it is not reached
+}
+
+// toldRoots returns the roots by which agents verify the address that they are told.
+func (p *Preflight) toldRoots() *pki.Bundle {
+	if p.deps.Told != nil {
+		if roots := p.deps.Told(); roots != nil {
+			return roots
+		}
+	}
+	return p.deps.Services
+}
+
 // handshake connects to an address as a node with the certificate of cfg.Store would, and returns what that proves,
 // with a description. In TLS 1.3 the client's side of the handshake is done before the server has verified the client's
 // certificate, so only the first bytes that the server sends prove that it was accepted.
 func handshake(ctx context.Context, address string, cfg pki.ClientConfig, within time.Duration) (
 	recoveryv1.HandshakeOutcome, string,
 ) {
-	config, err := pki.ClientTLS(cfg)
+	client, err := pki.ClientTLS(cfg)
 	if err != nil {
 		return unproven, err.Error()
 	}
@@ -56,7 +76,7 @@ func handshake(ctx context.Context, address string, cfg pki.ClientConfig, within
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	defer stop()
 	defer raw.Close()
-	conn := tls.Client(raw, config)
+	conn := tls.Client(raw, client)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return concluded(err)
 	}

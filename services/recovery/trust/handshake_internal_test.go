@@ -195,3 +195,31 @@ func TestOtherAlerts(t *testing.T) {
 		t.Errorf("%s: %q", got, detail)
 	}
 }
+
+// TestTheToldAddressIsReadAsAgentsDo: agents are told a URL of a proxy, whose certificate is of an authority that the
+// profile names and services do not trust.
+func TestTheToldAddressIsReadAsAgentsDo(t *testing.T) {
+	i, proxies := newIssuers(t), newIssuers(t)
+	address := (&issuers{services: proxies.services}).ingress(t, bundleOf(t, i.nodes), speaks)
+	with, err := newCanary(t.Context(), i.nodes, domain, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Preflight{cfg: defaults, deps: Deps{
+		TrustDomain: domain, Services: i.roots, Address: func() string { return "https://" + address + "/" },
+	}}
+	for _, told := range []func() *pki.Bundle{
+		func() *pki.Bundle { return proxies.roots }, nil, func() *pki.Bundle { return nil },
+	} {
+		p.deps.Told = told
+		c := &check{at: time.Now(), targets: targetsOf(p.told(), nil, nil)}
+		p.shake(t.Context(), c, with)
+		want := trusted
+		if p.toldRoots() == i.roots {
+			want = unproven
+		}
+		if got := c.targets[0]; got.address != address || got.outcome != want {
+			t.Errorf("%s: %s, %s; want %s", got.address, got.outcome, got.detail, want)
+		}
+	}
+}

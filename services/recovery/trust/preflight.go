@@ -40,8 +40,10 @@ type Deps struct {
 	Services    *pki.Bundle
 	TrustDomain string
 	Replica     string // the holder of the lease
-	// Address returns the host:port of the node API that agents are told.
+	// Address returns the address of the node API that agents are told: host:port or an https URL.
 	Address func() string
+	// Told returns the roots by which agents verify that address. Nil, or a nil result: Services.
+	Told func() *pki.Bundle
 	// Stopped is called in the transaction that begins, and in that which ends, a time in which no certificate is issued.
 	// It may be nil.
 	Stopped func(ctx context.Context, tx pgx.Tx, s Stop) error
@@ -145,7 +147,7 @@ func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
 		return out, nil
 	}
 	c := &check{
-		at: now, authority: p.authority, err: err, targets: targetsOf(p.deps.Address(), list, p.authority),
+		at: now, authority: p.authority, err: err, targets: targetsOf(p.told(), list, p.authority),
 	}
 	p.tryAll(ctx, c)
 	p.checkedAt, out.Checked = time.Now(), true
@@ -216,7 +218,7 @@ func (p *Preflight) shake(ctx context.Context, c *check, with canary) {
 	shakeHands(ctx, c.targets, pki.ClientConfig{
 		Store: with.store, Roots: p.deps.Services, Server: pki.ServiceID(p.deps.TrustDomain, "nodeapi"),
 		NextProtos: []string{"h2"}, Time: func() time.Time { return wallclock.Now().Add(ahead) },
-	}, p.cfg.Handshake)
+	}, p.toldRoots(), p.cfg.Handshake)
 }
 
 // conclude writes the state that follows from the checks, if it differs from the row's. A replica that has lost the

@@ -36,7 +36,7 @@ func (p *Preflight) RunPreflight(
 		return nil, err
 	}
 	out := &recoveryv1.RunPreflightResponse{Preflight: row.message()}
-	c.targets = targetsOf(p.deps.Address(), trusting(c.targets), c.authority)
+	c.targets = targetsOf(p.told(), trusting(c.targets), c.authority)
 	if c.authority != nil {
 		var with canary
 		if with, c.err = p.sign(ctx, c.at); c.err == nil {
