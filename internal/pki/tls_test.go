@@ -567,8 +567,8 @@ func TestConnectionsShareTheirConfiguration(t *testing.T) {
 	}
 }
 
-// TestAnExpiredIssuerIsNoExpiredNode: a node's certificate is good, and the certificate of an intermediate or root above
-// it has expired, or is not valid yet.
+// TestAnExpiredIssuerIsNoExpiredNode: a node's certificate is good, and that of the intermediate or root above it has
+// expired, or is not valid yet.
 func TestAnExpiredIssuerIsNoExpiredNode(t *testing.T) {
 	node := pki.NodeID(td, "node-a")
 	for name, life := range map[string][2]time.Duration{

@@ -55,7 +55,8 @@ func (c *hostChanges) take(facts *commonv1.HostFacts, now time.Time) *commonv1.H
 	switch {
 	case rest == c.rest && addresses == c.addresses:
 		return nil
-	case rest == c.rest && !c.movedAt.IsZero() && now.Sub(c.movedAt) < addressesPause, !c.spent.spend(now, most, hostPause):
+	case rest == c.rest && !c.movedAt.IsZero() && now.Sub(c.movedAt) < addressesPause,
+		!c.spent.spend(now, most, hostPause):
 		c.waiting = facts
 		return nil
 	case addresses != c.addresses:
