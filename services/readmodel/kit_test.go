@@ -266,6 +266,11 @@ func (k *kit) configure() readmodel.Config {
 		k.mount(s)(recoveryv1connect.NewPolicyServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewWatchdogServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewRollbackServiceHandler(k.owners, s.HandlerOptions()...))
+		m := machines{owners: k.owners}
+		k.mount(s)(recoveryv1connect.NewTokenServiceHandler(m, s.HandlerOptions()...))
+		k.mount(s)(recoveryv1connect.NewTrustServiceHandler(m, s.HandlerOptions()...))
+		k.mount(s)(recoveryv1connect.NewHostFactsServiceHandler(m, s.HandlerOptions()...))
+		k.mount(s)(recoveryv1connect.NewDiagnosticsServiceHandler(m, s.HandlerOptions()...))
 		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("ca"), s.HandlerOptions()...))
 	})
 	return cfg

@@ -210,6 +210,18 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		"ProjectionService/VerifyProjections": generic, "ProjectionService/RebuildProjections": generic,
 		"RetentionService/GetRetention": generic, "RollbackService/GetRollback": generic,
 		"RollbackService/AcceptRollback": generic,
+		"TokenService/ListTokens":        {nil, &readmodelv1.ListTokensRequest{NodeId: x.NodeID}},
+		"TokenService/RevokeTokens":      {&readmodelv1.RevokeTokensRequest{NodeId: x.NodeID, Reason: "because"}},
+		"TokenService/ExtendTokens": {&readmodelv1.ExtendTokensRequest{
+			Profile: "default", Until: timestamppb.New(time.Now().Add(time.Hour)), Reason: "because",
+		}},
+		"TrustService/GetTrust": generic, "TrustService/RunPreflight": generic,
+		"HostFactsService/AcceptHostFacts": {&readmodelv1.AcceptHostFactsRequest{Node: x.NodeID, Reason: "because"}},
+		"DiagnosticsService/MergeDiagnostics": {&readmodelv1.MergeDiagnosticsRequest{
+			Node: x.NodeID, Records: []*recoveryv1.HostRecord{{Code: "dns_failed"}},
+		}},
+		"DiagnosticsService/CollectDiagnostics":      {&readmodelv1.CollectDiagnosticsRequest{Node: x.NodeID}},
+		"DiagnosticsService/GetCollectedDiagnostics": {&readmodelv1.GetCollectedDiagnosticsRequest{TaskId: x.TaskID}},
 	}
 }
 
@@ -286,7 +298,10 @@ func TestTenantsSeeNoMachines(t *testing.T) {
 	markers := append(k.marked(k.A), canaries(k.B)...)
 	markers = append(markers, k.Shared)
 	found := map[string]bool{}
-	for _, body := range k.answers(k.token("", "operator", "security", "viewer"), k.A) {
+	for name, body := range k.answers(k.token("", "operator", "security", "viewer"), k.A) {
+		if service, _, _ := strings.Cut(name, "/"); ofMachines[service] && !strings.Contains(body, hiddenNode) {
+			t.Errorf("%s does not name the node to an operator: %s", name, body)
+		}
 		for _, marker := range markers {
 			found[marker] = found[marker] || strings.Contains(body, marker)
 		}
