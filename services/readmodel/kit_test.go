@@ -48,8 +48,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// healthy is a service that reports itself and the part of that name as healthy.
-type healthy string
+// healthy is a service that reports itself and the parts of these names as healthy.
+type healthy []string
 
 func (h healthy) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv1.GetHealthResponse, error) {
 	part := func(name string) *commonv1.Part {
@@ -58,7 +58,11 @@ func (h healthy) GetHealth(context.Context, *commonv1.GetHealthRequest) (*common
 			ObservedAt: timestamppb.Now(), Required: name == "database",
 		}
 	}
-	return &commonv1.GetHealthResponse{Parts: []*commonv1.Part{part("database"), part(string(h))}}, nil
+	parts := []*commonv1.Part{part("database")}
+	for _, name := range h {
+		parts = append(parts, part(name))
+	}
+	return &commonv1.GetHealthResponse{Parts: parts}, nil
 }
 
 // owners are fakes of lifecycle and recovery: they verify the person as the real services do, and record their
@@ -259,7 +263,7 @@ func (k *kit) configure() readmodel.Config {
 		k.mount(s)(lifecyclev1connect.NewTaskServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewGateServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewDiagnosticsServiceHandler(k.owners, s.HandlerOptions()...))
-		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("lock_store"), s.HandlerOptions()...))
+		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy{"lock_store"}, s.HandlerOptions()...))
 	})
 	cfg.Peers.Recovery = k.owner("recovery", keys, func(s *port.Server) {
 		k.mount(s)(recoveryv1connect.NewIdentityServiceHandler(k.owners, s.HandlerOptions()...))
@@ -271,7 +275,7 @@ func (k *kit) configure() readmodel.Config {
 		k.mount(s)(recoveryv1connect.NewTrustServiceHandler(m, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewHostFactsServiceHandler(m, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewDiagnosticsServiceHandler(m, s.HandlerOptions()...))
-		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("ca"), s.HandlerOptions()...))
+		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy{"ca", "ingress_trust"}, s.HandlerOptions()...))
 	})
 	return cfg
 }

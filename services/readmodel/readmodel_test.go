@@ -119,10 +119,10 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	if keys, err := q.GetPolicy(ctx, &readmodelv1.GetPolicyRequest{}); err != nil || len(keys.GetItems()) != 1 {
 		t.Errorf("GetPolicy = %v, %v", keys, err)
 	}
-	k.Beat(false)
 	var status *readmodelv1.GetStatusResponse
-	// a probed service has a second to answer, in which the connection is made as well
+	// a probed service has a second to answer, in which the connection is made as well, and a beat is soon too old
 	testkit.Eventually(t, testkit.Patience, func() error {
+		k.Beat(false)
 		status, err = q.GetStatus(ctx, &readmodelv1.GetStatusRequest{})
 		if err != nil {
 			t.Fatal(err)
@@ -138,7 +138,7 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 		status.GetLiveRuns() != 2 || status.GetPosition() == 0 {
 		t.Errorf("GetStatus = %v", status)
 	}
-	for _, name := range []string{"database", "event_log", "nodeapi", "lifecycle", "lock_store", "recovery", "ca"} {
+	for _, name := range []string{"database", "event_log", "nodeapi", "lifecycle", "lock_store", "recovery", "ca", "ingress_trust"} {
 		i := slices.IndexFunc(status.GetComponents(),
 			func(c *readmodelv1.ComponentStatus) bool { return c.GetName() == name })
 		if i < 0 || !status.GetComponents()[i].GetOk() || status.GetComponents()[i].GetObservedAt() == nil {
