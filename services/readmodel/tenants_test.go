@@ -32,6 +32,8 @@ const (
 	hiddenText   = "OPERATORTEXT"
 	hiddenRef    = "PROVIDERREF"
 	hiddenOwner  = "REPLICAOWNER"
+	hiddenPath   = "/srv/secret-disk"
+	hiddenDisk   = "; the node's state directory has no room: " + hiddenPath + ": 3 bytes are left"
 )
 
 // marked puts into the projection of tenant x what no tenant may be shown, everywhere where services put it. It returns
@@ -66,7 +68,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 	k.Append(&lifecyclev1.Run{
 		RunId: x.RunID, WorkspaceId: x.WorkspaceID, TenantId: x.ID, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
 		Round: 1, State: commonv1.RunState_RUN_STATE_RUNNING, Phase: "do", Step: 1, Epoch: 1, Owner: hiddenOwner,
-		WhyWaiting: "waiting for node " + x.NodeID, ErrorCode: hiddenCode, Error: hiddenText, CancelReason: hiddenText,
+		WhyWaiting: "waiting for node " + x.NodeID + hiddenDisk, ErrorCode: hiddenCode, Error: hiddenText, CancelReason: hiddenText,
 		ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, StuckReason: hiddenText, CreatedAt: at,
 		StepNames: []string{"Validate request", "Allocate storage", "Mark active"},
 	})
@@ -74,7 +76,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 		RunId: x.RunID, WorkspaceId: x.WorkspaceID, Step: 1, Name: "Allocate storage", Attempt: 2,
 		Direction: commonv1.Direction_DIRECTION_DO, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, StartedAt: at,
 		FinishedAt: at, Error: hiddenText + " on " + hiddenNode, ErrorCode: hiddenCode, Cause: hiddenText,
-		ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, Progress: "asked " + x.NodeID, WhyWaiting: "for " + x.NodeID,
+		ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, Progress: "asked " + x.NodeID, WhyWaiting: "for " + x.NodeID + hiddenDisk,
 	})
 	k.Append(&lifecyclev1.Instance{
 		InstanceId: x.InstanceID, WorkspaceId: x.WorkspaceID, WorkspaceName: x.WorkspaceName, TenantId: x.ID, Epoch: 1,
@@ -121,7 +123,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 	k.untilAudited(2)
 	return []string{
 		x.NodeID, hiddenNode, hiddenReason, strings.ToUpper(hiddenReason), hiddenCode, strings.ToUpper(hiddenCode),
-		hiddenText, hiddenRef, hiddenOwner, k.Replica, x.SessionID,
+		hiddenText, hiddenRef, hiddenOwner, hiddenPath, "3 bytes are left", k.Replica, x.SessionID,
 	}
 }
 
@@ -306,7 +308,7 @@ func TestTenantsSeeNoMachines(t *testing.T) {
 			found[marker] = found[marker] || strings.Contains(body, marker)
 		}
 	}
-	for _, marker := range markers[:9] {
+	for _, marker := range markers[:11] {
 		if !found[marker] && marker != strings.ToUpper(hiddenCode) {
 			t.Errorf("an operator is not shown %q either: the walk proves nothing of it", marker)
 		}

@@ -125,6 +125,7 @@ func hideRecovery(r *recoveryv1.RecoveryRecord) {
 	r.UserImpact = WithoutIDs(r.GetUserImpact())
 }
 
+// hideEntry leaves the reason, which the list of entries has only of people of the tenant.
 func hideEntry(row *readmodelv1.AuditRow) {
 	if e := row.GetEntry(); e != nil {
 		e.Details, e.Reason = nil, WithoutIDs(e.GetReason())
@@ -134,7 +135,7 @@ func hideEntry(row *readmodelv1.AuditRow) {
 const notDone = "it could not be completed; your operator can see why"
 
 // Failure returns the code and the text of a failure as a person of a tenant sees them. The text was written for
-// people, and what is under it is its cause; so it is kept, without ids and names of machines, unless it is about a node.
+// people, and what is under it is its cause; so it is kept, without ids, names of machines and the state of their disks, unless it is about a node.
 func Failure(code, text string, layer commonv1.OwnerLayer) (string, string) {
 	reason, err := names.Parse[commonv1.Reason](code)
 	told := err == nil && fault.ForTenants(reason)
@@ -151,14 +152,18 @@ func Failure(code, text string, layer commonv1.OwnerLayer) (string, string) {
 	return code, text
 }
 
-// ids are ids, and instances the names that launched instances have as nodes.
+// ids are ids, and instances the names that launched instances have as nodes. A fullDisk is what lifecycle adds to a
+// text about work that waits for a node, or has failed on it, while the disk of the agent has no room.
 var (
 	ids       = regexp.MustCompile(`(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`)
 	instances = regexp.MustCompile(`\bbox-[0-9a-z][0-9a-z-]*\b`)
+	fullDisk  = regexp.MustCompile(`(?s)[;:] the node's state directory has no room\b.*`)
 )
 
-// WithoutIDs returns a text without ids, and without the names of machines as WithoutMachines does.
+// WithoutIDs returns a text without ids, without what it says of a node's disk, and without the names of machines as
+// WithoutMachines does.
 func WithoutIDs(text string, machines ...string) string {
+	text = fullDisk.ReplaceAllLiteralString(text, "")
 	return ids.ReplaceAllLiteralString(WithoutMachines(text, machines...), "(an id)")
 }
 
