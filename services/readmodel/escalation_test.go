@@ -95,6 +95,7 @@ func troubled(t *testing.T) *kit {
 			ErrorCode:  "deploy_failed",
 			ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
 		})
+		k.admitted("ana@"+x.Name, x.ID, "tenant")
 		k.audited(x, audit.Entry{Action: "workspace.cancel", Reason: "stalled"},
 			audit.Entry{Action: "workspace.reset", Reason: "again " + x.Name},
 			audit.Entry{Action: "tenant.provisioning.failed", Outcome: audit.Failed})

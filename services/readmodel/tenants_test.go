@@ -68,15 +68,17 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 	k.Append(&lifecyclev1.Run{
 		RunId: x.RunID, WorkspaceId: x.WorkspaceID, TenantId: x.ID, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
 		Round: 1, State: commonv1.RunState_RUN_STATE_RUNNING, Phase: "do", Step: 1, Epoch: 1, Owner: hiddenOwner,
-		WhyWaiting: "waiting for node " + x.NodeID + hiddenDisk, ErrorCode: hiddenCode, Error: hiddenText, CancelReason: hiddenText,
-		ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, StuckReason: hiddenText, CreatedAt: at,
+		WhyWaiting: "waiting for node " + x.NodeID + hiddenDisk, ErrorCode: hiddenCode, Error: hiddenText,
+		CancelReason: hiddenText,
+		ErrorLayer:   commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, StuckReason: hiddenText, CreatedAt: at,
 		StepNames: []string{"Validate request", "Allocate storage", "Mark active"},
 	})
 	k.Append(&lifecyclev1.StepAttempt{
 		RunId: x.RunID, WorkspaceId: x.WorkspaceID, Step: 1, Name: "Allocate storage", Attempt: 2,
 		Direction: commonv1.Direction_DIRECTION_DO, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, StartedAt: at,
 		FinishedAt: at, Error: hiddenText + " on " + hiddenNode, ErrorCode: hiddenCode, Cause: hiddenText,
-		ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, Progress: "asked " + x.NodeID, WhyWaiting: "for " + x.NodeID + hiddenDisk,
+		ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, Progress: "asked " + x.NodeID,
+		WhyWaiting: "for " + x.NodeID + hiddenDisk,
 	})
 	k.Append(&lifecyclev1.Instance{
 		InstanceId: x.InstanceID, WorkspaceId: x.WorkspaceID, WorkspaceName: x.WorkspaceName, TenantId: x.ID, Epoch: 1,
@@ -118,9 +120,10 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 			Action: "workspace.recreate", Reason: "moved off " + x.NodeID, NodeID: x.NodeID,
 			Details: map[string]any{"node_name": hiddenNode, "reason": hiddenReason, "note": hiddenText},
 		},
+		audit.Entry{Action: "workspace.retry", Actor: "olga", Reason: "moved off " + hiddenNode},
 		audit.Entry{Action: "node.hold", Reason: hiddenReason + " " + hiddenText, NodeID: x.NodeID})
 	k.settle()
-	k.untilAudited(2)
+	k.untilAudited(3)
 	return []string{
 		x.NodeID, hiddenNode, hiddenReason, strings.ToUpper(hiddenReason), hiddenCode, strings.ToUpper(hiddenCode),
 		hiddenText, hiddenRef, hiddenOwner, hiddenPath, "3 bytes are left", k.Replica, x.SessionID,

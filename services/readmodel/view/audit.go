@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -50,7 +51,7 @@ var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p lis
 	list.Parts{Conditions: auditConditions, Scoped: true})
 
 // Audit returns one page of the audit log, newest first. A scope that is bound to a tenant does not include entries
-// about nodes, so that a page of it may be shorter than others.
+// about nodes, so that a page of it may be shorter than others, and sees reasons only of the tenant's own people.
 func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]*readmodelv1.AuditRow, string, error) {
 	l := list.Request{Args: []any{s.scope.Arg()}}
 	l.When(f.WorkspaceID != "", auditOfWorkspace, f.WorkspaceID)
@@ -96,6 +97,9 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]
 	}
 	if !s.scope.Everything() {
 		items = slices.DeleteFunc(items, ofMachine)
+		if err := s.hideReasons(ctx, items); err != nil {
+			return nil, "", err
+		}
 	}
 	return namePage(ctx, s, func(a *readmodelv1.AuditRow) lookup.Nameless {
 		return lookup.Nameless{
@@ -108,6 +112,45 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]
 // ofMachine reports whether an entry is about a node, which is for people of the operator.
 func ofMachine(a *readmodelv1.AuditRow) bool {
 	return a.GetEntry().GetSubjectType() == "node" || strings.HasPrefix(a.GetEntry().GetAction(), "node.")
+}
+
+// personSince is a person by name, and since when that name is theirs.
+type personSince struct {
+	Name  string    `db:"name"`
+	Since time.Time `db:"since" expr:"p.created_at"`
+}
+
+var peopleOfTenant = pg.Define(pg.RoleReadmodel, "view.people_of_tenant", `
+	SELECT `+pg.Columns[personSince]("p")+` FROM readmodel.person p
+	WHERE p.ended_at IS NULL AND p.name = ANY($1::text[]) AND p.tenant_id = $2::uuid`)
+
+// hideReasons clears the reasons that were given by anyone but the people whom the scope's tenant has now: people of
+// the operator write of machines, by whatever name they know them.
+func (s *Snapshot) hideReasons(ctx context.Context, items []*readmodelv1.AuditRow) error {
+	var actors []string
+	for _, a := range items {
+		if e := a.GetEntry(); e.GetReason() != "" && !slices.Contains(actors, e.GetActor()) {
+			actors = append(actors, e.GetActor())
+		}
+	}
+	if len(actors) == 0 {
+		return nil
+	}
+	rows, err := pg.All[personSince](ctx, s.tx, peopleOfTenant, actors, s.scope.TenantID())
+	if err != nil {
+		return fmt.Errorf("read the people of a tenant: %w", err)
+	}
+	since := make(map[string]time.Time, len(rows))
+	for _, p := range rows {
+		since[p.Name] = p.Since
+	}
+	for _, a := range items {
+		e := a.GetEntry()
+		if from, ok := since[e.GetActor()]; !ok || e.GetAt() == nil || e.GetAt().AsTime().Before(from) {
+			e.Reason = ""
+		}
+	}
+	return nil
 }
 
 // nameSubjects fills in the names of the subjects of one page, if the scope includes them: one query for each kind.

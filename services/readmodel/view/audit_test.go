@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -64,6 +65,57 @@ func TestAuditNamesItsSubjects(t *testing.T) {
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("%s: %s", who, diff)
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("%s: %v", who, err)
+		}
+	}
+}
+
+// TestTenantsSeeTheReasonsOfTheirOwnPeople: a person of the operator, whose name a person of the tenant may have got
+// later, writes reasons for the operator's people.
+func TestTenantsSeeTheReasonsOfTheirOwnPeople(t *testing.T) {
+	k := newKit(t)
+	db := k.DB.Pool(pg.RoleReadmodel)
+	_, err := db.Exec(testkit.Context(t), `INSERT INTO readmodel.person (person_id, name, tenant_id, roles, expires_at)
+		VALUES ($1, 'robot', $2, '{tenant}', mesh.clock() + interval '1 hour'),
+			($3, 'other', $4, '{tenant}', mesh.clock() + interval '1 hour'),
+			($5, 'olga', NULL, '{operator}', mesh.clock() + interval '1 hour')`,
+		ids.New(), k.A.ID, ids.New(), k.B.ID, ids.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	later, before := time.Now().Add(time.Hour).UTC().Format(time.RFC3339), "2020-01-01T00:00:00Z"
+	entries := []struct{ actor, at, want string }{
+		{"robot", later, "because"}, {"robot", before, ""}, {"other", later, ""}, {"olga", later, ""}, {"", later, ""},
+	}
+	for i, e := range entries {
+		entry := fmt.Sprintf(`{"action": "some.thing", "actor": %q, "at": %q, "reason": "because", "tenant_id": %q}`,
+			e.actor, e.at, k.A.ID)
+		_, err := db.Exec(testkit.Context(t),
+			`INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash)
+			VALUES ($1::bigint, $2, $3, 'lifecycle', $4, sha256('x'),
+				sha256(convert_to($1::text, 'UTF8')))`, i+1, 1<<40+i, ids.New(), entry)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for who, scope := range map[string]list.Scope{"operator": list.All(), "tenant": scopeOf(t, k.A.ID)} {
+		err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
+			items, _, err := s.Audit(ctx, view.AuditFilter{Action: "some."}, list.Page{})
+			if len(items) != len(entries) {
+				t.Errorf("%s: %d entries", who, len(items))
+			}
+			for _, a := range items {
+				e, want := entries[a.GetNumber()-1], "because"
+				if who == "tenant" {
+					want = e.want
+				}
+				if got := a.GetEntry().GetReason(); got != want {
+					t.Errorf("%s sees %q of %q at %s, want %q", who, got, e.actor, e.at, want)
+				}
 			}
 			return err
 		})
