@@ -75,6 +75,8 @@ func (s *Server) GetCollectedDiagnostics(ctx context.Context,
 	list = list[max(len(list)-mostCollected, 0):]
 	for _, d := range list {
 		d.Detail = task.Clean(d.GetDetail(), 512)
+		d.RetryCorrelationId, d.DedupeKeyHash = task.Clean(d.GetRetryCorrelationId(), 128),
+			task.Clean(d.GetDedupeKeyHash(), 128)
 	}
 	return &lifecyclev1.GetCollectedDiagnosticsResponse{Diagnostics: list}, nil
 }
