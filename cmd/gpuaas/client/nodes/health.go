@@ -3,6 +3,7 @@ package nodes
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
@@ -91,24 +92,39 @@ func itemText(n *readmodelv1.Node, check recoveryv1.HealthCheck) string {
 }
 
 // contractColumn returns what is known of one part of a node: what is wrong with it by the newest evidence that
-// recovery has, or by that of its last verdict, otherwise the given text.
+// recovery has, or by that of its last verdict, otherwise the given text. Evidence that is over says nothing of now.
 func contractColumn(title string, part commonv1.DriftPart, text func(*output.Printer, *readmodelv1.Node) string,
 ) output.Column[*readmodelv1.Node] {
 	return output.Column[*readmodelv1.Node]{
 		Title: "contract: " + title, Of: func(pr *output.Printer, n *readmodelv1.Node) string {
-			evidence := n.GetVerdict().GetEvidence()
-			if n.GetHealth() != nil {
-				evidence = n.GetHealth().GetParts()
-			}
-			for _, e := range evidence {
-				if e.GetPart() == part && e.GetReason() != 0 {
-					return strings.TrimSpace(human.Enum(e.GetReason()) + ", by " + human.Enum(e.GetSource()) + " " +
-						pr.When(e.GetObservedAt()) + " " + e.GetDetail())
-				}
+			if e := newestFault(n, part); e != nil {
+				return strings.TrimSpace(human.Enum(e.GetReason()) + ", by " + human.Enum(e.GetSource()) + " " +
+					pr.When(e.GetObservedAt()) + " " + e.GetDetail())
 			}
 			return text(pr, n)
 		},
 	}
+}
+
+// newestFault returns the newest evidence that something is wrong with a part of a node now; nil if there is none.
+func newestFault(n *readmodelv1.Node, part commonv1.DriftPart) *recoveryv1.Evidence {
+	evidence, now := n.GetVerdict().GetEvidence(), time.Now()
+	if health := n.GetHealth(); health != nil {
+		evidence = health.GetParts()
+		if at := health.GetAsOf(); at != nil {
+			now = at.AsTime()
+		}
+	}
+	var newest *recoveryv1.Evidence
+	for _, e := range evidence {
+		switch until := e.GetFreshUntil(); {
+		case e.GetPart() != part || e.GetReason() == 0:
+		case until != nil && until.AsTime().Before(now):
+		case newest == nil || e.GetObservedAt().AsTime().After(newest.GetObservedAt().AsTime()):
+			newest = e
+		}
+	}
+	return newest
 }
 
 func processText(pr *output.Printer, n *readmodelv1.Node) string {
