@@ -21,7 +21,8 @@ type AgentStatus struct {
 	Since     time.Time // of Connected as it is; zero: not known
 	Reason    string    // why it cannot act; empty if it can
 	Detail    string    // the reason in words
-	// Judged is the reason of the verdict that holds for its node, for people of the operator; unspecified: none holds.
+	// Judged is the reason of the verdict that holds for its node which touches what runs there most, for people of the
+	// operator; unspecified: none holds.
 	Judged commonv1.DriftReason
 }
 
@@ -32,7 +33,7 @@ type AgentStatus struct {
 func DescribeAgent(f NodeFacts) AgentStatus {
 	const workload = "; the workload may well run"
 	node, verdict := Describe(f), verdictOf(f)
-	a := AgentStatus{Connected: f.Connected, Since: node.Since, Reason: node.Reason, Judged: verdict.GetReason()}
+	a := AgentStatus{Connected: f.Connected, Since: node.Since, Reason: node.Reason, Judged: Touching(verdict)}
 	if a.Since.Unix() <= 0 {
 		a.Since = time.Time{}
 	}

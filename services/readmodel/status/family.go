@@ -4,6 +4,7 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
@@ -45,7 +46,7 @@ func FamilyOf(state commonv1.UserState) Family {
 	return Family{Text: "Its state is not known to this version. Wait, and ask your operator if it stays."}
 }
 
-// ActiveFamily returns the user state of an active workspace: that of the reason of its node's verdict, if the reason
+// ActiveFamily returns the user state of an active workspace: that of a reason of its node's verdict, if the reason
 // touches what runs there, or temporary, if there is evidence that its runtime fails; the graver one if both hold.
 func ActiveFamily(reason commonv1.DriftReason, failing bool) commonv1.UserState {
 	family := fault.ImpactOf(reason).Family
@@ -62,17 +63,26 @@ type Repair struct {
 	AskAgain time.Duration
 }
 
-// RepairOf returns the repair that the verdict about a workspace's node asks for. state is the one that the verdict
-// itself has; a verdict of a build that gave none has that of its reason's impact.
-func RepairOf(reason commonv1.DriftReason, state commonv1.UserState) Repair {
-	if reason == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
-		return Repair{}
-	}
-	if state == commonv1.UserState_USER_STATE_UNSPECIFIED {
-		state = fault.ImpactOf(reason).Family
-	}
+// RepairOf returns the repair that the user state of a workspace, as its node makes it, asks for.
+func RepairOf(state commonv1.UserState) Repair {
 	if wait := FamilyOf(state).AskAgain; wait > 0 {
 		return Repair{State: state, AskAgain: wait}
 	}
 	return Repair{}
+}
+
+// Touching returns the reason of a verdict, or that of its evidence which touches what runs on the node more: a verdict
+// is named after its gravest reason for the node, which may touch no workspace. It is unspecified for a verdict without
+// a reason.
+func Touching(verdict *recoveryv1.NodeVerdict) commonv1.DriftReason {
+	worst := verdict.GetReason()
+	if worst == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
+		return worst
+	}
+	for _, e := range verdict.GetEvidence() {
+		if fault.ImpactOf(e.GetReason()).Family > fault.ImpactOf(worst).Family {
+			worst = e.GetReason()
+		}
+	}
+	return worst
 }

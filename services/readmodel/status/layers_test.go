@@ -208,26 +208,49 @@ func TestFamilies(t *testing.T) {
 			t.Errorf("%s: ask again in %s", names.Of(state), f.AskAgain)
 		}
 	}
-	// Verdicts of an earlier build, which had no family, and of a later one, whose family or reason is not known here.
-	for name, c := range map[string]struct {
-		reason commonv1.DriftReason
-		state  commonv1.UserState
-		waits  bool
-	}{
-		"none":                      {0, 0, false},
-		"no family, touches":        {commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE, 0, true},
-		"no family, touches not":    {commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, 0, false},
-		"touches not, for people":   {commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, 4, true},
-		"ends by itself":            {commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 2, false},
-		"a family of a later one":   {commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE, 77, false},
-		"a reason of a later one":   {4711, 0, false},
-		"nothing wrong, a leftover": {0, 5, false},
+	for state, waits := range map[commonv1.UserState]bool{
+		commonv1.UserState_USER_STATE_UNSPECIFIED: false, commonv1.UserState_USER_STATE_NORMAL: false,
+		commonv1.UserState_USER_STATE_TEMPORARY: false, commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED: true,
+		commonv1.UserState_USER_STATE_SECURITY_ACTION_REQUIRED: true, 77: false,
 	} {
-		if got := status.RepairOf(c.reason, c.state); (got.AskAgain > 0) != c.waits {
-			t.Errorf("%s: %+v", name, got)
+		if got := status.RepairOf(state); (got.AskAgain > 0) != waits {
+			t.Errorf("%s: %+v", names.Of(state), got)
 		}
 	}
 	if fault.ImpactOf(4711).Family != commonv1.UserState_USER_STATE_NORMAL {
 		t.Error("a reason that is not known touches workspaces")
+	}
+}
+
+// A verdict that is named after a reason that touches nothing has the evidence of one that does beside it.
+func TestTheEvidenceThatTouchesMostCounts(t *testing.T) {
+	const (
+		skew, full = commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL
+		cloned     = commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED
+		expired    = commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED
+	)
+	for _, c := range [][]commonv1.DriftReason{ // what is judged, the verdict's reason, its evidence
+		{0}, {0, 0, cloned}, {skew, skew}, {skew, skew, expired}, {full, expired, skew, full, expired},
+		{cloned, full, cloned}, {cloned, cloned, full}, {skew, skew, 4711}, {4711, 4711}, {full, 4711, full},
+	} {
+		v := &recoveryv1.NodeVerdict{}
+		if len(c) > 1 {
+			v.Reason = c[1]
+			for _, reason := range c[2:] {
+				v.Evidence = append(v.Evidence, &recoveryv1.Evidence{Reason: reason})
+			}
+		}
+		if got := status.Touching(v); got != c[0] {
+			t.Errorf("%v: %s", c, names.Of(got))
+		}
+		if agent := status.DescribeAgent(status.NodeFacts{
+			Identity:  &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE},
+			Connected: true, Gate: &lifecyclev1.NodeGate{Admitted: true}, Verdict: v,
+		}); agent.Judged != c[0] {
+			t.Errorf("%v: the agent's is %s", c, names.Of(agent.Judged))
+		}
+	}
+	if status.Touching(nil) != 0 {
+		t.Error("no verdict touches something")
 	}
 }

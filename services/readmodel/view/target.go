@@ -3,9 +3,11 @@ package view
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/status"
@@ -19,19 +21,21 @@ type Target struct {
 }
 
 type machineRow struct {
-	NodeID    string `db:"node_id" expr:"COALESCE(w.node_id::text, '')"`
-	Name      string `db:"name" expr:"COALESCE(w.body->>'node_name', '')"`
-	Reason    string `db:"reason" expr:"COALESCE(v.body->>'reason', '')"`
-	UserState string `db:"user_state" expr:"COALESCE(v.body->>'user_state', '')"`
+	NodeID   string   `db:"node_id" expr:"COALESCE(w.node_id::text, '')"`
+	Name     string   `db:"name" expr:"COALESCE(w.body->>'node_name', '')"`
+	Reason   string   `db:"reason" expr:"COALESCE(v.body->>'reason', '')"`
+	Evidence []string `db:"evidence" expr:"ARRAY(SELECT e.value->>'reason' {evidence} mesh.clock())"`
 }
 
 var machineOfWorkspace = pg.Define(pg.RoleReadmodel, "view.machine_of_workspace", `
-	SELECT `+pg.Columns[machineRow]("w")+` FROM readmodel.workspace w
+	SELECT `+strings.ReplaceAll(pg.Columns[machineRow]("w"), "{evidence}", evidenceHeld)+` FROM readmodel.workspace w
 	LEFT JOIN readmodel.verdict v ON v.node_id = w.node_id
 	WHERE w.workspace_id = $1::uuid`)
 
-// Target returns one workspace as Workspace does, and what is known of its node. Verdicts about the control plane are
-// no repair of a node: what they stop, the owners refuse.
+// Target returns one workspace as Workspace does, and what is known of its node. A repair agrees with what its tenant is
+// shown: of an active workspace it follows from the user state, and of another, whose user state has other causes, from
+// what the verdict about the node would do to an active one. Verdicts about the control plane are no repair of a node:
+// what they stop, the owners refuse.
 func (s *Snapshot) Target(ctx context.Context, ref string) (Target, error) {
 	w, err := s.Workspace(ctx, ref)
 	if err != nil {
@@ -46,9 +50,13 @@ func (s *Snapshot) Target(ctx context.Context, ref string) (Target, error) {
 		return Target{}, fmt.Errorf("read the machine of a workspace: %w", err)
 	}
 	out.Machine = []string{row.NodeID, row.Name}
-	if w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
-		out.Repair = status.RepairOf(commonv1.DriftReason(commonv1.DriftReason_value[row.Reason]),
-			commonv1.UserState(commonv1.UserState_value[row.UserState]))
+	switch w.GetState() { //nolint:exhaustive // the others are alike
+	case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
+	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
+		out.Repair = status.RepairOf(w.GetUserState())
+	default:
+		reason := status.Touching(ofReasons(row.Reason, row.Evidence...))
+		out.Repair = status.RepairOf(fault.ImpactOf(reason).Family)
 	}
 	return out, nil
 }

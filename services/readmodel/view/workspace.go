@@ -65,16 +65,24 @@ type workspaceKeys struct {
 	SeenVersion *int64    `db:"seen_version" expr:"o.version"`
 	SeenXmin    uint32    `db:"seen_xmin" expr:"COALESCE(o.xmin, '0')"`
 	Now         time.Time `db:"now" expr:"(SELECT a.now FROM at a)"`
-	// Verdict and ControlPlane are the reasons of the verdicts about the node and about the control plane.
-	Verdict      string `db:"verdict" expr:"COALESCE(v.body->>'reason', '')"`
-	ControlPlane string `db:"control_plane" expr:"(SELECT a.control_plane FROM at a)"`
-	Stalled      bool   `db:"stalled" expr:"COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR ({stalled})), false)"`
-	HasStalled   bool   `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
+	// Verdict and ControlPlane are the reasons of the verdicts about the node and about the control plane, and Evidence
+	// those of the evidence about the node that is not over.
+	Verdict      string   `db:"verdict" expr:"COALESCE(v.body->>'reason', '')"`
+	Evidence     []string `db:"evidence" expr:"ARRAY(SELECT e.value->>'reason' {evidence} (SELECT a.now FROM at a))"`
+	ControlPlane string   `db:"control_plane" expr:"(SELECT a.control_plane FROM at a)"`
+	Stalled      bool     `db:"stalled" expr:"COALESCE(r.live AND {stalled}, false)"`
+	HasStalled   bool     `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
 	nodeKeys
 }
 
+// evidenceHeld is, with a time after it, the evidence of a verdict v that has a reason and is not over at that time.
+const evidenceHeld = `FROM jsonb_array_elements(v.body->'evidence') e
+	WHERE e.value->>'reason' IS NOT NULL AND COALESCE((e.value->>'fresh_until')::timestamptz, 'infinity') >=`
+
 var workspaceColumns = strings.NewReplacer(
-	"{stalled}", `SELECT true FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled LIMIT 1`,
+	"{evidence}", evidenceHeld,
+	"{stalled}", `(r.body->>'stuck_reason' LIKE 'step_stalled%' OR (
+		SELECT true FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled LIMIT 1))`,
 	"{has_stalled}", `SELECT true FROM readmodel.run x JOIN readmodel.step t ON t.run_id = x.run_id
 		WHERE x.workspace_id = w.workspace_id AND t.direction = 'do' AND t.body @> '{"stalled": true}' AND NOT EXISTS (
 			SELECT FROM readmodel.run y WHERE y.workspace_id = x.workspace_id AND y.run_id >= x.run_id
@@ -186,13 +194,18 @@ func narrow(l *list.Request, f WorkspaceFilter) {
 	l.When(f.IDs != nil, workspacesByID, f.IDs)
 }
 
-// ofReason returns a verdict that has only its reason, which is all that a workspace shows; nil if it has none.
-func ofReason(reason string) *recoveryv1.NodeVerdict {
+// ofReasons returns a verdict that has only its reason and those of its evidence, which are all that a workspace shows;
+// nil if it has none.
+func ofReasons(reason string, evidence ...string) *recoveryv1.NodeVerdict {
 	value, ok := commonv1.DriftReason_value[reason]
 	if !ok {
 		return nil
 	}
-	return &recoveryv1.NodeVerdict{Reason: commonv1.DriftReason(value)}
+	v := &recoveryv1.NodeVerdict{Reason: commonv1.DriftReason(value)}
+	for _, each := range evidence {
+		v.Evidence = append(v.Evidence, &recoveryv1.Evidence{Reason: commonv1.DriftReason(commonv1.DriftReason_value[each])})
+	}
+	return v
 }
 
 // readWorkspace returns a new message whose parts are shared with other requests.
@@ -205,7 +218,7 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Worksp
 		facts := status.NodeFacts{
 			Identity: parts.identity, Gate: parts.gate, Session: parts.session,
 			Since: row.Since, Connected: row.Connected,
-			Verdict: ofReason(row.Verdict), ControlPlane: ofReason(row.ControlPlane),
+			Verdict: ofReasons(row.Verdict, row.Evidence...), ControlPlane: ofReasons(row.ControlPlane),
 		}
 		if row.BeatAt != nil {
 			facts.BeatAt = *row.BeatAt
