@@ -78,7 +78,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	verdicts, err := p.consumer(gate.VerdictConsumer())
+	verdicts, err := p.batches(gate.VerdictConsumer(), gate.OnVerdicts)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -160,9 +161,15 @@ func (p *parts) finder(ctx context.Context) (*findings.Sweeper, error) {
 }
 
 func (p *parts) consumer(cfg events.ConsumerConfig) (*events.Consumer, error) {
+	return p.batches(cfg, nil)
+}
+
+// batches returns a consumer that applies whole batches with together, if that is not nil.
+func (p *parts) batches(cfg events.ConsumerConfig, together func(context.Context, pgx.Tx, []events.Record) error,
+) (*events.Consumer, error) {
 	consumer, err := events.NewConsumer(events.ConsumerDeps{
 		Pool: p.DB, Numbered: p.Numbered, Wake: p.Wake,
-		Logger: p.Logger,
+		Logger: p.Logger, Together: together,
 	}, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("build consumer %s: %w", cfg.Name, err)

@@ -91,7 +91,7 @@ func CordonFor(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) error 
 	if err != nil {
 		return err
 	}
-	if _, err := events.Append(ctx, tx, g.event()); err != nil {
+	if _, err := events.Append(ctx, tx, g.eventOf(ctx)); err != nil {
 		return fmt.Errorf("report gate: %w", err)
 	}
 	_, err = audit.Record(ctx, tx, cordoned(g, reason, by))

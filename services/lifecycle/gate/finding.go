@@ -66,7 +66,7 @@ func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
 	if err != nil {
 		return fmt.Errorf("end cordon: %w", err)
 	}
-	if _, err := events.Append(ctx, tx, g.event()); err != nil {
+	if _, err := events.Append(ctx, tx, g.eventOf(ctx)); err != nil {
 		return fmt.Errorf("report gate: %w", err)
 	}
 	actor := by

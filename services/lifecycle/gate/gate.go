@@ -18,6 +18,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -72,6 +73,13 @@ func (g Gate) event() events.Event {
 		Kind: "gate.changed", AggregateType: "gate", AggregateID: g.NodeID, AggregateVersion: g.Version, Payload: g.Proto(),
 		Correlation: events.Correlation{NodeID: g.NodeID, NodeInstanceID: g.InstanceOfNode, WorkspaceID: g.WorkspaceID},
 	}
+}
+
+// eventOf returns the event of a change that a call or an event has caused, with its correlation id.
+func (g Gate) eventOf(ctx context.Context) events.Event {
+	e := g.event()
+	e.CorrelationID = obs.From(ctx).CorrelationID
+	return e
 }
 
 // lockUpdate reads gates for a change, in the order of their ids.

@@ -1,9 +1,11 @@
 package gate
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -12,6 +14,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -23,69 +26,151 @@ const (
 	verdictPrefix = "verdict:"
 )
 
-// VerdictConsumer is the configuration of the consumer that OnVerdict is for.
+// VerdictConsumer is the configuration of the consumer that OnVerdict and OnVerdicts are for.
 func VerdictConsumer() events.ConsumerConfig {
 	return events.ConsumerConfig{Name: "verdicts", Schema: pg.RoleLifecycle, Kinds: []string{kindVerdict}}
 }
 
+// notedVerdict is what is recorded of the verdicts on a node.
+type notedVerdict struct {
+	NodeID  string `db:"node_id" expr:"@.node_id::text"`
+	Version int64  `db:"version"`
+	Reason  string `db:"reason"`
+}
+
 var (
-	knownVerdict = pg.Define(pg.RoleLifecycle, "gate.known_verdict", `
-		SELECT EXISTS (SELECT FROM lifecycle.verdict_cordon v WHERE v.node_id = $1)`)
+	notedVerdicts = pg.Define(pg.RoleLifecycle, "gate.noted_verdicts", `
+		SELECT `+pg.Columns[notedVerdict]("v")+` FROM lifecycle.verdict_cordon v WHERE v.node_id = ANY($1::uuid[])`)
 	noteVerdict = pg.Define(pg.RoleLifecycle, "gate.note_verdict", `
 		INSERT INTO lifecycle.verdict_cordon AS v (node_id, version, reason, since) VALUES ($1, $2, $3, mesh.clock())
 		ON CONFLICT (node_id) DO UPDATE SET version = EXCLUDED.version, reason = EXCLUDED.reason,
 			since = CASE WHEN v.reason = '' THEN EXCLUDED.since ELSE v.since END
-			WHERE v.version < EXCLUDED.version
-		RETURNING v.node_id::text`)
+			WHERE v.version < EXCLUDED.version`)
 )
 
-// OnVerdict cordons a node whose host is not as it was accepted, as recovery has judged, and ends that cordon when the
-// verdict on it ends. A cordon by anyone else stays. Of each node the newest verdict counts, in whichever order they
-// are read.
-func OnVerdict(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	if r.Kind != kindVerdict || r.Source != pg.RoleRecovery {
-		return nil
-	}
-	verdict := &recoveryv1.NodeVerdict{}
-	if err := r.Decode(verdict); err != nil {
-		return err
-	}
-	node := verdict.GetNodeId()
-	if !ids.Valid(node) { // it is about the control plane
-		return nil
-	}
-	reason := runtimeDrift(verdict)
-	if reason == "" && verdict.GetEnded().GetReason() != commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT {
-		known, err := pg.Value[bool](ctx, tx, knownVerdict, node)
-		if err != nil {
-			return fmt.Errorf("look for cordon of a verdict: %w", err)
-		}
-		if !known {
-			return nil
-		}
-	}
-	// The gate is locked first, as by everyone who changes a cordon.
-	g, err := one(ctx, tx, lockGate, node)
-	if errors.Is(err, pgx.ErrNoRows) || err == nil && g.Retired {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("lock gate: %w", err)
-	}
-	noted, err := pg.All[notedVerdict](ctx, tx, noteVerdict, node, r.AggregateVersion, reason)
-	if err != nil || len(noted) == 0 { // a newer one is applied already
-		return err
-	}
-	if reason == "" {
-		return EndCordonOf(ctx, tx, node, ofRuntime)
-	}
-	_, err = CordonUnlessIs(ctx, tx, node, reason, ofRuntime)
-	return err
+// wish is what one verdict wants of the cordon of its node.
+type wish struct {
+	version     int64
+	reason      string // why the node is to be cordoned; empty: it is not
+	correlation string
 }
 
-// notedVerdict is a node whose verdict was noted.
-type notedVerdict struct {
-	NodeID string `db:"node_id"`
+// OnVerdict is OnVerdicts for one event.
+func OnVerdict(ctx context.Context, tx pgx.Tx, r events.Record) error {
+	return OnVerdicts(ctx, tx, []events.Record{r})
+}
+
+// OnVerdicts cordons the nodes whose hosts are not as they were accepted, as recovery has judged, and ends such a
+// cordon when the verdict on the node ends. A cordon by anyone else stays, and one that a person has ended is not set
+// again for the same reason. Of each node the newest verdict counts, in whichever order they are read.
+func OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Record) error {
+	wishes, err := readWishes(ctx, tx, records)
+	if err != nil || len(wishes) == 0 {
+		return err
+	}
+	// Gates are locked first, as by everyone who changes a cordon, and in one statement by their ids.
+	gates, err := all(ctx, tx, lockGates, slices.Collect(maps.Keys(wishes)))
+	if err != nil {
+		return fmt.Errorf("lock gates: %w", err)
+	}
+	before, err := noted(ctx, tx, slices.Collect(maps.Keys(wishes)))
+	if err != nil {
+		return err
+	}
+	for _, g := range gates {
+		if g.Retired {
+			continue
+		}
+		if err := grant(ctx, tx, g.NodeID, before[g.NodeID], wishes[g.NodeID]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readWishes returns what verdicts want, oldest first, by node, without nodes of which they have never wanted anything.
+func readWishes(ctx context.Context, tx pgx.Tx, records []events.Record) (map[string][]wish, error) {
+	wishes, drifted := map[string][]wish{}, map[string]bool{}
+	for _, r := range records {
+		if r.Kind != kindVerdict || r.Source != pg.RoleRecovery {
+			continue
+		}
+		verdict := &recoveryv1.NodeVerdict{}
+		if err := r.Decode(verdict); err != nil {
+			return nil, err
+		}
+		node := verdict.GetNodeId()
+		if !ids.Valid(node) { // it is about the control plane
+			continue
+		}
+		w := wish{version: r.AggregateVersion, reason: runtimeDrift(verdict), correlation: r.CorrelationID}
+		if w.reason != "" || verdict.GetEnded().GetReason() == commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT {
+			drifted[node] = true
+		}
+		wishes[node] = append(wishes[node], w)
+	}
+	var unsure []string // nodes of which something is to be done only if something is recorded
+	for node := range wishes {
+		if !drifted[node] {
+			unsure = append(unsure, node)
+		}
+	}
+	known, err := noted(ctx, tx, unsure)
+	if err != nil {
+		return nil, err
+	}
+	for _, node := range unsure {
+		if _, ok := known[node]; !ok {
+			delete(wishes, node)
+		}
+	}
+	for _, list := range wishes {
+		slices.SortStableFunc(list, func(a, b wish) int { return cmp.Compare(a.version, b.version) })
+	}
+	return wishes, nil
+}
+
+// noted returns what is recorded of nodes, by node.
+func noted(ctx context.Context, tx pgx.Tx, nodes []string) (map[string]notedVerdict, error) {
+	out := map[string]notedVerdict{}
+	if len(nodes) == 0 {
+		return out, nil
+	}
+	rows, err := pg.All[notedVerdict](ctx, tx, notedVerdicts, nodes)
+	if err != nil {
+		return nil, fmt.Errorf("read cordons of verdicts: %w", err)
+	}
+	for _, row := range rows {
+		out[row.NodeID] = row
+	}
+	return out, nil
+}
+
+// grant applies what verdicts newer than the recorded one want for a node whose gate is locked.
+func grant(ctx context.Context, tx pgx.Tx, node string, was notedVerdict, wishes []wish) error {
+	last, now, cordon := wishes[len(wishes)-1], was.Reason, false
+	if was.NodeID != "" && last.version <= was.Version {
+		return nil
+	}
+	for _, w := range wishes {
+		if was.NodeID != "" && w.version <= was.Version {
+			continue
+		}
+		cordon = w.reason != "" && (cordon || w.reason != now)
+		now = w.reason
+	}
+	ctx = obs.With(ctx, obs.Correlation{CorrelationID: last.correlation})
+	if _, err := pg.Exec(ctx, tx, noteVerdict, node, last.version, last.reason); err != nil {
+		return fmt.Errorf("note verdict: %w", err)
+	}
+	switch {
+	case last.reason == "":
+		return EndCordonOf(ctx, tx, node, ofRuntime)
+	case cordon:
+		_, err := CordonUnlessIs(ctx, tx, node, last.reason, ofRuntime)
+		return err
+	}
+	return nil
 }
 
 // runtimeDrift returns why a verdict wants its node cordoned; empty: it does not. A verdict with a worse reason has the

@@ -2,6 +2,8 @@ package gate_test
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -13,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
@@ -25,6 +28,18 @@ const (
 // evidence of a runtime that differs.
 func (k *kit) judged(node string, version int64, reason, ended commonv1.DriftReason, differs bool) {
 	k.t.Helper()
+	k.applied(k.verdict(node, version, reason, ended, differs))
+}
+
+// applied applies verdicts as one batch.
+func (k *kit) applied(records ...events.Record) {
+	k.t.Helper()
+	k.tx(func(ctx context.Context, tx pgx.Tx) error { return gate.OnVerdicts(ctx, tx, records) })
+}
+
+// verdict returns the event that judged applies.
+func (k *kit) verdict(node string, version int64, reason, ended commonv1.DriftReason, differs bool) events.Record {
+	k.t.Helper()
 	v := &recoveryv1.NodeVerdict{NodeId: node, Reason: reason, Version: version}
 	if differs {
 		v.Evidence = []*recoveryv1.Evidence{{NodeId: node, Reason: runtimeDrift, Detail: "kernel is 2, accepted is 1"}}
@@ -36,12 +51,10 @@ func (k *kit) judged(node string, version int64, reason, ended commonv1.DriftRea
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	k.tx(func(ctx context.Context, tx pgx.Tx) error {
-		return gate.OnVerdict(ctx, tx, events.Record{
-			Kind: "verdict.changed", Source: pg.RoleRecovery, AggregateType: "verdict", AggregateID: node,
-			AggregateVersion: version, Body: body, BodyType: string(v.ProtoReflect().Descriptor().FullName()),
-		})
-	})
+	return events.Record{
+		Kind: "verdict.changed", Source: pg.RoleRecovery, AggregateType: "verdict", AggregateID: node,
+		AggregateVersion: version, Body: body, BodyType: string(v.ProtoReflect().Descriptor().FullName()),
+	}
 }
 
 func (k *kit) wantCordon(node, by string) {
@@ -94,6 +107,11 @@ func TestALateVerdictUndoesNoNewerOne(t *testing.T) {
 	k.judged(node, 6, commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, 0, false)
 	k.judged(node, 5, runtimeDrift, 0, true)
 	k.wantCordon(node, "")
+	other := k.node()
+	k.applied(k.verdict(other, 1, commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, 0, false),
+		k.verdict(other, 3, 0, runtimeDrift, false))
+	k.judged(other, 2, runtimeDrift, 0, true)
+	k.wantCordon(other, "")
 }
 
 // TestACordonOfAPersonStays: the verdict ends only what it began, and takes over what a person leaves.
@@ -128,4 +146,86 @@ func TestTheCordonOfAVerdictPassesOn(t *testing.T) {
 	k.wantCordon(node, byVerdict)
 	k.judged(node, 2, 0, runtimeDrift, false)
 	k.wantCordon(node, "")
+}
+
+// TestAPersonEndsTheCordonOfAVerdict: for the reason that stood then, newer verdicts do not cordon the node again.
+func TestAPersonEndsTheCordonOfAVerdict(t *testing.T) {
+	k := newKit(t)
+	node := k.node()
+	k.judged(node, 1, runtimeDrift, 0, true)
+	k.personCordons(node, false)
+	k.judged(node, 2, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, runtimeDrift, true)
+	k.judged(node, 3, runtimeDrift, 0, true)
+	k.wantCordon(node, "")
+	k.judged(node, 4, runtimeDrift, 0, false) // in other words
+	if g := k.get(node); g.CordonedBy != byVerdict {
+		t.Errorf("for another reason it is cordoned by %q", g.CordonedBy)
+	}
+	k.personCordons(node, false)
+	k.judged(node, 5, 0, runtimeDrift, false)
+	k.judged(node, 6, runtimeDrift, 0, true)
+	k.wantCordon(node, byVerdict)
+	// It ends and begins again within one batch.
+	k.personCordons(node, false)
+	k.applied(k.verdict(node, 8, runtimeDrift, 0, true), k.verdict(node, 7, 0, runtimeDrift, false))
+	k.wantCordon(node, byVerdict)
+	k.personCordons(node, false)
+	k.applied(k.verdict(node, 9, runtimeDrift, 0, true), k.verdict(node, 10, runtimeDrift, 0, true))
+	k.wantCordon(node, "")
+}
+
+// TestABatchOfVerdictsLocksGatesByTheirIDs: whoever locks the gate of the lesser id, and then the other, waits for no
+// batch that waits for it.
+func TestABatchOfVerdictsLocksGatesByTheirIDs(t *testing.T) {
+	k := newKit(t)
+	nodes := []string{k.node(), k.node()}
+	slices.Sort(nodes)
+	batch := []events.Record{
+		k.verdict(nodes[1], 1, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, false),
+		k.verdict(nodes[1], 2, runtimeDrift, 0, true), k.verdict(nodes[0], 1, runtimeDrift, 0, true),
+	}
+	done := make(chan error, 1)
+	k.tx(func(ctx context.Context, tx pgx.Tx) error {
+		if err := gate.CordonFor(ctx, tx, nodes[0], "occupied", "finding:one"); err != nil {
+			return err
+		}
+		go func() {
+			done <- pg.InTx(k.ctx, k.pool, func(ctx context.Context, tx pgx.Tx) error {
+				return gate.OnVerdicts(ctx, tx, batch)
+			})
+		}()
+		testkit.Eventually(t, testkit.Patience, func() error {
+			var waits int
+			err := k.pool.QueryRow(k.ctx, `SELECT count(*) FROM pg_stat_activity
+				WHERE wait_event_type = 'Lock' AND datname = current_database()`).Scan(&waits)
+			if err == nil && waits == 0 {
+				err = errors.New("the batch does not wait yet")
+			}
+			return err
+		})
+		return gate.CordonFor(ctx, tx, nodes[1], "occupied", "finding:two")
+	})
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	k.wantCordon(nodes[0], "finding:one")
+	k.wantCordon(nodes[1], "finding:two")
+}
+
+// TestTheCordonOfAVerdictHasItsCorrelation: what began with a verdict is found by the verdict's correlation id.
+func TestTheCordonOfAVerdictHasItsCorrelation(t *testing.T) {
+	k := newKit(t)
+	node := k.node()
+	r := k.verdict(node, 1, runtimeDrift, 0, true)
+	r.CorrelationID = ids.New()
+	k.applied(r)
+	var found int
+	if err := k.pool.QueryRow(k.ctx, `SELECT count(*) FROM events.event
+		WHERE COALESCE(correlation_uuid::text, correlation_id) = $1
+			AND kind IN ('gate.changed', 'audit.recorded')`, r.CorrelationID).Scan(&found); err != nil {
+		t.Fatal(err)
+	}
+	if found != 2 {
+		t.Errorf("%d events have the correlation of the verdict", found)
+	}
 }
