@@ -191,6 +191,15 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("finding.acknowledge", "finding", m.GetRequest().GetFindingId())
 	case *readmodelv1.RotateKeyRequest:
 		return entry("key.rotate", "key", names.Of(m.GetKind()))
+	case *readmodelv1.RevokeTokensRequest:
+		if m.GetTokenId() != "" {
+			return entry("token.revoke", "recovery_token", m.GetTokenId())
+		}
+		return entry("token.revoke", "node", m.GetNodeId())
+	case *readmodelv1.ExtendTokensRequest:
+		return entry("token.extend", "profile", m.GetProfile())
+	case *readmodelv1.RunPreflightRequest:
+		return entry("ca.preflight", "preflight", "mesh")
 	default:
 		e := entry(methodText(procedure), "", "")
 		named(&e, message)
