@@ -40,9 +40,9 @@ type record struct {
 	// Recent are when the attempts of the last hour were made, by the wall clock as it was when they were written.
 	Recent []time.Time `json:"recent,omitempty"`
 	// Fresh is the certificate that the last success brought, until a session is admitted.
-	Fresh *fresh `json:"fresh,omitempty"`
-	Auto        *bool  `json:"auto_recovery,omitempty"` // of the last policy; nil: none was received
-	PerHour     int32  `json:"recovery_attempts_per_hour,omitempty"`
+	Fresh   *fresh `json:"fresh,omitempty"`
+	Auto    *bool  `json:"auto_recovery,omitempty"` // of the last policy; nil: none was received
+	PerHour int32  `json:"recovery_attempts_per_hour,omitempty"`
 }
 
 type fresh struct {
