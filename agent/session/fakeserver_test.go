@@ -264,6 +264,9 @@ func (v *visit) welcome(generation int64) error {
 
 func (v *visit) ready(generation int64) error {
 	frame, err := v.stream.Recv()
+	if err == nil && frame.GetHeartbeat() != nil { // of a host whose clock is off
+		frame, err = v.stream.Recv()
+	}
 	if err != nil {
 		return err
 	}
