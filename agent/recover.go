@@ -110,7 +110,7 @@ func (a *Agent) ended(ctx context.Context, attempt enrol.Recovery) {
 	if cert := a.store.Certificate(); attempt.Outcome == enrol.Succeeded && cert != nil {
 		err = a.recovery.Recovered(attempt.Outcome, pki.SerialString(cert.Leaf.SerialNumber), cert.Leaf.NotAfter)
 	} else {
-		err = a.recovery.End(attempt.Outcome, attempt.Sent)
+		err = a.recovery.End(attempt.Outcome, attempt.Counts)
 	}
 	a.warn(ctx, "outcome of a recovery not recorded", a.noted(err))
 }

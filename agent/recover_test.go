@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/gpuaas/mesh/agent"
+	"github.com/gpuaas/mesh/agent/backoff"
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -206,6 +207,36 @@ func TestTheLimitOfAnHourOutlivesTheProcess(t *testing.T) {
 	diagnosed(t, cfg, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED, 3)
 	if n := len(m.recoveries()); n != 3 {
 		t.Errorf("%d requests after a restart", n)
+	}
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRefusalsThatMeanWaitLeaveTheAttempts: after an outage of what the enrolment listener needs the node is back,
+// however many attempts it made.
+func TestRefusalsThatMeanWaitLeaveTheAttempts(t *testing.T) {
+	m := newMesh(t)
+	cfg := config(t.TempDir())
+	cfg.Enrol.Backoff = backoff.Policy{Base: time.Millisecond, Cap: 2 * time.Millisecond}
+	cfg.Session.Backoff = cfg.Enrol.Backoff
+	enrolled(t, m, cfg)
+	m.enrolFail = fault.New(commonv1.Reason_REASON_UNAVAILABLE, "")
+	m.lifts = true
+	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
+	end, _ := run(t, open(t, cfg))
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if n := len(m.recoveries()); n < 20 {
+			return fmt.Errorf("%d recoveries", n)
+		}
+		return nil
+	})
+	m.mu.Lock()
+	m.enrolFail = nil
+	m.mu.Unlock()
+	m.wait("admitted")
+	if r := m.lastHello().GetRecovery(); r.GetFailures() < 20 || r.GetSuccesses() != 1 || r.GetSuppressed() != 0 {
+		t.Errorf("reported %v", r)
 	}
 	if err := end(); err != nil {
 		t.Fatal(err)

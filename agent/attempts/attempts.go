@@ -186,12 +186,11 @@ func (g *Governor) refusalLocked() error {
 	}
 }
 
-// End records what an attempt came to. One that reached no server does not count against the hour. Fresh is the
-// certificate that a success brought.
-func (g *Governor) End(outcome string, reached bool) error {
+// End records what an attempt that failed came to, and whether it counts against the hour.
+func (g *Governor) End(outcome string, counts bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !reached && len(g.marks) > 0 {
+	if !counts && len(g.marks) > 0 {
 		g.marks = g.marks[:len(g.marks)-1]
 	}
 	return g.changeLocked(func(r *record) {

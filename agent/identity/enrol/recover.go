@@ -21,6 +21,8 @@ const Succeeded = "succeeded"
 type Recovery struct {
 	// Sent reports whether a verified server was reached, so that the request may have had an effect.
 	Sent bool
+	// Counts reports whether the attempt counts against the limit of an hour.
+	Counts bool
 	// Outcome is Succeeded, the reason of a refusal, or the diagnostic code of a failure.
 	Outcome string
 	// Wait is the least time until the next attempt; zero after a success.
@@ -42,12 +44,13 @@ func (e *Enroller) Recover(ctx context.Context) (Recovery, error) {
 		GotConn: func(httptrace.GotConnInfo) { reached.Store(true) },
 	}), token)
 	out := Recovery{Sent: reached.Load(), Outcome: Succeeded}
+	out.Counts = out.Sent && !busy(err)
 	if err == nil {
 		e.turn = 0
 		return out, nil
 	}
 	if ctx.Err() != nil {
-		return Recovery{Sent: out.Sent, Outcome: "interrupted"}, context.Cause(ctx)
+		return Recovery{Sent: out.Sent, Counts: out.Counts, Outcome: "interrupted"}, context.Cause(ctx)
 	}
 	code := e.codeOf(err)
 	out.Outcome = names.Of(code)
@@ -95,6 +98,14 @@ func (e *Enroller) giveUp(ctx context.Context, token string, refusal error) {
 	if err != nil {
 		e.deps.Logger.LogAttrs(ctx, slog.LevelError, "refused recovery token not given up", slog.Any("error", err))
 	}
+}
+
+// busy reports whether a request was refused without a decision about this host, such as during an outage of what the
+// control plane needs. The waits of decide bound the requests that are refused so.
+func busy(err error) bool {
+	f, ok := fault.As(err)
+	return ok && fault.ActionOf(err) == commonv1.Action_ACTION_WAIT &&
+		f.Reason != commonv1.Reason_REASON_RECOVERY_LIMIT_REACHED
 }
 
 // tokenRefused reports whether the token itself was refused, so that the other one may be accepted.
