@@ -66,6 +66,9 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		ProfileFingerprint: answer.GetProfile().GetFingerprint(), AutoRecovery: answer.GetPolicy().GetAutoRecovery(),
 		TokenHash: hashToken(token),
 	}
+	if IsRecoveryToken(token) {
+		node.TokenHash = s.node.TokenHash // what the operator's bundle was used for stays known
+	}
 	nodeJSON, _ := json.MarshalIndent(node, "", "  ") // texts and numbers are always encoded
 	env, tokens, err := s.envAfter(token, answer)
 	if err != nil {

@@ -189,6 +189,27 @@ func TestARecoveryKeepsWhatTheNodeRemembers(t *testing.T) {
 	}
 }
 
+// TestARecoveryKeepsTheOperatorsTokenSpent: the bundle from which the host was enrolled is not used again.
+func TestARecoveryKeepsTheOperatorsTokenSpent(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	defer func() { w.close(s) }()
+	w.enrolled(s)
+	_, key, err := s.RecoveringKey(firstRecovery)
+	must(t, err)
+	answer := w.answer(key)
+	answer.RecoveryToken = secondRecovery
+	must(t, s.CommitEnrolment(firstRecovery, answer))
+	if err := s.InstallBundle(w.bundle(token)); !errors.Is(err, identity.ErrBundleSpent) {
+		t.Errorf("the same bundle again: %v", err)
+	}
+	w.setToken(token)
+	must(t, s.ReloadEnv())
+	if s.Token() != "" {
+		t.Error("a token that was used is offered again")
+	}
+}
+
 func fingerprint(key any) string {
 	out, _ := pki.PublicKeyFingerprint(key)
 	return out

@@ -37,7 +37,8 @@ type Node struct {
 	ProfileName        string `json:"profile_name,omitempty"`
 	ProfileFingerprint string `json:"profile_fingerprint,omitempty"`
 	AutoRecovery       bool   `json:"auto_recovery"`
-	// TokenHash is that of the token it enrolled with, so that the token is never sent again with another key.
+	// TokenHash is that of the operator's token it enrolled with last, so that the token is never sent again with another
+	// key.
 	TokenHash string `json:"token_sha256,omitempty"`
 }
 
