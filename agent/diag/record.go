@@ -49,8 +49,9 @@ func (l *Log) record(code commonv1.DiagnosticCode, detail string, nextRetry time
 	return e, l.write(l.entries)
 }
 
-// earlier returns the index of the entry that e repeats, and -1 if it repeats none. Failures repeat the last one, and
-// the sign of life its own entry: the one does not come between the others.
+// earlier returns the index of the entry that e repeats, and -1 if it repeats none. Failures repeat the last one, or one
+// of the same outage where only failures of that outage came after it, and the sign of life its own entry: the one does
+// not come between the others.
 func earlier(entries []Entry, e *Entry) int {
 	for i := range slices.Backward(entries) {
 		old := &entries[i]
@@ -59,7 +60,7 @@ func earlier(entries []Entry, e *Entry) int {
 		case old.DedupeKeyHash == e.DedupeKeyHash && old.EndedAt.IsZero() &&
 			(sign || old.RetryCorrelationID == e.RetryCorrelationID):
 			return i
-		case e.Code == names.Of(alive), sign:
+		case e.Code == names.Of(alive), sign, e.RetryCorrelationID != "" && old.RetryCorrelationID == e.RetryCorrelationID:
 			continue
 		}
 		return -1

@@ -57,6 +57,19 @@ func TestAnOutageHasOneCorrelation(t *testing.T) {
 	}
 }
 
+// Failures that alternate in one outage are one record each.
+func TestAlternatingFailuresOfAnOutage(t *testing.T) {
+	l := open(t, filepath.Join(t.TempDir(), "diag.json"), nil)
+	for range 2 {
+		record(t, l, refused, "a")
+		record(t, l, polled, "b")
+	}
+	got := l.Entries()
+	if len(got) != 2 || got[0].Detail != "a" || got[0].Count != 2 || got[1].Detail != "b" || got[1].Count != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // What was told is not told again after a reconnect or a restart, unless it is over or has happened often since.
 func TestWhatIsToldIsToldOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "diag.json")
