@@ -82,6 +82,9 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	if _, err := a.store.RecoveryTokens(); err != nil {
 		return a.blocked(ctx, codeTokenMissing, err.Error()+": an operator must issue a bundle ("+why+")")
 	}
+	if errors.Is(cause, errLost) { // no session's failure was recorded, with which the outage begins
+		a.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED, why, 0)
+	}
 	if err := a.noted(a.recovery.Begin()); err != nil {
 		if suppressed, ok := errors.AsType[*attempts.SuppressedError](err); ok {
 			return a.blocked(ctx, codeBlocked, suppressed.Error()+" ("+why+")")

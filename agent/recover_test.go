@@ -129,8 +129,8 @@ func TestALostCertificateIsRecovered(t *testing.T) {
 	}
 	end, _ := run(t, open(t, cfg))
 	m.wait("admitted")
-	if n := len(m.recoveries()); n != 1 || m.instances != 1 {
-		t.Errorf("%d recoveries, %d instances", n, m.instances)
+	if sent := m.recoveries(); len(sent) != 1 || m.instances != 1 || sent[0].GetCorrelationId() == "" {
+		t.Errorf("recoveries %v, %d instances", sent, m.instances)
 	}
 	if err := end(); err != nil {
 		t.Fatal(err)
