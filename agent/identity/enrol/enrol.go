@@ -112,8 +112,9 @@ func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
-	if fault.Has(err, commonv1.Reason_REASON_KEY_REUSE) {
-		// This machine has the key of another one, perhaps as both were made from one image: the next request has a new key.
+	if fault.Has(err, commonv1.Reason_REASON_KEY_REUSE) || fault.Has(err, commonv1.Reason_REASON_CSR_REFUSED) {
+		// This machine has the key of another one, perhaps as both were made from one image, or the key was certified before,
+		// for a renewal whose reply was lost: the next request has a new key.
 		if err := e.deps.Store.DropPendingKey(); err != nil {
 			e.deps.Logger.LogAttrs(ctx, slog.LevelError, "pending key not dropped", slog.Any("error", err))
 		}

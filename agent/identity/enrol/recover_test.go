@@ -215,6 +215,26 @@ func TestWithoutItsKeyNoTokenIsSent(t *testing.T) {
 	}
 }
 
+// TestAKeyThatWasCertifiedBeforeIsReplaced: a refusal of the request's key keeps no operator's token away.
+func TestAKeyThatWasCertifiedBeforeIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t, "recovery", false)
+		defer h.end()
+		h.answer = func(n int, ok *recoveryv1.EnrollResponse) (*recoveryv1.EnrollResponse, error) {
+			if n == 0 {
+				return nil, fault.ToConnect(fault.New(commonv1.Reason_REASON_CSR_REFUSED, ""), "")
+			}
+			return ok, nil
+		}
+		if err := h.enroller().Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if len(h.requests) != 2 || len(h.keys) != 2 {
+			t.Errorf("%d requests with %d keys", len(h.requests), len(h.keys))
+		}
+	})
+}
+
 // TestAnUnreachableListenerIsNoRequest: nothing was sent, so nothing had an effect.
 func TestAnUnreachableListenerIsNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
