@@ -58,7 +58,10 @@ func (t recoveryTokens) change() change {
 
 // refuse returns t with a token among those that are never sent again.
 func (t recoveryTokens) refuse(token string) recoveryTokens {
-	hash := hashToken(token)
+	return t.refuseHash(hashToken(token))
+}
+
+func (t recoveryTokens) refuseHash(hash string) recoveryTokens {
 	if slices.Contains(t.Refused, hash) {
 		return t
 	}
@@ -214,14 +217,20 @@ func (s *Store) RecoveringKey(token string) (crypto.Signer, crypto.Signer, error
 	return s.recovery, key, nil
 }
 
-// DropRecoveringKey gives up the key of a recovery that was refused for its key, with which no token was used.
-func (s *Store) DropRecoveringKey() error {
+// DropRecoveringKey gives up the key of a recovery with token that was refused for its key. The other tokens that were
+// sent with the key may have been used with it, and are never sent again.
+func (s *Store) DropRecoveringKey(token string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.settleLocked(); err != nil {
 		return err
 	}
 	tokens := s.tokens
+	for _, hash := range tokens.Sent {
+		if hash != hashToken(token) {
+			tokens = tokens.refuseHash(hash)
+		}
+	}
 	tokens.Sent = nil
 	if err := s.commit("drop_recovering_key", []change{
 		{File: fileRecoveringKey, Remove: true}, tokens.change(),
@@ -313,7 +322,17 @@ func (s *Store) loadRecoveryLocked() {
 			s.problemLocked(string(key.file), err)
 		}
 	}
-	if s.recovering == nil { // lost, if a token was sent with it, which must be sent with no other
-		s.tokens.Refused, s.tokens.Sent = append(s.tokens.Refused, s.tokens.Sent...), nil
+	if s.recovering == nil && len(s.tokens.Sent) > 0 {
+		// The key is lost. If a request with it was granted, the control plane counts all tokens of the node as used with it:
+		// sent with another, they would look stolen.
+		for _, token := range []string{s.tokens.newest(s.env), s.tokens.Former} {
+			if token != "" {
+				s.tokens = s.tokens.refuse(token)
+			}
+		}
+		for _, hash := range s.tokens.Sent {
+			s.tokens = s.tokens.refuseHash(hash)
+		}
+		s.tokens.Sent = nil
 	}
 }

@@ -247,8 +247,8 @@ func TestALostRecoveryKeyIsNoLoop(t *testing.T) {
 	}
 }
 
-// TestATokenIsSentWithOneKeyAlone: a token that was sent with a key that is lost must not be sent with another, which
-// would look like theft.
+// TestATokenIsSentWithOneKeyAlone: where a token was sent with a key that is lost, neither it nor the other one must be
+// sent with another, which would look like theft.
 func TestATokenIsSentWithOneKeyAlone(t *testing.T) {
 	w := newWorld(t)
 	s := w.open()
@@ -258,12 +258,33 @@ func TestATokenIsSentWithOneKeyAlone(t *testing.T) {
 	must(t, err)
 	w.close(s)
 	must(t, os.Remove(filepath.Join(w.dirs.State, "key-recovering.pem")))
-	s = w.open()
+	for range 2 {
+		s = w.open()
+		w.tokens(s)
+		must(t, s.RefuseToken(firstRecovery))
+		w.close(s)
+	}
+}
+
+// TestAKeyThatIsRefusedTakesTheOtherTokens: those that were sent with it may have been used with it.
+func TestAKeyThatIsRefusedTakesTheOtherTokens(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	w.enrolled(s)
+	w.renewed(s, secondRecovery)
+	_, key, err := s.RecoveringKey(secondRecovery)
+	must(t, err)
+	_, _, err = s.RecoveringKey(firstRecovery)
+	must(t, err)
+	must(t, s.DropRecoveringKey(firstRecovery))
 	w.tokens(s, firstRecovery)
-	must(t, s.RefuseToken(firstRecovery))
-	w.tokens(s)
+	_, next, err := s.RecoveringKey(firstRecovery)
+	must(t, err)
+	if fingerprint(next.Public()) == fingerprint(key.Public()) {
+		t.Error("the key that was refused is used again")
+	}
 	w.close(s)
 	s = w.open()
-	w.tokens(s)
+	w.tokens(s, firstRecovery)
 	w.close(s)
 }

@@ -86,14 +86,15 @@ func (e *Enroller) recoverWith(ctx context.Context, token string) error {
 	return e.send(ctx, credential{token: token, key: key, recovery: recovery, prove: true})
 }
 
-// giveUp removes what a refusal has made useless: a token that another key has used, or the key of another node.
+// giveUp removes what a refusal has made useless: a token that another key has used, or a key that will not be signed,
+// since it is another node's or was certified before.
 func (e *Enroller) giveUp(ctx context.Context, token string, refusal error) {
 	var err error
 	switch {
 	case fault.Has(refusal, commonv1.Reason_REASON_TOKEN_CONSUMED):
 		err = e.deps.Store.RefuseToken(token)
-	case fault.Has(refusal, commonv1.Reason_REASON_KEY_REUSE):
-		err = e.deps.Store.DropRecoveringKey()
+	case fault.Has(refusal, commonv1.Reason_REASON_KEY_REUSE), fault.Has(refusal, commonv1.Reason_REASON_CSR_REFUSED):
+		err = e.deps.Store.DropRecoveringKey(token)
 	}
 	if err != nil {
 		e.deps.Logger.LogAttrs(ctx, slog.LevelError, "refused recovery token not given up", slog.Any("error", err))
