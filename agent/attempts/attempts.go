@@ -70,6 +70,8 @@ type Governor struct {
 	// marks are when the attempts of the last hour were made, by the monotonic clock; those of earlier runs may be below
 	// zero.
 	marks []time.Duration
+	// unwritten is set after a change that could not be written.
+	unwritten bool
 }
 
 // Open reads the record. One that cannot be read is renamed to `recovery.json.bad`, and a new one begins.
@@ -115,14 +117,20 @@ func (g *Governor) changeLocked(change func(*record)) error {
 	for _, mark := range g.marks {
 		g.rec.Recent = append(g.rec.Recent, wall.Add(mark-now))
 	}
-	return g.cfg.Room.Do(func() error { return jsonfile.Write(g.cfg.Dir, File, g.rec) })
+	err := g.cfg.Room.Do(func() error { return jsonfile.Write(g.cfg.Dir, File, g.rec) })
+	g.unwritten = err != nil
+	return err
 }
 
-// SetPolicy keeps what the control plane allows. It writes only a change.
+// SetPolicy keeps what the control plane allows. It writes only a change, or what could not be written before. Where
+// perHour is zero, as an earlier control plane sends it, the last limit stays.
 func (g *Governor) SetPolicy(auto bool, perHour int32) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.rec.Auto != nil && *g.rec.Auto == auto && g.rec.PerHour == perHour {
+	if perHour <= 0 {
+		perHour = g.rec.PerHour
+	}
+	if !g.unwritten && g.rec.Auto != nil && *g.rec.Auto == auto && g.rec.PerHour == perHour {
 		return nil
 	}
 	return g.changeLocked(func(r *record) { r.Auto, r.PerHour = &auto, perHour })

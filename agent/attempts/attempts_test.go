@@ -201,6 +201,33 @@ func TestWhatReachedNoServerDoesNotCount(t *testing.T) {
 	}
 }
 
+// TestALimitOutlivesAPolicyWithoutOne: an earlier control plane sends none.
+func TestALimitOutlivesAPolicyWithoutOne(t *testing.T) {
+	h := newHost(t)
+	h.must(h.g.SetPolicy(true, 2))
+	h.must(h.g.SetPolicy(false, 0))
+	h.must(h.g.SetPolicy(true, 0))
+	h.boot()
+	if n := h.attempts(); n != 2 {
+		t.Errorf("%d attempts", n)
+	}
+}
+
+// TestAPolicyThatWasNotWrittenIsWrittenAgain: also if it is the same.
+func TestAPolicyThatWasNotWrittenIsWrittenAgain(t *testing.T) {
+	h := newHost(t)
+	h.must(os.RemoveAll(h.dir))
+	if err := h.g.SetPolicy(false, 2); err == nil {
+		t.Fatal("written without a directory")
+	}
+	h.must(os.Mkdir(h.dir, 0o700))
+	h.must(h.g.SetPolicy(false, 2))
+	h.boot()
+	if h.g.Allowed(true) {
+		t.Error("the policy is forgotten")
+	}
+}
+
 // TestABrokenRecordIsSetAside: the agent starts, and counts anew.
 func TestABrokenRecordIsSetAside(t *testing.T) {
 	h := newHost(t)
