@@ -31,7 +31,7 @@ func (r *runner) judged(f failure) error {
 	if !is[*transport.CertificateRefusedError](f.err) || f.cert == nil {
 		return f.err
 	}
-	if transport.RefusedAsExpired(f.err) || r.pastEnd(f.cert) {
+	if transport.RefusedAsExpired(f.err) || transport.RefusedWithoutReason(f.err) && r.pastEnd(f.cert) {
 		return &expiredError{f.err}
 	}
 	return f.err

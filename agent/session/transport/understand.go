@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,14 +33,29 @@ func (*CertificateRefusedError) DiagnosticCode() commonv1.DiagnosticCode {
 }
 
 // RefusedAsExpired reports whether the server ended the handshake with the alert for expired certificates.
-func RefusedAsExpired(err error) bool {
-	const certificateExpired tls.AlertError = 45
+func RefusedAsExpired(err error) bool { return refusedWith(err, certificateExpired) }
+
+// RefusedWithoutReason reports whether the server ended the handshake with an alert that does not say what is wrong with
+// the certificate.
+func RefusedWithoutReason(err error) bool {
+	return refusedWith(err, badCertificate, certificateUnknown)
+}
+
+const (
+	badCertificate     tls.AlertError = 42
+	certificateExpired tls.AlertError = 45
+	certificateUnknown tls.AlertError = 46
+)
+
+func refusedWith(err error, alerts ...tls.AlertError) bool {
 	refused, ok := errors.AsType[*CertificateRefusedError](err)
 	if !ok {
 		return false
 	}
-	alert, ok := errors.AsType[*net.OpError](refused.cause)
-	return ok && alert.Err != nil && alert.Err.Error() == certificateExpired.Error()
+	received, ok := errors.AsType[*net.OpError](refused.cause)
+	return ok && received.Err != nil && slices.ContainsFunc(alerts, func(alert tls.AlertError) bool {
+		return received.Err.Error() == alert.Error()
+	})
 }
 
 // EdgeError means that a proxy in front of the control plane answered in its place.
