@@ -90,13 +90,10 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	}
 	changes = append(changes, trust...)
 	listed, record := s.givenLocked(given...)
-	changes = slices.Concat(changes, record,
-		[]change{
-			tokens.change(),
-			{File: fileEnv, Content: env.Render()},
-			{File: filePendingKey, Remove: true},
-			{File: fileRecoveringKey, Remove: true},
-		})
+	changes = slices.Concat(changes, record, []change{tokens.change()}, env.changes(), []change{
+		{File: filePendingKey, Remove: true},
+		{File: fileRecoveringKey, Remove: true},
+	})
 	if err := s.commit("enrol", changes); err != nil {
 		return err
 	}
@@ -204,8 +201,11 @@ func (s *Store) InstallBundle(dir string) error {
 		return ErrBundleSpent
 	}
 	env := s.freshEnvLocked()
+	env.unread = false // what cannot be read is what the bundle is to replace
 	tokens := s.tokens
-	if !IsRecoveryToken(token) {
+	if IsRecoveryToken(token) {
+		tokens.Waiting = ""
+	} else {
 		tokens.Waiting = tokens.newest(env) // until the bundle's token is used
 	}
 	for _, name := range given.names {

@@ -48,6 +48,8 @@ type Env struct {
 	// replaced is a recovery token with which an operator's stands in one file: an operator may add a line, and need not
 	// change the one that the agent wrote.
 	replaced string
+	// unread is set where the file has something that cannot be read, which must not be replaced.
+	unread bool
 }
 
 // ParseEnv reads lines NAME=VALUE. Empty lines and lines that begin with # are skipped; a leading `export` is allowed;
@@ -139,6 +141,7 @@ func (e Env) Get(name string) string { return e.values[name] }
 // characters, so the caller must pass only values that Clean accepts.
 func (e Env) With(name, value string) Env {
 	out := Env{names: slices.Clone(e.names), values: make(map[string]string, len(e.values)+1), replaced: e.replaced}
+	out.unread = e.unread
 	maps.Copy(out.values, e.values)
 	if name == EnvToken {
 		out.replaced = ""

@@ -35,7 +35,7 @@ type recoveryTokens struct {
 	// Serial is that of the certificate that the newest token came with; empty: a session was admitted on it, or it is the
 	// token of an enrolment.
 	Serial string `json:"serial,omitempty"`
-	// Waiting is the newest token where node-agent.env has an operator's token that was not used yet.
+	// Waiting is the newest token where node-agent.env has an operator's token that was not used yet, or cannot be read.
 	Waiting string `json:"waiting_token,omitempty"`
 	// Former is the token before the newest, until a session is admitted on the certificate that the newest came with.
 	Former string `json:"former_token,omitempty"`
@@ -70,12 +70,16 @@ func (t recoveryTokens) refuseHash(hash string) recoveryTokens {
 	return t
 }
 
-// newest returns the recovery token that came last; empty: there is none.
-func (t recoveryTokens) newest(env Env) string {
-	if token := env.Get(EnvToken); IsRecoveryToken(token) {
+// newest returns the recovery token that came last; empty: there is none. One that waits is newer than those in
+// node-agent.env, since it waits no more once it is written there.
+func (t recoveryTokens) newest(env Env) string { return cmp.Or(t.Waiting, env.recoveryToken()) }
+
+// recoveryToken returns the recovery token in env; empty: there is none.
+func (e Env) recoveryToken() string {
+	if token := e.Get(EnvToken); IsRecoveryToken(token) {
 		return token
 	}
-	return cmp.Or(env.replaced, t.Waiting)
+	return e.replaced
 }
 
 // operatorTokenLocked returns the operator's token in env that was not used yet.
@@ -88,9 +92,9 @@ func (s *Store) operatorTokenLocked(env Env) string {
 }
 
 // putLocked returns env and tokens with token as the newest one. An operator's token that was not used stays where it
-// is.
+// is, and so does a file that cannot be read.
 func (s *Store) putLocked(env Env, tokens recoveryTokens, token string) (Env, recoveryTokens) {
-	if s.operatorTokenLocked(env) != "" {
+	if env.unread || s.operatorTokenLocked(env) != "" {
 		env.replaced, tokens.Waiting = "", token
 		return env, tokens
 	}
@@ -110,17 +114,44 @@ func (s *Store) offeredLocked(env Env, token, serial string) (Env, recoveryToken
 }
 
 // freshEnvLocked returns node-agent.env as it is on disk now: an operator may have put a token there since it was read.
-// If it cannot be read it returns the content that was read or written last.
+// If there is no file, or it lacks the endpoints, it returns the content that was read or written last, with the
+// operator's token in the file. If the file cannot be read, it returns that content as unread, with a problem.
 func (s *Store) freshEnvLocked() Env {
+	held := s.env
+	held.unread = false
 	data, err := pki.ReadFile(s.path(fileEnv))
-	if err != nil {
-		return s.env
+	if errors.Is(err, fs.ErrNotExist) {
+		return held
 	}
-	env, err := ParseEnv(data)
-	if err != nil {
-		return s.env
+	var env Env
+	if err == nil {
+		env, err = ParseEnv(data)
 	}
-	return env
+	if err != nil {
+		problem := fmt.Sprintf("node-agent.env cannot be read and is left as it is: %v", err)
+		if !slices.Contains(s.problems, problem) {
+			s.problems = append(s.problems, problem)
+		}
+		held.unread = true
+		return held
+	}
+	if env.Validate() == nil || held.Validate() != nil {
+		return env
+	}
+	if token := s.operatorTokenLocked(env); token != "" {
+		recovery := held.recoveryToken()
+		held = held.With(EnvToken, token)
+		held.replaced = recovery
+	}
+	return held
+}
+
+// changes returns the change that writes env to its file, and none if the file must not be replaced.
+func (e Env) changes() []change {
+	if e.unread {
+		return nil
+	}
+	return []change{{File: fileEnv, Content: e.Render()}}
 }
 
 // RecoveryKey returns the key to which this node's recovery tokens are bound. It makes one where there is none, and
@@ -272,7 +303,7 @@ func (s *Store) Confirm(leaf *x509.Certificate) error {
 	var changes []change
 	if waiting := tokens.Waiting; waiting != "" && s.operatorTokenLocked(env) == "" {
 		env, tokens = s.putLocked(env, tokens, waiting)
-		changes = append(changes, change{File: fileEnv, Content: env.Render()})
+		changes = append(changes, env.changes()...)
 	}
 	recovering := s.recovering
 	if recovering != nil && !slices.Contains(tokens.Sent, hashToken(tokens.newest(env))) {

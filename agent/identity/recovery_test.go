@@ -147,6 +147,69 @@ func TestAnOperatorsTokenIsNotOverwritten(t *testing.T) {
 	w.close(s)
 }
 
+// TestAFileThatCannotBeReadIsLeftAlone: an operator edits it, and the token that comes meanwhile waits beside it.
+func TestAFileThatCannotBeReadIsLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	s := w.open()
+	w.enrolled(s)
+	path := filepath.Join(w.dirs.Etc, "node-agent.env")
+	whole, err := os.ReadFile(path)
+	must(t, err)
+	edit := append(slices.Clone(whole), "GPUAAS_TERMINAL_API_URL='half\n"...)
+	must(t, os.WriteFile(path, edit, 0o600))
+	w.renewed(s, secondRecovery)
+	must(t, s.Flip())
+	w.tokens(s, secondRecovery, firstRecovery)
+	must(t, s.Confirm(s.Certificate().Leaf))
+	w.tokens(s, secondRecovery)
+	_, key, err := s.RecoveringKey(secondRecovery)
+	must(t, err)
+	answer := w.answer(key)
+	answer.RecoveryToken = thirdRecovery
+	must(t, s.CommitEnrolment(secondRecovery, answer))
+	w.tokens(s, thirdRecovery)
+	if left, err := os.ReadFile(path); err != nil || !slices.Equal(left, edit) {
+		t.Errorf("the file was replaced by %q (%v)", left, err)
+	}
+	if problems := s.Problems(); len(problems) != 1 || strings.Contains(problems[0], "half") {
+		t.Errorf("problems %q", problems)
+	}
+	w.close(s)
+
+	must(t, os.WriteFile(path, whole, 0o600)) // with the first token
+	s = w.open()
+	w.tokens(s, thirdRecovery)
+	w.renewed(s, "grt_fourth")
+	w.inFile("grt_fourth")
+	w.tokens(s, "grt_fourth", thirdRecovery)
+	w.close(s)
+}
+
+// TestAFileWithoutEndpointsGetsThemBack: and the operator's token in it stays.
+func TestAFileWithoutEndpointsGetsThemBack(t *testing.T) {
+	const other = "gbt_other_token_of_an_operator"
+	for name, content := range map[string]string{"empty": "", "a token": identity.EnvToken + "=" + other + "\n"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.open()
+			w.enrolled(s)
+			url := s.Env().Get(identity.EnvAPIURL)
+			must(t, os.WriteFile(filepath.Join(w.dirs.Etc, "node-agent.env"), []byte(content), 0o600))
+			w.renewed(s, secondRecovery)
+			w.close(s)
+			s = w.open()
+			if got := s.Env().Get(identity.EnvAPIURL); got != url || url == "" {
+				t.Errorf("the endpoint is %q, was %q", got, url)
+			}
+			if want := map[bool]string{true: other}[content != ""]; s.Token() != want {
+				t.Errorf("the operator's token is %q", s.Token())
+			}
+			w.tokens(s, secondRecovery, firstRecovery)
+			w.close(s)
+		})
+	}
+}
+
 // TestARecoveryKeepsWhatTheNodeRemembers: the same node instance keeps join state and generation, another begins anew.
 // The key of the request stays the same until the reply, also after a restart, and no renewal has it.
 func TestARecoveryKeepsWhatTheNodeRemembers(t *testing.T) {

@@ -87,7 +87,7 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	env, tokens := s.freshEnvLocked(), s.tokens
 	if recoveryToken != "" {
 		env, tokens = s.offeredLocked(env, recoveryToken, pki.SerialString(pair.Leaf.SerialNumber))
-		changes = append(changes, tokens.change(), change{File: fileEnv, Content: env.Render()})
+		changes = append(append(changes, tokens.change()), env.changes()...)
 	}
 	if err := s.commit("issued", changes); err != nil {
 		return err

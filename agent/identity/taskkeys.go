@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/gpuaas/mesh/internal/pki"
@@ -48,6 +49,9 @@ func (s *Store) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 		return held, unbelieved, nil
 	}
 	env := s.freshEnvLocked().With(EnvTaskKeys, next.String())
+	if env.unread {
+		return held, unbelieved, errors.New("store task keys: node-agent.env cannot be read and is left as it is")
+	}
 	if err := s.write("task_keys", fileEnv, env.Render()); err != nil {
 		return held, unbelieved, fmt.Errorf("store task keys: %w", err)
 	}
