@@ -221,7 +221,7 @@ func TestRefusalsThatMeanWaitLeaveTheAttempts(t *testing.T) {
 	cfg.Enrol.Backoff = backoff.Policy{Base: time.Millisecond, Cap: 2 * time.Millisecond}
 	cfg.Session.Backoff = cfg.Enrol.Backoff
 	enrolled(t, m, cfg)
-	m.enrolFail = fault.New(commonv1.Reason_REASON_UNAVAILABLE, "")
+	m.enrolFail = fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.RetryAfter(time.Millisecond))
 	m.lifts = true
 	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
 	end, _ := run(t, open(t, cfg))

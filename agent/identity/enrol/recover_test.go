@@ -235,6 +235,34 @@ func TestAKeyThatWasCertifiedBeforeIsReplaced(t *testing.T) {
 	})
 }
 
+// TestWhatMeansWaitDoesNotCount: and comes at a pace that is bounded all the same.
+func TestWhatMeansWaitDoesNotCount(t *testing.T) {
+	for reason, counts := range map[commonv1.Reason]bool{
+		commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE: false, commonv1.Reason_REASON_UNAVAILABLE: false,
+		commonv1.Reason_REASON_RATE_LIMITED: false, commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT: false,
+		commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN: false, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK: false,
+		commonv1.Reason_REASON_RECORDS_MISSING: false, commonv1.Reason_REASON_RECOVERY_LIMIT_REACHED: true,
+		commonv1.Reason_REASON_TOKEN_EXPIRED: true, commonv1.Reason_REASON_KEY_REUSE: true,
+	} {
+		t.Run(reason.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := recoverable(t)
+				defer h.end()
+				h.answer = func(int, *recoveryv1.EnrollResponse) (*recoveryv1.EnrollResponse, error) {
+					return nil, fault.ToConnect(fault.New(reason, "", fault.RetryAfter(time.Second)), "")
+				}
+				begin := time.Now()
+				if got := recoveries(t, h.enroller(), 40); !got.Sent || got.Counts != counts {
+					t.Errorf("%+v", got)
+				}
+				if took := time.Since(begin); !counts && took < 3*time.Minute { // 40 s, and 15 s on average from the sixth on
+					t.Errorf("40 attempts in %v", took)
+				}
+			})
+		})
+	}
+}
+
 // TestAnUnreachableListenerIsNoRequest: nothing was sent, so nothing had an effect.
 func TestAnUnreachableListenerIsNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
