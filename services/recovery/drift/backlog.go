@@ -1,10 +1,15 @@
 package drift
 
 import (
+	"time"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 )
+
+// backlogFresh is how long a backlog counts whose end was not read: lifecycle forgets one a day after its last task.
+const backlogFresh = 25 * time.Hour
 
 // readBacklog reads lifecycle's report that tasks of a node have expired in the queue, or that this is over. It is
 // evidence as lifecycle writes it, and nothing else of it is taken.
@@ -23,6 +28,9 @@ func readBacklog(r events.Record) (change, error) {
 	}
 	if at := seen.GetObservedAt(); at != nil && at.AsTime().Before(r.CreatedAt) {
 		e.ObservedAt = at.AsTime()
+	}
+	if reason != 0 {
+		e.FreshUntil = e.ObservedAt.Add(backlogFresh)
 	}
 	return change{nodeID: e.NodeID, apply: func(n *node) {
 		if _, known := n.has(e.Part, e.Source); reason != 0 || known {

@@ -43,4 +43,13 @@ func TestExpiredTasksAreAVerdictOnAConnectedNode(t *testing.T) {
 	k.wantReasons(n.id(), agentDown, backlog)
 	report(unspecified)
 	k.wantReasons(n.id(), agentDown, backlog, unspecified)
+	// One whose end was never read, as by a replica of a build without it, ends by itself.
+	report(backlog)
+	k.pass(25*time.Hour + time.Second)
+	k.beat()
+	k.put()
+	k.round()
+	if v := k.last(n); v.GetReason() != unspecified || v.GetEnded().GetReason() != backlog {
+		t.Errorf("verdict %v", v)
+	}
 }
