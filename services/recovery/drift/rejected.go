@@ -29,7 +29,9 @@ type claim struct {
 	at          time.Time // of the event
 	version     int64
 	correlation string
-	ours        bool // it names a certificate that recovery has issued to that node, which counts and is in its time
+	// ours reports that it names a certificate that recovery has issued to that node, which counts and is in its time,
+	// while the preflight of the authority has not found the ingress to trust what the authority issues.
+	ours bool
 }
 
 func readRejected(r events.Record) (change, error) {
@@ -46,9 +48,10 @@ func readRejected(r events.Record) (change, error) {
 
 // countingRow is a certificate that counts for a node and is in its time.
 type countingRow struct {
-	NodeID string `db:"node_id" expr:"@.node_id::text"`
-	Serial string `db:"serial"`
-	Issuer string `db:"issuer_fingerprint"`
+	NodeID  string `db:"node_id" expr:"@.node_id::text"`
+	Serial  string `db:"serial"`
+	Issuer  string `db:"issuer_fingerprint"`
+	Trusted bool   `db:"trusted" expr:"EXISTS (SELECT FROM recovery.ca_preflight p WHERE p.state = 'ok')"`
 }
 
 var countingSerials = pg.Define(pg.RoleRecovery, "drift.counting_serials", `
@@ -58,7 +61,8 @@ var countingSerials = pg.Define(pg.RoleRecovery, "drift.counting_serials", `
 
 // compareClaims compares what refused clients claimed with the certificates that recovery has issued. A claim of a
 // certificate that counts means that the ingress refuses what it has to accept; or that the client has seen the
-// certificate, and shows one of its own with the same numbers.
+// certificate, and shows one of its own with the same numbers. While the preflight has proven that the ingress trusts
+// what the authority issues it can only be the latter.
 func compareClaims(ctx context.Context, tx pgx.Tx, changes []change, nodes map[string]*node) error {
 	var serials []string
 	for _, c := range changes {
@@ -80,7 +84,7 @@ func compareClaims(ctx context.Context, tx pgx.Tx, changes []change, nodes map[s
 		f := c.claim.fact
 		c.claim.ours = slices.ContainsFunc(rows, func(r countingRow) bool {
 			return r.NodeID == c.nodeID && r.Serial == f.GetSerial() &&
-				(f.GetIssuerFingerprint() == "" || f.GetIssuerFingerprint() == r.Issuer)
+				f.GetIssuerFingerprint() == r.Issuer && !r.Trusted
 		})
 	}
 	return nil

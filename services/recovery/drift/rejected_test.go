@@ -58,7 +58,7 @@ func TestRefusedClientsAreEvidenceOfADisconnectedNode(t *testing.T) {
 		{"invalid", invalid, 0, "", "", rejected, p1},
 		{"untrusted, of no certificate of ours", untrusted, 0, "", "f00d", rejected, p1},
 		{"untrusted, of our current certificate", untrusted, time.Hour, "f00d", "f00d", certUntrusted, p0},
-		{"untrusted, of our current certificate without its issuer", untrusted, time.Hour, "f00d", "", certUntrusted, p0},
+		{"untrusted, of our current certificate without its issuer", untrusted, time.Hour, "f00d", "", rejected, p1},
 		{"untrusted, with our serial and another issuer", untrusted, time.Hour, "f00d", "beef", rejected, p1},
 		{"untrusted, of ours and past its time", untrusted, -time.Second, "f00d", "f00d", rejected, p1},
 	} {
@@ -96,6 +96,30 @@ func TestRefusedClientsAreEvidenceOfADisconnectedNode(t *testing.T) {
 			if v := k.wantReasons(n.id(), tt.want, agentDown); v.GetEnded().GetReason() != tt.want {
 				t.Errorf("ended: %v", v.GetEnded())
 			}
+		})
+	}
+}
+
+// TestAClaimIsNoProofAgainstThePreflight checks that a client that shows a certificate of its own with the numbers of a
+// live one makes no P0 while the preflight has proven that the ingress trusts the authority.
+func TestAClaimIsNoProofAgainstThePreflight(t *testing.T) {
+	for state, want := range map[string]commonv1.DriftReason{
+		"ok": rejected, "unknown": certUntrusted, "mismatch": certUntrusted,
+	} {
+		t.Run(state, func(t *testing.T) {
+			k := newKit(t)
+			n := k.up()
+			k.issued(n.id(), "4711", "f00d", time.Hour)
+			_, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, `UPDATE recovery.ca_preflight SET state = $1`, state)
+			k.must(err)
+			k.listen(5 * time.Second)
+			k.lose(n)
+			k.listen(5 * time.Second)
+			f := k.refusal(n.id(), untrusted)
+			f.IssuerFingerprint = "f00d"
+			k.put(f)
+			k.round()
+			k.wantReasons(n.id(), want)
 		})
 	}
 }
