@@ -115,8 +115,8 @@ func (n *node) runtimeTold(is Runtime, e Evidence) {
 	n.noteTopic(topicRuntime, e)
 }
 
-// addressesTold compares the addresses of the host, and the one from which its session came, with those that are
-// recorded, and records them. A session through another of a few balancers is no change.
+// addressesTold compares the addresses of the host with those that are recorded, and records them. The address from
+// which its session came is recorded alone: it is a proxy's or a balancer's as often as the host's.
 func (n *node) addressesTold(addresses []string, remote string, e Evidence) {
 	first := len(n.facts.Addresses) == 0
 	detail := ""
@@ -125,10 +125,6 @@ func (n *node) addressesTold(addresses []string, remote string, e Evidence) {
 	}
 	n.facts.Addresses = addresses
 	if remote != "" && !slices.Contains(n.facts.Remotes, remote) {
-		if len(n.facts.Remotes) > 0 {
-			detail = strings.TrimPrefix(detail+"; its session comes from "+remote+", the one before from "+
-				n.facts.Remotes[0], "; ")
-		}
 		n.facts.Remotes = append([]string{remote}, n.facts.Remotes[:min(len(n.facts.Remotes), mostRemotes-1)]...)
 	}
 	if detail == "" {
