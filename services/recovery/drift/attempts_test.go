@@ -28,6 +28,54 @@ func (k *kit) attempt(n *machine, way string, outcome commonv1.Reason) {
 	k.put()
 }
 
+// TestAnOldJoinStateIsACopy: an attempt whose caller has proven the recovery key, with the join state of a copy, is a
+// security matter while the node is not connected, and puts no node on hold.
+func TestAnOldJoinStateIsACopy(t *testing.T) {
+	k := newKit(t)
+	n := k.up()
+	k.lose(n)
+	k.listen(time.Second)
+	k.attempt(n, "bootstrap", commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED)
+	k.round()
+	k.wantReasons(n.id())
+	k.attempt(n, "recovery", commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED)
+	k.attempt(n, "recovery", commonv1.Reason_REASON_TOKEN_EXPIRED) // does not hide it
+	k.round()
+	v := k.wantReasons(n.id(), cloned)
+	if v.GetSeverity() != p0 || v.GetUserState() != securityDue || v.GetCorrelationId() != "attempt-0001" {
+		t.Errorf("verdict %v", v)
+	}
+	if n := k.count(`SELECT count(*) FROM events.event WHERE kind = 'node_identity.changed'`); n != 1 {
+		t.Errorf("%d events of identities", n)
+	}
+	k.back(n)
+	k.round()
+	k.wantReasons(n.id(), cloned, unspecified)
+	k.attempt(n, "recovery", commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED)
+	k.round()
+	k.wantReasons(n.id(), cloned, unspecified) // it is connected
+}
+
+// TestRecoveryThatThePolicyRefuses: an attempt that the policy refused does not bring the node back, for as long as the
+// policy may be the same.
+func TestRecoveryThatThePolicyRefuses(t *testing.T) {
+	k := newKit(t)
+	n := k.up()
+	k.lose(n)
+	k.listen(time.Second)
+	k.attempt(n, "recovery", commonv1.Reason_REASON_AUTO_RECOVERY_OFF)
+	k.round()
+	if v := k.wantReasons(n.id(), blocked); v.GetUserState() != operator {
+		t.Errorf("verdict %v", v)
+	}
+	k.listen(time.Hour)
+	k.put()
+	k.round()
+	if v := k.last(n); v.GetReason() != agentDown {
+		t.Errorf("verdict %v", v)
+	}
+}
+
 // TestARefusedRecoveryTokenIsMissing: a recovery token that was refused for its age, or because it has ended, is
 // missing, while the node is not connected and until it has another certificate.
 func TestARefusedRecoveryTokenIsMissing(t *testing.T) {

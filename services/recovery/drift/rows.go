@@ -21,7 +21,7 @@ const (
 // ordered are the rows of all reasons that evidence proves, the one that wins over all others first. A row never
 // follows one of a lower severity.
 var ordered = []Row{
-	{Reason: commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED, UserState: security, by: of(identity)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED, UserState: security, by: of(identity, attempts)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE, UserState: security, by: of(identity)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED, UserState: operator, by: of(identity)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK, UserState: operator, by: of(rollback)},
@@ -44,7 +44,7 @@ var ordered = []Row{
 	},
 	{
 		Reason:    commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED,
-		UserState: operator, by: records | of(host),
+		UserState: operator, by: records | of(host, attempts),
 	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED, UserState: repairing, by: records | of(host)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT, UserState: operator, by: records | of(host)},
