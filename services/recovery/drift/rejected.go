@@ -32,6 +32,7 @@ type claim struct {
 	// ours reports that it names a certificate that recovery has issued to that node, which counts and is in its time,
 	// while the preflight of the authority has not found the ingress to trust what the authority issues.
 	ours bool
+	way  wayBack
 }
 
 func readRejected(r events.Record) (change, error) {
@@ -62,7 +63,7 @@ var countingSerials = pg.Define(pg.RoleRecovery, "drift.counting_serials", `
 // compareClaims compares what refused clients claimed with the certificates that recovery has issued. A claim of a
 // certificate that counts means that the ingress refuses what it has to accept; or that the client has seen the
 // certificate, and shows one of its own with the same numbers. While the preflight has proven that the ingress trusts
-// what the authority issues it can only be the latter.
+// what the authority issues it can only be the latter. It also looks up whether the nodes can enrol again by themselves.
 func compareClaims(ctx context.Context, tx pgx.Tx, changes []change, nodes map[string]*node) error {
 	var serials []string
 	for _, c := range changes {
@@ -71,7 +72,7 @@ func compareClaims(ctx context.Context, tx pgx.Tx, changes []change, nodes map[s
 		}
 	}
 	if len(serials) == 0 {
-		return nil
+		return findWaysBack(ctx, tx, changes, nodes)
 	}
 	rows, err := pg.All[countingRow](ctx, tx, countingSerials, serials)
 	if err != nil {
@@ -87,7 +88,7 @@ func compareClaims(ctx context.Context, tx pgx.Tx, changes []change, nodes map[s
 				f.GetIssuerFingerprint() == r.Issuer && !r.Trusted
 		})
 	}
-	return nil
+	return findWaysBack(ctx, tx, changes, nodes)
 }
 
 // evidence returns what a claim is evidence of; false: of nothing that this build knows.
@@ -158,6 +159,7 @@ func (n *node) rejected(c *claim) {
 		}
 	}
 	n.note(e, c.version)
+	n.cannotReturn(c.way, e)
 }
 
 // servedSince returns since when a session has served the node, and whether one does.

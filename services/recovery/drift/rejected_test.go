@@ -65,6 +65,7 @@ func TestRefusedClientsAreEvidenceOfADisconnectedNode(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			k := newKit(t)
 			n := k.up()
+			k.tokened(n)
 			if tt.ours != 0 {
 				k.issued(n.id(), "4711", tt.recorded, tt.ours)
 			}
@@ -109,6 +110,7 @@ func TestAClaimIsNoProofAgainstThePreflight(t *testing.T) {
 		t.Run(state, func(t *testing.T) {
 			k := newKit(t)
 			n := k.up()
+			k.tokened(n)
 			k.issued(n.id(), "4711", "f00d", time.Hour)
 			_, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, `UPDATE recovery.ca_preflight SET state = $1`, state)
 			k.must(err)
@@ -155,6 +157,7 @@ func TestAConnectedNodeIsNotAffectedByClaims(t *testing.T) {
 func TestRejectionsThatGoOnAreOneVerdict(t *testing.T) {
 	k := newKit(t)
 	n := k.up()
+	k.tokened(n)
 	k.listen(5 * time.Second)
 	k.lose(n)
 	f := k.refusal(n.id(), expired)
@@ -206,6 +209,7 @@ func TestClaimsChangeNoIdentity(t *testing.T) {
 	all = nil
 	for i, n := range nodes {
 		k.issued(n.id(), ids.New(), "f00d", time.Hour)
+		k.tokened(n)
 		if i%2 == 0 {
 			n.session.State, n.session.LastSeenAt = closedState, timestamppb.New(k.now())
 			n.session.ClosedAt = n.session.GetLastSeenAt()

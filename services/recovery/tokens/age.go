@@ -49,3 +49,19 @@ func (w Weights) GoodUntil(since time.Time, maxAge time.Duration) time.Time {
 	}
 	return until
 }
+
+// readUsable finds the nodes by the index of their tokens.
+var readUsable = pg.Define(pg.RoleRecovery, "tokens.read_usable", `
+	SELECT DISTINCT t.node_id::text FROM recovery.recovery_token t
+	WHERE t.node_id = ANY ($1::uuid[]) AND t.state = 'issued' AND (`+extendedSQL("t.profile")+` > mesh.clock()
+		OR COALESCE(t.counted_since, t.issued_at) + make_interval(secs => $2::float8 + `+
+	creditSQL("COALESCE(t.counted_since, t.issued_at)")+`) > mesh.clock())`)
+
+// Usable returns those of the nodes that have a token which counts and is not too old now.
+func Usable(ctx context.Context, q pg.Querier, nodeIDs []string, maxAge time.Duration) ([]string, error) {
+	list, err := pg.Values[string](ctx, q, readUsable, nodeIDs, maxAge.Seconds())
+	if err != nil {
+		return nil, fmt.Errorf("read nodes with a usable recovery token: %w", err)
+	}
+	return list, nil
+}
