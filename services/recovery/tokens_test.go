@@ -36,6 +36,7 @@ func TestPeopleDecideAboutRecoveryTokens(t *testing.T) {
 			era, state, serial) VALUES ($1, $2, $2, $2, 'test', sha256('k'), 'k', 0, 'issued', 's' || $3)`, tokens[i], node,
 			string(rune('a'+i)))
 	}
+	exec(`UPDATE recovery.recovery_token SET issued_at = mesh.clock() - interval '25 hours' WHERE token_id = $1`, tokens[0])
 	first, err := people.ListTokens(m.asPerson("viewer"), &recoveryv1.ListTokensRequest{NodeId: node, PageSize: 2})
 	if err != nil || len(first.GetItems()) != 2 || first.GetItems()[0].GetTokenId() != tokens[2] ||
 		first.GetItems()[0].GetNodeName() != "node-1" {
@@ -48,7 +49,8 @@ func TestPeopleDecideAboutRecoveryTokens(t *testing.T) {
 	rest, err := people.ListTokens(m.asPerson("viewer"), &recoveryv1.ListTokensRequest{
 		PageSize: 2, PageToken: first.GetNextPageToken(),
 	})
-	if err != nil || len(rest.GetItems()) != 1 || rest.GetNextPageToken() != "" {
+	if err != nil || len(rest.GetItems()) != 1 || rest.GetNextPageToken() != "" ||
+		rest.GetItems()[0].GetState() != commonv1.TokenState_TOKEN_STATE_EXPIRED {
 		t.Fatalf("%v %v", rest, err)
 	}
 	extend := func(role, profile string, ahead time.Duration) error {
@@ -72,7 +74,8 @@ func TestPeopleDecideAboutRecoveryTokens(t *testing.T) {
 		}
 	}
 	after, err := people.ListTokens(m.asPerson("operator"), &recoveryv1.ListTokensRequest{})
-	if err != nil || len(after.GetExtensions()) != 1 ||
+	if err != nil || len(after.GetExtensions()) != 1 || len(after.GetItems()) != 3 ||
+		after.GetItems()[2].GetState() != commonv1.TokenState_TOKEN_STATE_ISSUED ||
 		!after.GetItems()[0].GetGoodUntil().AsTime().After(good.GetGoodUntil().AsTime()) {
 		t.Fatalf("%v %v", after, err)
 	}

@@ -133,6 +133,8 @@ func (e *Enroller) checkRecovery(ctx context.Context, tx pgx.Tx, r *identity.Rec
 	switch {
 	case ruling.Reason != commonv1.Reason_REASON_UNSPECIFIED:
 		return nil, nil, e.refuseOld(ctx, r, ruling.Reason)
+	case a.token.State == tokens.StateExpired:
+		return nil, nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
 	case a.token.State != tokens.StateIssued:
 		return nil, nil, fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, "the token was ended: "+a.row.EndedBy)
 	case m.RolledBack && !ruling.Continue:

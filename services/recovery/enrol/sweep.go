@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
+	"github.com/gpuaas/mesh/services/recovery/tokens"
 )
 
 // Swept counts what one sweep ended.
@@ -34,5 +35,7 @@ func (e *Enroller) Sweep(ctx context.Context) (Swept, error) {
 		}
 		*step.count = tag.RowsAffected()
 	}
-	return out, nil
+	expired, err := tokens.Expire(ctx, e.deps.Pool, e.deps.Policy.Current().RecoveryTokenMaxAge())
+	out.Tokens += expired
+	return out, err
 }

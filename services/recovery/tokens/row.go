@@ -26,6 +26,7 @@ const (
 	StateIssued  = "issued"
 	StateUsed    = "used"
 	StateRevoked = "revoked"
+	StateExpired = "expired" // it was too old for so long that no extension makes it good again
 )
 
 // Row is one recovery token.

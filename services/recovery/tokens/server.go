@@ -309,7 +309,8 @@ func (s *Server) checkExtend(req *recoveryv1.ExtendTokensRequest, reason string,
 	return nil
 }
 
-// proto returns a token as responses carry it.
+// proto returns a token as responses carry it. One that is too old now is shown as expired, whatever its row says: an
+// extension makes it good again.
 func (l listed) proto(maxAge time.Duration) *recoveryv1.RecoveryToken {
 	state, _ := names.Parse[commonv1.TokenState](l.State) // one that this build does not know is shown as unspecified
 	out := &recoveryv1.RecoveryToken{
@@ -321,7 +322,12 @@ func (l listed) proto(maxAge time.Duration) *recoveryv1.RecoveryToken {
 		out.CountedSince = timestamppb.New(*l.CountedSince)
 	}
 	if l.State == StateIssued {
-		out.GoodUntil = timestamppb.New(l.GoodUntil(l.Since(), maxAge))
+		until := timestamppb.New(l.GoodUntil(l.Since(), maxAge))
+		if l.Now.Before(until.AsTime()) {
+			out.GoodUntil = until
+		} else {
+			out.State, out.Since = commonv1.TokenState_TOKEN_STATE_EXPIRED, until
+		}
 	}
 	return out
 }
