@@ -11,8 +11,8 @@ import (
 // recoveryWay is the way of an attempt with a recovery token.
 const recoveryWay = "recovery"
 
-// topicJoinState is the topic of an attempt with the join state of a copy: an attempt that is refused for something else
-// must not hide it.
+// topicJoinState is the topic of an attempt with the join state of a copy: an attempt that is refused for something
+// else must not hide it.
 const topicJoinState = "join_state"
 
 // blockedFor is how long an attempt that the policy refused counts. The policy may have changed by then.
@@ -21,7 +21,8 @@ const blockedFor = time.Hour
 // attempted keeps what an attempt to enrol is evidence of: a recovery token that is refused for its age, or because it
 // has ended or is not recorded, cannot bring the node back, and neither can one while the policy leaves recovery to
 // operators. One that comes with an older join state than the node has confirmed is of a copy, or of a host whose disk
-// was put back: its caller has proven to hold the node's recovery key. Every other refusal says nothing about the token.
+// was put back: its caller has proven to hold the node's recovery key. Every other refusal says nothing about the
+// token.
 func (n *node) attempted(a *recoveryv1.EnrollmentAttempted, at time.Time, correlation string) {
 	if a.GetOutcome() == commonv1.Reason_REASON_UNSPECIFIED {
 		n.enrolled(at, correlation)
@@ -54,12 +55,13 @@ func (n *node) attempted(a *recoveryv1.EnrollmentAttempted, at time.Time, correl
 
 // enrolled keeps that the node has a certificate with which it can connect: what was refused before is over.
 func (n *node) enrolled(at time.Time, correlation string) {
-	for _, old := range n.evidence {
-		if old.Source != attempts || old.Reason == 0 {
-			continue
-		}
-		n.noteOf(old.topic, Evidence{
-			NodeID: n.NodeID, Part: old.Part, Source: attempts, ObservedAt: at, CorrelationID: correlation,
-		}, 0)
+	well := Evidence{
+		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: attempts, ObservedAt: at,
+		CorrelationID: correlation,
 	}
+	if reason, _ := n.has(well.Part, well.Source); reason != 0 {
+		n.note(well, 0)
+	}
+	n.noteTopic(topicWayBack, well)
+	n.noteTopic(topicJoinState, well)
 }

@@ -63,7 +63,8 @@ var countingSerials = pg.Define(pg.RoleRecovery, "drift.counting_serials", `
 // compareClaims compares what refused clients claimed with the certificates that recovery has issued. A claim of a
 // certificate that counts means that the ingress refuses what it has to accept; or that the client has seen the
 // certificate, and shows one of its own with the same numbers. While the preflight has proven that the ingress trusts
-// what the authority issues it can only be the latter. It also looks up whether the nodes can enrol again by themselves.
+// what the authority issues it can only be the latter. It also looks up whether the nodes can enrol again by
+// themselves.
 func compareClaims(ctx context.Context, tx pgx.Tx, changes []change, nodes map[string]*node) error {
 	var serials []string
 	for _, c := range changes {

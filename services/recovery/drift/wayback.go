@@ -22,8 +22,8 @@ type wayBack struct {
 	detail string
 }
 
-// findWaysBack looks up whether the nodes whose certificates the ingress refuses can enrol again by themselves. An agent
-// that cannot sends no attempt that would tell.
+// findWaysBack looks up whether the nodes whose certificates the ingress refuses can enrol again by themselves. An
+// agent that cannot sends no attempt that would tell.
 func findWaysBack(ctx context.Context, tx pgx.Tx, changes []change, nodes map[string]*node) error {
 	var refused []*claim
 	var of []string
