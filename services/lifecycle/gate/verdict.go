@@ -48,8 +48,8 @@ var (
 			WHERE v.version < EXCLUDED.version`)
 )
 
-// wish is what one verdict wants of the cordon of its node.
-type wish struct {
+// request is what one verdict wants of the cordon of its node.
+type request struct {
 	version     int64
 	reason      string // why the node is to be cordoned; empty: it is not
 	correlation string
@@ -64,16 +64,16 @@ func OnVerdict(ctx context.Context, tx pgx.Tx, r events.Record) error {
 // cordon when the verdict on the node ends. A cordon by anyone else stays, and one that a person has ended is not set
 // again for the same reason. Of each node the newest verdict counts, in whichever order they are read.
 func OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Record) error {
-	wishes, err := readWishes(ctx, tx, records)
-	if err != nil || len(wishes) == 0 {
+	requests, err := readRequests(ctx, tx, records)
+	if err != nil || len(requests) == 0 {
 		return err
 	}
 	// Gates are locked first, as by everyone who changes a cordon, and in one statement by their ids.
-	gates, err := all(ctx, tx, lockGates, slices.Collect(maps.Keys(wishes)))
+	gates, err := all(ctx, tx, lockGates, slices.Collect(maps.Keys(requests)))
 	if err != nil {
 		return fmt.Errorf("lock gates: %w", err)
 	}
-	before, err := noted(ctx, tx, slices.Collect(maps.Keys(wishes)))
+	before, err := noted(ctx, tx, slices.Collect(maps.Keys(requests)))
 	if err != nil {
 		return err
 	}
@@ -81,16 +81,16 @@ func OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 		if g.Retired {
 			continue
 		}
-		if err := grant(ctx, tx, g.NodeID, before[g.NodeID], wishes[g.NodeID]); err != nil {
+		if err := grant(ctx, tx, g.NodeID, before[g.NodeID], requests[g.NodeID]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readWishes returns what verdicts want, oldest first, by node, without nodes of which they have never wanted anything.
-func readWishes(ctx context.Context, tx pgx.Tx, records []events.Record) (map[string][]wish, error) {
-	wishes, drifted := map[string][]wish{}, map[string]bool{}
+// readRequests returns what verdicts want, oldest first, by node, without nodes of which they have never wanted anything.
+func readRequests(ctx context.Context, tx pgx.Tx, records []events.Record) (map[string][]request, error) {
+	requests, drifted := map[string][]request{}, map[string]bool{}
 	for _, r := range records {
 		if r.Kind != kindVerdict || r.Source != pg.RoleRecovery {
 			continue
@@ -103,14 +103,14 @@ func readWishes(ctx context.Context, tx pgx.Tx, records []events.Record) (map[st
 		if !ids.Valid(node) { // it is about the control plane
 			continue
 		}
-		w := wish{version: r.AggregateVersion, reason: runtimeDrift(verdict), correlation: r.CorrelationID}
+		w := request{version: r.AggregateVersion, reason: runtimeDrift(verdict), correlation: r.CorrelationID}
 		if w.reason != "" || verdict.GetEnded().GetReason() == commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT {
 			drifted[node] = true
 		}
-		wishes[node] = append(wishes[node], w)
+		requests[node] = append(requests[node], w)
 	}
 	var unsure []string // nodes of which something is to be done only if something is recorded
-	for node := range wishes {
+	for node := range requests {
 		if !drifted[node] {
 			unsure = append(unsure, node)
 		}
@@ -121,13 +121,13 @@ func readWishes(ctx context.Context, tx pgx.Tx, records []events.Record) (map[st
 	}
 	for _, node := range unsure {
 		if _, ok := known[node]; !ok {
-			delete(wishes, node)
+			delete(requests, node)
 		}
 	}
-	for _, list := range wishes {
-		slices.SortStableFunc(list, func(a, b wish) int { return cmp.Compare(a.version, b.version) })
+	for _, list := range requests {
+		slices.SortStableFunc(list, func(a, b request) int { return cmp.Compare(a.version, b.version) })
 	}
-	return wishes, nil
+	return requests, nil
 }
 
 // noted returns what is recorded of nodes, by node.
@@ -147,12 +147,12 @@ func noted(ctx context.Context, tx pgx.Tx, nodes []string) (map[string]notedVerd
 }
 
 // grant applies what verdicts newer than the recorded one want for a node whose gate is locked.
-func grant(ctx context.Context, tx pgx.Tx, node string, was notedVerdict, wishes []wish) error {
-	last, now, cordon := wishes[len(wishes)-1], was.Reason, false
+func grant(ctx context.Context, tx pgx.Tx, node string, was notedVerdict, requests []request) error {
+	last, now, cordon := requests[len(requests)-1], was.Reason, false
 	if was.NodeID != "" && last.version <= was.Version {
 		return nil
 	}
-	for _, w := range wishes {
+	for _, w := range requests {
 		if was.NodeID != "" && w.version <= was.Version {
 			continue
 		}
