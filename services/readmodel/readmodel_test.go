@@ -138,7 +138,9 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 		status.GetLiveRuns() != 2 || status.GetPosition() == 0 {
 		t.Errorf("GetStatus = %v", status)
 	}
-	for _, name := range []string{"database", "event_log", "nodeapi", "lifecycle", "lock_store", "recovery", "ca", "ingress_trust"} {
+	for _, name := range []string{
+		"database", "event_log", "nodeapi", "lifecycle", "lock_store", "recovery", "ca", "ingress_trust",
+	} {
 		i := slices.IndexFunc(status.GetComponents(),
 			func(c *readmodelv1.ComponentStatus) bool { return c.GetName() == name })
 		if i < 0 || !status.GetComponents()[i].GetOk() || status.GetComponents()[i].GetObservedAt() == nil {

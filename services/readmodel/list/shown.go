@@ -135,7 +135,8 @@ func hideEntry(row *readmodelv1.AuditRow) {
 const notDone = "it could not be completed; your operator can see why"
 
 // Failure returns the code and the text of a failure as a person of a tenant sees them. The text was written for
-// people, and what is under it is its cause; so it is kept, without ids, names of machines and the state of their disks, unless it is about a node.
+// people, and what is under it is its cause; so it is kept, without ids, names of machines and the
+// state of their disks, unless it is about a node.
 func Failure(code, text string, layer commonv1.OwnerLayer) (string, string) {
 	reason, err := names.Parse[commonv1.Reason](code)
 	told := err == nil && fault.ForTenants(reason)

@@ -32,8 +32,8 @@ var machineOfWorkspace = pg.Define(pg.RoleReadmodel, "view.machine_of_workspace"
 	LEFT JOIN readmodel.verdict v ON v.node_id = w.node_id
 	WHERE w.workspace_id = $1::uuid`)
 
-// Target returns one workspace as Workspace does, and what is known of its node. A repair agrees with what its tenant is
-// shown: of an active workspace it follows from the user state, and of another, whose user state has other causes, from
+// Target returns one workspace as Workspace does, and what is known of its node. A repair agrees with what its tenant
+// is shown: of an active workspace it follows from the user state, and of another, whose user state has other causes, from
 // what the verdict about the node would do to an active one. Verdicts about the control plane are no repair of a node:
 // what they stop, the owners refuse.
 func (s *Snapshot) Target(ctx context.Context, ref string) (Target, error) {
@@ -50,7 +50,7 @@ func (s *Snapshot) Target(ctx context.Context, ref string) (Target, error) {
 		return Target{}, fmt.Errorf("read the machine of a workspace: %w", err)
 	}
 	out.Machine = []string{row.NodeID, row.Name}
-	switch w.GetState() { //nolint:exhaustive // the others are alike
+	switch w.GetState() {
 	case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
 		out.Repair = status.RepairOf(w.GetUserState())
