@@ -142,11 +142,13 @@ func TestLayers(t *testing.T) {
 			readmodelv1.LayerState_LAYER_STATE_STALE, time.Hour,
 		},
 		"gone, and not known since when": {
-			status.AgentStatus{Reason: "disconnected"}, seen(2, false, a, b), away,
+			status.AgentStatus{Reason: "disconnected"},
+			seen(2, false, a, b), away,
 			readmodelv1.LayerState_LAYER_STATE_STALE, 0,
 		},
 		"held, and still heard": {
-			status.AgentStatus{Connected: true, Reason: "identity_held", Since: at}, seen(2, false, a, b), away,
+			status.AgentStatus{Connected: true, Reason: "identity_held", Since: at},
+			seen(2, false, a, b), away,
 			readmodelv1.LayerState_LAYER_STATE_READY, 0,
 		},
 	} {
@@ -230,8 +232,16 @@ func TestTheEvidenceThatTouchesMostCounts(t *testing.T) {
 		expired    = commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED
 	)
 	for _, c := range [][]commonv1.DriftReason{ // what is judged, the verdict's reason, its evidence
-		{0}, {0, 0, cloned}, {skew, skew}, {skew, skew, expired}, {full, expired, skew, full, expired},
-		{cloned, full, cloned}, {cloned, cloned, full}, {skew, skew, 4711}, {4711, 4711}, {full, 4711, full},
+		{0},
+		{0, 0, cloned},
+		{skew, skew},
+		{skew, skew, expired},
+		{full, expired, skew, full, expired},
+		{cloned, full, cloned},
+		{cloned, cloned, full},
+		{skew, skew, 4711},
+		{4711, 4711},
+		{full, 4711, full},
 	} {
 		v := &recoveryv1.NodeVerdict{}
 		if len(c) > 1 {
