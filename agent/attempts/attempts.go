@@ -217,8 +217,8 @@ func (g *Governor) Recovered(outcome, serial string, ends time.Time) error {
 	})
 }
 
-// Refused records that the control plane refused the certificate of a serial. A refusal of the certificate that the last
-// success brought suppresses further attempts, unless the certificate has ended.
+// Refused records that the control plane refused the certificate of a serial. A refusal of the certificate that the
+// last success brought suppresses further attempts, unless the certificate has ended.
 func (g *Governor) Refused(serial, why string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -33,18 +33,18 @@ func (*CertificateRefusedError) DiagnosticCode() commonv1.DiagnosticCode {
 }
 
 // RefusedAsExpired reports whether the server ended the handshake with the alert for expired certificates.
-func RefusedAsExpired(err error) bool { return refusedWith(err, certificateExpired) }
+func RefusedAsExpired(err error) bool { return refusedWith(err, alertExpired) }
 
-// RefusedWithoutReason reports whether the server ended the handshake with an alert that does not say what is wrong with
-// the certificate.
+// RefusedWithoutReason reports whether the server ended the handshake with an alert that does not say what is wrong
+// with the certificate.
 func RefusedWithoutReason(err error) bool {
-	return refusedWith(err, badCertificate, certificateUnknown)
+	return refusedWith(err, alertBad, alertUnknown)
 }
 
 const (
-	badCertificate     tls.AlertError = 42
-	certificateExpired tls.AlertError = 45
-	certificateUnknown tls.AlertError = 46
+	alertBad     tls.AlertError = 42
+	alertExpired tls.AlertError = 45
+	alertUnknown tls.AlertError = 46
 )
 
 func refusedWith(err error, alerts ...tls.AlertError) bool {
