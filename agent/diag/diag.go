@@ -9,7 +9,7 @@
 // control plane and written with the next record; the file has mode 0600, at most MaxRecords records and MaxBytes
 // bytes, none older than MaxAge; the same code and detail in a row, or in one outage, is one record with a count, and
 // so is the sign of life beside others; a file that cannot be read is set aside, and never keeps the agent from
-// starting, and leftovers // of an unfinished write are removed.
+// starting, and leftovers of an unfinished write are removed.
 //
 // The attempts that fail from the first one until a session is admitted share a correlation id, which a restart of the
 // agent keeps. What the control plane was told is noted in the record, and not told again after a reconnect.

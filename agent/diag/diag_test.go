@@ -54,15 +54,15 @@ func TestRecordAndReadBack(t *testing.T) {
 		t.Fatalf("file: %v, %v", info, err)
 	}
 	got := open(t, path, clock).Entries()
-	if len(got) != 3 || got[0].Count != 3 || got[0].Code != "connection_refused" || got[0].NextRetry != 3*time.Second ||
-		!got[0].LastSeen.After(got[0].FirstSeen) || got[1].Code != "task_poll_failed" || got[2].Count != 1 {
+	if len(got) != 2 || got[1].Count != 4 || got[1].Code != "connection_refused" || got[1].NextRetry != 3*time.Second ||
+		!got[1].LastSeen.After(got[1].FirstSeen) || got[0].Code != "task_poll_failed" || got[0].Count != 1 {
 		t.Errorf("entries %+v", got)
 	}
 	recent := open(t, path, clock).Since(now.Add(-1500*time.Millisecond), 0)
-	if len(recent) != 3 || recent[0].GetCode() != refused || recent[0].GetCount() != 3 {
+	if len(recent) != 2 || recent[1].GetCode() != refused || recent[1].GetCount() != 4 {
 		t.Errorf("since: %v", recent)
 	}
-	if last := open(t, path, clock).Since(time.Time{}, 1); len(last) != 1 || last[0].GetCount() != 1 {
+	if last := open(t, path, clock).Since(time.Time{}, 1); len(last) != 1 || last[0].GetCount() != 4 {
 		t.Errorf("the newest: %v", last)
 	}
 	now = now.Add(diag.MaxAge + time.Hour)

@@ -50,8 +50,8 @@ func (l *Log) record(code commonv1.DiagnosticCode, detail string, nextRetry time
 }
 
 // earlier returns the index of the entry that e repeats, and -1 if it repeats none. Failures repeat the last one, or
-// one of the same outage where only failures of that outage came after it, and the sign of life its own entry: the one does
-// not come between the others.
+// one of the same outage where only failures of that outage came after it, and the sign of life its own entry: the one
+// does not come between the others.
 func earlier(entries []Entry, e *Entry) int {
 	for i := range slices.Backward(entries) {
 		old := &entries[i]
