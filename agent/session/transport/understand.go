@@ -33,19 +33,17 @@ func (*CertificateRefusedError) DiagnosticCode() commonv1.DiagnosticCode {
 }
 
 // RefusedAsExpired reports whether the server ended the handshake with the alert for expired certificates.
-func RefusedAsExpired(err error) bool { return refusedWith(err, alertExpired) }
+func RefusedAsExpired(err error) bool {
+	const certificateExpired = 45
+	return refusedWith(err, certificateExpired)
+}
 
 // RefusedWithoutReason reports whether the server ended the handshake with an alert that does not say what is wrong
 // with the certificate.
 func RefusedWithoutReason(err error) bool {
-	return refusedWith(err, alertBad, alertUnknown)
+	const badCertificate, certificateUnknown = 42, 46
+	return refusedWith(err, badCertificate, certificateUnknown)
 }
-
-const (
-	alertBad     tls.AlertError = 42
-	alertExpired tls.AlertError = 45
-	alertUnknown tls.AlertError = 46
-)
 
 func refusedWith(err error, alerts ...tls.AlertError) bool {
 	refused, ok := errors.AsType[*CertificateRefusedError](err)
