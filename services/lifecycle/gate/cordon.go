@@ -21,8 +21,7 @@ import (
 
 // SetCordon keeps new workspaces off a node, or lets them on again. Workspaces on it go on running. When a person's
 // cordon ends, it passes to an open finding or a verdict that cordons the node, or to resources that a release left
-// there. A person
-// may also end a cordon of these.
+// there. A person may also end a cordon of these.
 func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonRequest) (*lifecyclev1.SetCordonResponse,
 	error,
 ) {

@@ -58,7 +58,7 @@ func healthyText(pr *output.Printer, n *readmodelv1.Node) string {
 	case len(missing) == 0:
 		return ""
 	}
-	return "no: missing " + strings.Join(missing, ", ") + probeText(pr, n.GetHealth().GetProbe())
+	return "not proven: missing " + strings.Join(missing, ", ") + probeText(pr, n.GetHealth().GetProbe())
 }
 
 // probeText returns when recovery asks for the probe of a node, if it does.
