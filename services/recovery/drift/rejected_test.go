@@ -64,6 +64,7 @@ func TestRefusedClientsAreEvidenceOfADisconnectedNode(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			k := newKit(t)
+			k.preflight("unknown", "", "") // it has not proven that the ingress trusts the authority
 			n := k.up()
 			k.tokened(n)
 			if tt.ours != 0 {
