@@ -22,7 +22,7 @@ const edgeWait = 62 * time.Second
 // often.
 func edgeLimit() kit.Drill {
 	return kit.Drill{
-		Name: "edge-rate-limited",
+		Name: "edge-rate-limited", Slow: true,
 		Injects: "the port of the node API is led to an edge that ends TLS, and the agent of a machine that serves a " +
 			"workspace is killed; it is started again, and the edge answers its streams with a page and then with 429 and " +
 			"a Retry-After of 62 s",

@@ -22,7 +22,7 @@ const byRuntime = "verdict:host_runtime_drift"
 // hostRuntime is row 33: driver and kernel of a machine change under its workspace.
 func hostRuntime() kit.Drill {
 	return kit.Drill{
-		Name: "host-runtime-drift",
+		Name: "host-runtime-drift", Slow: true,
 		Injects: "the files from which the agent of a machine reads kernel and GPU driver are replaced, while a workspace " +
 			"stands there and the agent runs",
 		Sees: "`host_runtime_drift`, the node wants an operator and is cordoned by the verdict; a probe completes; the " +

@@ -20,7 +20,7 @@ import (
 // tokenMissing is row 12: a machine returns with expired certificates and a recovery token that is too old.
 func tokenMissing() kit.Drill {
 	return kit.Drill{
-		Name: "recovery-token-missing",
+		Name: "recovery-token-missing", Slow: true,
 		Injects: "the agent of a machine is killed and stays away until its certificates have ended and its recovery " +
 			"token is older than node.recovery_token_max_age_seconds; then it is started again",
 		Sees: "`recovery_token_missing`, the node wants an operator; the agent has recorded it on its host, and has made " +

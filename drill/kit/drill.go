@@ -30,6 +30,7 @@ type Drill struct {
 	Host    func() error // why this host cannot run it; nil: any host will do
 	Run     func(ctx context.Context, r *Run) error
 	Scale   time.Duration // by how much a scaled run is to detect sooner than production; zero: scaleDetect
+	Slow    bool          // it waits for a minute and more: the tests run its controls only when they may take long
 }
 
 // Verdict is what the API must report about the fault.
