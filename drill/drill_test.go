@@ -155,7 +155,9 @@ func runAll(t *testing.T, drills []kit.Drill) {
 	want := 0
 	for _, d := range drills {
 		controls := testkit.Repeat(!d.Slow, true)
-		each, err := kit.All(ctx, m, []kit.Drill{d}, kit.Options{Logger: testkit.Logger(t), Controls: controls})
+		each, err := kit.All(ctx, m, []kit.Drill{d}, kit.Options{
+			Logger: testkit.Logger(t), Controls: controls, Each: func(r kit.Result) { tell(t, r) },
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,8 +167,6 @@ func runAll(t *testing.T, drills []kit.Drill) {
 		}
 	}
 	for _, r := range results {
-		t.Logf("%-45s passed %t, detected %.2f s of %.0f, recovered %.2f s of %.0f, took %.1f s: %s", r.Name, r.Passed,
-			r.DetectedSeconds, r.DetectionBudgetSeconds, r.RecoveredSeconds, r.RecoveryBudgetSeconds, r.ElapsedSeconds, r.Why)
 		if !r.Passed {
 			t.Errorf("%s failed at %q: %s; %q", r.Name, r.Stage, r.Why, r.Notes)
 		}
@@ -177,4 +177,11 @@ func runAll(t *testing.T, drills []kit.Drill) {
 	if len(results) != want {
 		t.Errorf("%d results, not %d", len(results), want)
 	}
+}
+
+// tell logs a result as it comes.
+func tell(t *testing.T, r kit.Result) {
+	t.Helper()
+	t.Logf("%-45s passed %t, detected %.2f s of %.0f, recovered %.2f s of %.0f, took %.1f s: %s", r.Name, r.Passed,
+		r.DetectedSeconds, r.DetectionBudgetSeconds, r.RecoveredSeconds, r.RecoveryBudgetSeconds, r.ElapsedSeconds, r.Why)
 }
