@@ -67,7 +67,7 @@ func runNodeAPIOutage(ctx context.Context, r *kit.Run) error {
 	if err := o.before(ctx); err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer o.end(context.WithoutCancel(ctx))
+	defer func() { _ = o.end(context.WithoutCancel(ctx)) }() // it is ended below, unless the drill failed
 	if r.Control == kit.Mutated {
 		defer signal(c.Recovery, syscall.SIGCONT)
 		signal(c.Recovery, syscall.SIGSTOP)

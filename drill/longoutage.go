@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -175,8 +176,8 @@ func (o *absence) note(ctx context.Context) error {
 // end puts everything back.
 func (o *absence) end(ctx context.Context) {
 	_ = o.shut(false)
-	for i := len(o.undo) - 1; i >= 0; i-- {
-		_ = o.undo[i](ctx)
+	for _, undo := range slices.Backward(o.undo) {
+		_ = undo(ctx)
 	}
 	if o.held.Machine == nil {
 		return

@@ -60,8 +60,8 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 		NextAction: "wait for the recovery by pinned trust; if it does not come, issue a bundle", Action: recov,
 	},
 	commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED: {
-		Meaning: "the node cannot recover: it trusts neither the mesh nor the endpoint at which it would, or the policy lets " +
-			"only an operator's bundle bring it back (node.auto_recovery)",
+		Meaning: "the node cannot recover: it trusts neither the mesh nor the endpoint at which it would, or the policy " +
+			"lets only an operator's bundle bring it back (node.auto_recovery)",
 		Impact: noWork + "; it does not come back by itself", Owner: ownerProfile,
 		NextAction: "repair the node's profile, or issue a bundle: it trusts neither the mesh nor its recovery endpoint",
 		Action:     rebundle,

@@ -104,7 +104,8 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 	commonv1.IncidentKind_INCIDENT_KIND_ISSUER_UNTRUSTED: {
 		Meaning: "the ingress refuses the certificates that the authority signs: one of the two has changed",
 		Impact:  "no certificate is issued or renewed; sessions and workloads go on", Owner: ownerControl,
-		NextAction: "`gpuaas ca status` names the side that changed; repair it first, and enrol nothing meanwhile", Action: wait,
+		NextAction: "`gpuaas ca status` names the side that changed; repair it first, and enrol nothing meanwhile",
+		Action:     wait,
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_STORAGE: {
 		Meaning: "the database is about to have no room",

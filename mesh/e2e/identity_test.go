@@ -29,8 +29,8 @@ var whole = []string{
 
 // renewal reports whether a kill point is passed by the renewal of a certificate alone, which no request brings about.
 func renewal(point string) bool {
-	return strings.Contains(point, ".renew.") || strings.Contains(point, ".issued.") || strings.Contains(point, ".flip.") ||
-		strings.Contains(point, ".confirm.")
+	return slices.ContainsFunc([]string{".renew.", ".issued.", ".flip.", ".confirm."},
+		func(part string) bool { return strings.Contains(point, part) })
 }
 
 // TestAnAgentSurvivesBetweenAnyTwoFsyncs kills machines' agents and recovery and nodeapi at each of their points of

@@ -36,7 +36,8 @@ func TestPeopleDecideAboutRecoveryTokens(t *testing.T) {
 			era, state, serial) VALUES ($1, $2, $2, $2, 'test', sha256('k'), 'k', 0, 'issued', 's' || $3)`, tokens[i], node,
 			string(rune('a'+i)))
 	}
-	exec(`UPDATE recovery.recovery_token SET issued_at = mesh.clock() - interval '25 hours' WHERE token_id = $1`, tokens[0])
+	exec(`UPDATE recovery.recovery_token SET issued_at = mesh.clock() - interval '25 hours' WHERE token_id = $1`,
+		tokens[0])
 	first, err := people.ListTokens(m.asPerson("viewer"), &recoveryv1.ListTokensRequest{NodeId: node, PageSize: 2})
 	if err != nil || len(first.GetItems()) != 2 || first.GetItems()[0].GetTokenId() != tokens[2] ||
 		first.GetItems()[0].GetNodeName() != "node-1" {

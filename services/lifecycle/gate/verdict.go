@@ -88,7 +88,8 @@ func OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	return nil
 }
 
-// readRequests returns what verdicts want, oldest first, by node, without nodes of which they have never wanted anything.
+// readRequests returns what verdicts want, oldest first, by node, without nodes of which they have never wanted
+// anything.
 func readRequests(ctx context.Context, tx pgx.Tx, records []events.Record) (map[string][]request, error) {
 	requests, drifted := map[string][]request{}, map[string]bool{}
 	for _, r := range records {

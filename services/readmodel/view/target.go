@@ -33,8 +33,8 @@ var machineOfWorkspace = pg.Define(pg.RoleReadmodel, "view.machine_of_workspace"
 	WHERE w.workspace_id = $1::uuid`)
 
 // Target returns one workspace as Workspace does, and what is known of its node. A repair agrees with what its tenant
-// is shown: of an active workspace it follows from the user state, and of another, whose user state has other causes, from
-// what the verdict about the node would do to an active one. Verdicts about the control plane are no repair of a node:
+// is shown: of an active workspace it follows from the user state, and of another, whose user state has other causes,
+// from what the verdict about the node would do to an active one. Verdicts about the control plane are no repair of a node:
 // what they stop, the owners refuse.
 func (s *Snapshot) Target(ctx context.Context, ref string) (Target, error) {
 	w, err := s.Workspace(ctx, ref)

@@ -108,8 +108,8 @@ func (s *Stops) RunOnce(ctx context.Context) error {
 	return nil
 }
 
-// Untrusted records, in the transaction that finds it, that nothing is issued from a time on because the ingress refuses
-// what the authority signs; with until set, that this is over.
+// Untrusted records, in the transaction that finds it, that nothing is issued from a time on because the ingress
+// refuses what the authority signs; with until set, that this is over.
 func Untrusted(ctx context.Context, tx pgx.Tx, from, until time.Time) error {
 	_, err := pg.Exec(ctx, tx, beginStop, ids.New(), stopPreflight, from)
 	if err == nil && !until.IsZero() {

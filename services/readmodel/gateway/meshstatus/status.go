@@ -83,7 +83,8 @@ func (r *Reporter) Get(ctx context.Context) (*readmodelv1.GetStatusResponse, err
 	if err != nil {
 		return nil, err
 	}
-	if r.deps.DB != nil && caller.OperatorsOnly(ctx) == nil {
+	operator := caller.OperatorsOnly(ctx) == nil
+	if r.deps.DB != nil && operator {
 		history, components, err := r.history(ctx)
 		if err != nil {
 			return nil, err
@@ -91,7 +92,7 @@ func (r *Reporter) Get(ctx context.Context) (*readmodelv1.GetStatusResponse, err
 		out.History, out.Components = history, append(out.Components, components...)
 	}
 	out.Components = withRoom(append(out.Components, r.probe(ctx)...))
-	if caller.OperatorsOnly(ctx) != nil {
+	if !operator {
 		return forTenant(out), nil
 	}
 	return out, nil
