@@ -128,7 +128,7 @@ func up(ctx context.Context, t *testing.T) *mesh.Mesh {
 const meshes = 2
 
 // TestDrillsAndTheirControls runs every drill in its scaled form, as `gpuaas drill run --all --controls` does: every
-// other drill on one mesh, and the rest on another beside it. The controls of slow ones run with GPUAAS_TEST_LONG alone.
+// other drill on one mesh, and the rest on another beside it. The controls of slow ones run with GPUAAS_TEST_LONG.
 func TestDrillsAndTheirControls(t *testing.T) {
 	for first := range meshes {
 		var list []kit.Drill

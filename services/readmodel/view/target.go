@@ -34,8 +34,8 @@ var machineOfWorkspace = pg.Define(pg.RoleReadmodel, "view.machine_of_workspace"
 
 // Target returns one workspace as Workspace does, and what is known of its node. A repair agrees with what its tenant
 // is shown: of an active workspace it follows from the user state, and of another, whose user state has other causes,
-// from what the verdict about the node would do to an active one. Verdicts about the control plane are no repair of a node:
-// what they stop, the owners refuse.
+// from what the verdict about the node would do to an active one. Verdicts about the control plane are no repair of a
+// node: what they stop, the owners refuse.
 func (s *Snapshot) Target(ctx context.Context, ref string) (Target, error) {
 	w, err := s.Workspace(ctx, ref)
 	if err != nil {
