@@ -23,7 +23,7 @@ const withheldType = "storage.allocate"
 // versionDrift is row 25: a machine runs an agent that does not know a type of task.
 func versionDrift() kit.Drill {
 	return kit.Drill{
-		Name: "agent-version-drift",
+		Name: "agent-version-drift", Slow: true,
 		Injects: "the agent of a machine that serves a workspace is started again without the handler of " + withheldType +
 			", as an agent from before that type",
 		Sees: "`version_drift`, the node normal; a workspace that is to be made there fails with task_type_unsupported, " +
