@@ -3,6 +3,7 @@ package agent
 import (
 	"sync"
 
+	"github.com/gpuaas/mesh/agent/runtime/procfs"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
@@ -39,4 +40,19 @@ func (e *expected) missing(seen map[string][]*nodev1.WorkloadStatus) map[string]
 		out[workspace] = epoch
 	}
 	return out
+}
+
+// leaveRunning takes out the workspaces of which a process runs on this host, though the agent knows nothing of it: its
+// state was removed under it. What runs must not be made a second time, so it is for a person to look at.
+func leaveRunning(missing map[string]int64) {
+	if len(missing) == 0 {
+		return
+	}
+	asked := make(map[string]bool, len(missing))
+	for workspace := range missing {
+		asked[workspace] = true
+	}
+	for workspace := range procfs.Having("GPUAAS_WORKSPACE_ID", asked) {
+		delete(missing, workspace)
+	}
 }

@@ -2,9 +2,12 @@ package agent
 
 import (
 	"maps"
+	"os/exec"
 	"testing"
 
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 // TestAWorkspaceIsMissingUntilItWasSeen: what the list names and the host does not have is missing in each round; what
@@ -26,4 +29,30 @@ func TestAWorkspaceIsMissingUntilItWasSeen(t *testing.T) {
 	want(nil, map[string]int64{"one": 3})
 	e.set(nil)
 	want(nil, map[string]int64{})
+}
+
+// TestWhatRunsIsNotReportedAsGone: a process of a workspace that the agent knows nothing of.
+func TestWhatRunsIsNotReportedAsGone(t *testing.T) {
+	testkit.IO(t)
+	runs, gone := ids.New(), ids.New()
+	cmd := exec.CommandContext(t.Context(), "/bin/cat")
+	cmd.Env = []string{"GPUAAS_WORKSPACE_ID=" + runs}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	missing := map[string]int64{runs: 1, gone: 2}
+	leaveRunning(missing)
+	if !maps.Equal(missing, map[string]int64{gone: 2}) {
+		t.Errorf("missing %v", missing)
+	}
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -164,6 +164,7 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Dig
 	}
 	seen := a.work.Observe(ctx)
 	missing := a.expected.missing(seen)
+	leaveRunning(missing)
 	for workspace := range missing {
 		seen[workspace] = nil
 	}

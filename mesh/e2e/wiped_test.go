@@ -17,11 +17,13 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
 // TestAWipedMachineGetsItsWorkspacesBack wipes a shared machine but for its identity, as a machine whose data disk was
-// replaced. What it had is recreated there without a person, once.
+// replaced. What it had is recreated there without a person, once. An agent whose state is removed while its workloads
+// run does not report them as gone (agent).
 func TestAWipedMachineGetsItsWorkspacesBack(tt *testing.T) {
 	t := beside(tt, 10*time.Minute)
 	c := start(t, cluster.Config{
@@ -39,6 +41,10 @@ func TestAWipedMachineGetsItsWorkspacesBack(tt *testing.T) {
 	awaitActive(t, c, w, 1)
 	machine := c.Nodes[0]
 	if err := machine.Stop(t.ctx); err != nil {
+		t.Fatal(err)
+	}
+	// Its disk is replaced while it is off: nothing of what ran on it runs any more.
+	if _, err := agents.End(t.ctx, filepath.Join(filepath.Dir(c.Plan.InstanceDir), "agents"), time.Second); err != nil {
 		t.Fatal(err)
 	}
 	wiped, err := wipe(filepath.Join(filepath.Dir(c.Plan.InstanceDir), "agents", machine.Name(), "state"))
