@@ -96,7 +96,7 @@ var varying = []struct {
 	pattern *regexp.Regexp
 	instead string
 }{
-	{regexp.MustCompile(`\b(serial) [0-9a-f]+\b`), "$1 SERIAL"}, // without leading zeros: of any length
+	{regexp.MustCompile(`\b(serial|opened with certificate) [0-9a-f]+\b`), "$1 SERIAL"}, // of any length
 	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "ID"},
 	{regexp.MustCompile(`\b[0-9a-f]{12}(-\d+)?\b`), "ID"},
 	{regexp.MustCompile(`\b[0-9a-f]{64}\b`), "DIGEST"},
