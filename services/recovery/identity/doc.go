@@ -17,5 +17,6 @@
 // Guarantees, for one node instance: a generation is given to one session; confirmed ≤ issued; a Ready counts only for
 // the last generation issued, so at most one session is confirmed; lost replies, crashes, late calls and paused
 // replicas never raise an alarm about a single agent or lock it out; of two copies that both go on, one is challenged
-// at its first open after the other was admitted. All of this is explored exhaustively in model_test.go.
+// at its first open after the other was admitted. All of this is explored exhaustively in model_test.go, and drawn at
+// random through SQL in histories_test.go, with rotated keys and restored databases.
 package identity
