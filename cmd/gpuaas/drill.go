@@ -30,7 +30,7 @@ import (
 // drillOptions are the flags of `drill run`.
 type drillOptions struct {
 	all, controls, production, verbose bool
-	dir                                string
+	dir, nodesDir                      string
 }
 
 // newDrillCommand returns the commands that list and run rows of the failure matrix.
@@ -137,6 +137,8 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log on stderr what is done, and what the parts of the mesh log")
 	f.StringVar(&o.dir, "data-dir", "",
 		"directory of the drills' own mesh, which is kept (default: a temporary one, removed)")
+	f.StringVar(&o.nodesDir, "nodes-dir", "",
+		"write here what `gpuaas nodes get` shows of the nodes of each fault once its verdict is there, a file a drill")
 	return cmd
 }
 
@@ -177,7 +179,9 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 		return err
 	}
 	forgetDead(logger) // starting a mesh removed the directories of dead ones
+	var unwritten error
 	tell := func(r drillkit.Result) {
+		unwritten = errors.Join(unwritten, writeNodes(o.nodesDir, r))
 		if !program.JSON() {
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s %s after %.1f s %s\n", map[bool]string{true: "passed", false: "FAILED"}[r.Passed],
 				r.Name, r.ElapsedSeconds, r.Why)
@@ -186,7 +190,7 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 	results, err := drillkit.All(ctx, target, drills, drillkit.Options{Logger: logger, Controls: o.controls, Each: tell})
 	ended, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	err = errors.Join(err, target.Close(ended))
+	err = errors.Join(err, target.Close(ended), unwritten)
 	if printErr := kit.Records(program, cmd, func(r drillkit.Result) string { return r.Name }, drillColumns,
 		results); printErr != nil {
 		return errors.Join(err, printErr)

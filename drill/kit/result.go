@@ -1,6 +1,10 @@
 package kit
 
-import "time"
+import (
+	"time"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+)
 
 // Control is a drill that must fail.
 type Control string
@@ -40,4 +44,7 @@ type Result struct {
 	Notes          []string  `json:"notes"`
 	StartedAt      time.Time `json:"started_at"`
 	ElapsedSeconds float64   `json:"elapsed_seconds"`
+
+	// Nodes are those of the fault, as the API showed them once the verdict was there.
+	Nodes []*readmodelv1.Node `json:"-"`
 }

@@ -91,6 +91,7 @@ func (r *Run) Check(ctx context.Context) error {
 		return stage.At(stage.Verdict, err)
 	}
 	r.Result.Owner, r.Result.NextAction = got.Owner, got.Next
+	r.keepNodes(ctx)
 	var wrong []string
 	for _, c := range []struct{ what, want, got string }{
 		{"reason", want.Reason, got.Reason}, {"user_state", want.UserState, got.UserState}, {"owner", want.Owner, got.Owner},
@@ -112,6 +113,17 @@ func (r *Run) Check(ctx context.Context) error {
 	}
 	r.Note("unrelated layers stayed as they were: %d workspaces, %d nodes", len(now.workspaces), len(now.nodes))
 	return nil
+}
+
+// keepNodes keeps what the API shows of the nodes that the fault is about. They illustrate the result and decide
+// nothing: one that cannot be read is left out.
+func (r *Run) keepNodes(ctx context.Context) {
+	for _, id := range r.Subject {
+		resp, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id, Health: true})
+		if err == nil {
+			r.Result.Nodes = append(r.Result.Nodes, resp.GetNode())
+		}
+	}
 }
 
 // Recovered waits until the evidence of recovery is complete, at most for the recovery budget.
