@@ -107,6 +107,11 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 		NextAction: "`gpuaas ca status` names the side that changed; repair it first, and enrol nothing meanwhile",
 		Action:     wait,
 	},
+	commonv1.IncidentKind_INCIDENT_KIND_FLEET_DRIFT: {
+		Meaning: "many nodes have the same reason at once, which one cause of ours explains better than each of them",
+		Impact:  "automatic remedies that many of them would need at once stop; workloads go on", Owner: ownerControl,
+		NextAction: "look at what these nodes share (endpoint, issuer, network) before any one of them", Action: wait,
+	},
 	commonv1.IncidentKind_INCIDENT_KIND_STORAGE: {
 		Meaning: "the database is about to have no room",
 		Impact:  "when it is full nothing is recorded any more, so nothing is decided", Owner: ownerControl,

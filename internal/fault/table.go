@@ -49,7 +49,8 @@ func lookup(reason commonv1.Reason) (Row, bool) {
 }
 
 // table is never written after the process starts.
-var table = join(requestRows, identityRows, sessionRows, taskRows, workspaceRows, peopleRows, policyRows)
+var table = join(requestRows, identityRows, sessionRows, taskRows, workspaceRows, peopleRows, policyRows,
+	trustRows)
 
 func join(parts ...map[commonv1.Reason]Row) map[commonv1.Reason]Row {
 	out := map[commonv1.Reason]Row{}

@@ -76,6 +76,7 @@ var explained = map[commonv1.DiagnosticCode]struct {
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID: {
 		commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, commonv1.DriftPart_DRIFT_PART_HOST,
 	},
+	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_PROFILE_REFUSED:        {part: commonv1.DriftPart_DRIFT_PART_ENDPOINT},
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_POLL_FAILED:       {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED:     {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT:   {part: commonv1.DriftPart_DRIFT_PART_PROCESS},

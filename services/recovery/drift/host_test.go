@@ -38,6 +38,7 @@ func TestWhatCodesExplain(t *testing.T) {
 		"clock_skewed": "clock_skew", "certificate_not_yet_valid": "clock_skew", "certificate_expired": "cert_expired",
 		"task_poll_failed": "", "connection_refused": "", "connection_timed_out": "", "name_resolution_failed": "",
 		"session_refused": "", "enrollment_refused": "", "identity_revoked": "", "state_directory_failed": "",
+		"profile_refused": "",
 	}
 	got := map[string]string{}
 	for number := range commonv1.DiagnosticCode_name {

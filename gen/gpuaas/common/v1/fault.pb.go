@@ -146,6 +146,12 @@ const (
 	Reason_REASON_CERTIFICATE_UNTRUSTED  Reason = 150 // its issuer is not among those that the ingress trusts
 	Reason_REASON_AUTO_RECOVERY_OFF      Reason = 151 // the policy lets only an operator's bundle bring a node back
 	Reason_REASON_RECOVERY_LIMIT_REACHED Reason = 152 // the node has recovered as often in this hour as the policy allows
+	// Profiles, bundles and trust.
+	Reason_REASON_PROFILE_UNKNOWN              Reason = 153 // no profile has this name, or it has no such version
+	Reason_REASON_PROFILE_UNVERIFIED           Reason = 154 // an endpoint of the profile was not reached, or the profile's trust does not verify it
+	Reason_REASON_PROFILE_IN_USE               Reason = 155 // nodes report this version, or new nodes are given it
+	Reason_REASON_BUNDLE_INVALID               Reason = 156 // an archive that is damaged, altered, not for this node, or has what no bundle has
+	Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY Reason = 157 // a rotation of the node authority is not through
 )
 
 // Enum value maps for Reason.
@@ -259,6 +265,11 @@ var (
 		150: "REASON_CERTIFICATE_UNTRUSTED",
 		151: "REASON_AUTO_RECOVERY_OFF",
 		152: "REASON_RECOVERY_LIMIT_REACHED",
+		153: "REASON_PROFILE_UNKNOWN",
+		154: "REASON_PROFILE_UNVERIFIED",
+		155: "REASON_PROFILE_IN_USE",
+		156: "REASON_BUNDLE_INVALID",
+		157: "REASON_AUTHORITY_ROTATION_UNDER_WAY",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":                       0,
@@ -369,6 +380,11 @@ var (
 		"REASON_CERTIFICATE_UNTRUSTED":             150,
 		"REASON_AUTO_RECOVERY_OFF":                 151,
 		"REASON_RECOVERY_LIMIT_REACHED":            152,
+		"REASON_PROFILE_UNKNOWN":                   153,
+		"REASON_PROFILE_UNVERIFIED":                154,
+		"REASON_PROFILE_IN_USE":                    155,
+		"REASON_BUNDLE_INVALID":                    156,
+		"REASON_AUTHORITY_ROTATION_UNDER_WAY":      157,
 	}
 )
 
@@ -573,7 +589,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xf9\x18\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x98\x1a\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -683,7 +699,12 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x18REASON_RECORD_UNREADABLE\x10\x7f\x12!\n" +
 	"\x1cREASON_CERTIFICATE_UNTRUSTED\x10\x96\x01\x12\x1d\n" +
 	"\x18REASON_AUTO_RECOVERY_OFF\x10\x97\x01\x12\"\n" +
-	"\x1dREASON_RECOVERY_LIMIT_REACHED\x10\x98\x01*}\n" +
+	"\x1dREASON_RECOVERY_LIMIT_REACHED\x10\x98\x01\x12\x1b\n" +
+	"\x16REASON_PROFILE_UNKNOWN\x10\x99\x01\x12\x1e\n" +
+	"\x19REASON_PROFILE_UNVERIFIED\x10\x9a\x01\x12\x1a\n" +
+	"\x15REASON_PROFILE_IN_USE\x10\x9b\x01\x12\x1a\n" +
+	"\x15REASON_BUNDLE_INVALID\x10\x9c\x01\x12(\n" +
+	"#REASON_AUTHORITY_ROTATION_UNDER_WAY\x10\x9d\x01*}\n" +
 	"\x06Action\x12\x16\n" +
 	"\x12ACTION_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACTION_WAIT\x10\x01\x12\x10\n" +

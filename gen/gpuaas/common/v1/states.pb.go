@@ -958,6 +958,7 @@ const (
 	IncidentKind_INCIDENT_KIND_SIGNING_KEYS           IncidentKind = 12  // a replica lacks a key of the mesh
 	IncidentKind_INCIDENT_KIND_STORAGE                IncidentKind = 150 // the database is about to have no room
 	IncidentKind_INCIDENT_KIND_ISSUER_UNTRUSTED       IncidentKind = 151 // the ingress refuses the certificates that the authority issues
+	IncidentKind_INCIDENT_KIND_FLEET_DRIFT            IncidentKind = 152 // many nodes have the same reason at once
 )
 
 // Enum value maps for IncidentKind.
@@ -972,6 +973,7 @@ var (
 		12:  "INCIDENT_KIND_SIGNING_KEYS",
 		150: "INCIDENT_KIND_STORAGE",
 		151: "INCIDENT_KIND_ISSUER_UNTRUSTED",
+		152: "INCIDENT_KIND_FLEET_DRIFT",
 	}
 	IncidentKind_value = map[string]int32{
 		"INCIDENT_KIND_UNSPECIFIED":            0,
@@ -983,6 +985,7 @@ var (
 		"INCIDENT_KIND_SIGNING_KEYS":           12,
 		"INCIDENT_KIND_STORAGE":                150,
 		"INCIDENT_KIND_ISSUER_UNTRUSTED":       151,
+		"INCIDENT_KIND_FLEET_DRIFT":            152,
 	}
 )
 
@@ -1471,6 +1474,7 @@ const (
 	DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID   DiagnosticCode = 21 // a certificate begins later than the host's clock
 	DiagnosticCode_DIAGNOSTIC_CODE_CLOCK_SKEWED                DiagnosticCode = 22 // the host's clock differs from the control plane's by more than certificates allow
 	DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING      DiagnosticCode = 23 // automatic recovery has no token, or its token is not accepted any more
+	DiagnosticCode_DIAGNOSTIC_CODE_PROFILE_REFUSED             DiagnosticCode = 24 // a profile or a bundle was not taken: its endpoints were not verified, or it is not for this node
 )
 
 // Enum value maps for DiagnosticCode.
@@ -1499,6 +1503,7 @@ var (
 		21: "DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID",
 		22: "DIAGNOSTIC_CODE_CLOCK_SKEWED",
 		23: "DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING",
+		24: "DIAGNOSTIC_CODE_PROFILE_REFUSED",
 	}
 	DiagnosticCode_value = map[string]int32{
 		"DIAGNOSTIC_CODE_UNSPECIFIED":                 0,
@@ -1524,6 +1529,7 @@ var (
 		"DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID":   21,
 		"DIAGNOSTIC_CODE_CLOCK_SKEWED":                22,
 		"DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING":      23,
+		"DIAGNOSTIC_CODE_PROFILE_REFUSED":             24,
 	}
 )
 
@@ -1934,7 +1940,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\"FINDING_KIND_SUCCESSIVE_PROVISIONS\x10\x06\x12$\n" +
 	" FINDING_KIND_ROW_CHANGED_OUTSIDE\x10\a\x12$\n" +
 	" FINDING_KIND_ENDED_INSTANCE_WOKE\x10\b\x12\x1f\n" +
-	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\xbc\x02\n" +
+	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\xdc\x02\n" +
 	"\fIncidentKind\x12\x1d\n" +
 	"\x19INCIDENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18INCIDENT_KIND_STEP_CLASS\x10\x01\x12\x1d\n" +
@@ -1944,7 +1950,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"$INCIDENT_KIND_CONTROL_PLANE_ROLLBACK\x10\x05\x12\x1e\n" +
 	"\x1aINCIDENT_KIND_SIGNING_KEYS\x10\f\x12\x1a\n" +
 	"\x15INCIDENT_KIND_STORAGE\x10\x96\x01\x12#\n" +
-	"\x1eINCIDENT_KIND_ISSUER_UNTRUSTED\x10\x97\x01*\xdb\x01\n" +
+	"\x1eINCIDENT_KIND_ISSUER_UNTRUSTED\x10\x97\x01\x12\x1e\n" +
+	"\x19INCIDENT_KIND_FLEET_DRIFT\x10\x98\x01*\xdb\x01\n" +
 	"\x0fRecoveryTrigger\x12 \n" +
 	"\x1cRECOVERY_TRIGGER_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18RECOVERY_TRIGGER_STALLED\x10\x01\x12!\n" +
@@ -2002,7 +2009,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1aTASK_TYPE_NODE_SELF_UPDATE\x10\v\x12#\n" +
 	"\x1fTASK_TYPE_RECOVERY_TOKEN_ROTATE\x10\f\x12\x1d\n" +
 	"\x19TASK_TYPE_VERIFIER_ROTATE\x10\r\x12!\n" +
-	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\xa9\a\n" +
+	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\xce\a\n" +
 	"\x0eDiagnosticCode\x12\x1f\n" +
 	"\x1bDIAGNOSTIC_CODE_UNSPECIFIED\x10\x00\x12!\n" +
 	"\x1dDIAGNOSTIC_CODE_PROCESS_ALIVE\x10\x01\x12(\n" +
@@ -2027,7 +2034,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"$DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT\x10\x14\x12-\n" +
 	")DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID\x10\x15\x12 \n" +
 	"\x1cDIAGNOSTIC_CODE_CLOCK_SKEWED\x10\x16\x12*\n" +
-	"&DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING\x10\x17*\xc4\a\n" +
+	"&DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING\x10\x17\x12#\n" +
+	"\x1fDIAGNOSTIC_CODE_PROFILE_REFUSED\x10\x18*\xc4\a\n" +
 	"\vDriftReason\x12\x1c\n" +
 	"\x18DRIFT_REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17DRIFT_REASON_AGENT_DOWN\x10\x01\x12\x1d\n" +

@@ -413,6 +413,7 @@ type ProfileFacts struct {
 	InstallRoot   string                 `protobuf:"bytes,5,opt,name=install_root,json=installRoot,proto3" json:"install_root,omitempty"`
 	Unit          string                 `protobuf:"bytes,6,opt,name=unit,proto3" json:"unit,omitempty"`
 	PackageSource string                 `protobuf:"bytes,7,opt,name=package_source,json=packageSource,proto3" json:"package_source,omitempty"`
+	Name          string                 `protobuf:"bytes,8,opt,name=name,proto3" json:"name,omitempty"` // of the profile; empty of an earlier agent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -496,6 +497,13 @@ func (x *ProfileFacts) GetPackageSource() string {
 	return ""
 }
 
+func (x *ProfileFacts) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // Profile is the named set of endpoints and trust material that a node is given.
 type Profile struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
@@ -506,6 +514,7 @@ type Profile struct {
 	TerminalUrl         string                 `protobuf:"bytes,5,opt,name=terminal_url,json=terminalUrl,proto3" json:"terminal_url,omitempty"`
 	CaBundlePem         []byte                 `protobuf:"bytes,6,opt,name=ca_bundle_pem,json=caBundlePem,proto3" json:"ca_bundle_pem,omitempty"`                           // trusts the node API
 	RecoveryCaBundlePem []byte                 `protobuf:"bytes,7,opt,name=recovery_ca_bundle_pem,json=recoveryCaBundlePem,proto3" json:"recovery_ca_bundle_pem,omitempty"` // trusts the enrolment listener
+	Version             int64                  `protobuf:"varint,8,opt,name=version,proto3" json:"version,omitempty"`                                                       // counts up with each content of this name
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -587,6 +596,13 @@ func (x *Profile) GetRecoveryCaBundlePem() []byte {
 		return x.RecoveryCaBundlePem
 	}
 	return nil
+}
+
+func (x *Profile) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
 }
 
 // NodePolicy is what the control plane tells an agent of its cadence.
@@ -973,7 +989,7 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x12!\n" +
 	"\fmemory_bytes\x18\x04 \x01(\x03R\vmemoryBytes\x12%\n" +
 	"\x0edriver_version\x18\x05 \x01(\tR\rdriverVersion\x12\x1c\n" +
-	"\tsimulated\x18\x06 \x01(\bR\tsimulated\"\xf3\x01\n" +
+	"\tsimulated\x18\x06 \x01(\bR\tsimulated\"\x87\x02\n" +
 	"\fProfileFacts\x12 \n" +
 	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12\x19\n" +
 	"\bapi_host\x18\x02 \x01(\tR\aapiHost\x12#\n" +
@@ -981,7 +997,8 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\rterminal_host\x18\x04 \x01(\tR\fterminalHost\x12!\n" +
 	"\finstall_root\x18\x05 \x01(\tR\vinstallRoot\x12\x12\n" +
 	"\x04unit\x18\x06 \x01(\tR\x04unit\x12%\n" +
-	"\x0epackage_source\x18\a \x01(\tR\rpackageSource\"\xf7\x01\n" +
+	"\x0epackage_source\x18\a \x01(\tR\rpackageSource\x12\x12\n" +
+	"\x04name\x18\b \x01(\tR\x04name\"\x91\x02\n" +
 	"\aProfile\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vfingerprint\x18\x02 \x01(\tR\vfingerprint\x12\x17\n" +
@@ -989,7 +1006,8 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\frecovery_url\x18\x04 \x01(\tR\vrecoveryUrl\x12!\n" +
 	"\fterminal_url\x18\x05 \x01(\tR\vterminalUrl\x12\"\n" +
 	"\rca_bundle_pem\x18\x06 \x01(\fR\vcaBundlePem\x123\n" +
-	"\x16recovery_ca_bundle_pem\x18\a \x01(\fR\x13recoveryCaBundlePem\"\xed\x02\n" +
+	"\x16recovery_ca_bundle_pem\x18\a \x01(\fR\x13recoveryCaBundlePem\x12\x18\n" +
+	"\aversion\x18\b \x01(\x03R\aversion\"\xed\x02\n" +
 	"\n" +
 	"NodePolicy\x12H\n" +
 	"\x12heartbeat_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12B\n" +

@@ -45,6 +45,7 @@ type ConnectRequest struct {
 	//	*ConnectRequest_CertificateStored
 	//	*ConnectRequest_OutputChunk
 	//	*ConnectRequest_TaskKeysHeld
+	//	*ConnectRequest_ProfileAnswer
 	Frame         isConnectRequest_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -222,6 +223,15 @@ func (x *ConnectRequest) GetTaskKeysHeld() *TaskKeysHeld {
 	return nil
 }
 
+func (x *ConnectRequest) GetProfileAnswer() *ProfileAnswer {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectRequest_ProfileAnswer); ok {
+			return x.ProfileAnswer
+		}
+	}
+	return nil
+}
+
 type isConnectRequest_Frame interface {
 	isConnectRequest_Frame()
 }
@@ -286,6 +296,10 @@ type ConnectRequest_TaskKeysHeld struct {
 	TaskKeysHeld *TaskKeysHeld `protobuf:"bytes,15,opt,name=task_keys_held,json=taskKeysHeld,proto3,oneof"`
 }
 
+type ConnectRequest_ProfileAnswer struct {
+	ProfileAnswer *ProfileAnswer `protobuf:"bytes,16,opt,name=profile_answer,json=profileAnswer,proto3,oneof"` // only after a ProfileOffer
+}
+
 func (*ConnectRequest_Hello) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Ready) isConnectRequest_Frame() {}
@@ -316,6 +330,8 @@ func (*ConnectRequest_OutputChunk) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_TaskKeysHeld) isConnectRequest_Frame() {}
 
+func (*ConnectRequest_ProfileAnswer) isConnectRequest_Frame() {}
+
 // ConnectResponse is one frame of the control plane.
 type ConnectResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -337,6 +353,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_OutputRequest
 	//	*ConnectResponse_TaskKeys
 	//	*ConnectResponse_ServiceRoots
+	//	*ConnectResponse_ProfileOffer
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -523,6 +540,15 @@ func (x *ConnectResponse) GetServiceRoots() *ServiceRoots {
 	return nil
 }
 
+func (x *ConnectResponse) GetProfileOffer() *ProfileOffer {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_ProfileOffer); ok {
+			return x.ProfileOffer
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -591,6 +617,10 @@ type ConnectResponse_ServiceRoots struct {
 	ServiceRoots *ServiceRoots `protobuf:"bytes,16,opt,name=service_roots,json=serviceRoots,proto3,oneof"` // agents of earlier builds ignore it
 }
 
+type ConnectResponse_ProfileOffer struct {
+	ProfileOffer *ProfileOffer `protobuf:"bytes,17,opt,name=profile_offer,json=profileOffer,proto3,oneof"` // agents of earlier builds ignore it
+}
+
 func (*ConnectResponse_Welcome) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Admitted) isConnectResponse_Frame() {}
@@ -622,6 +652,8 @@ func (*ConnectResponse_OutputRequest) isConnectResponse_Frame() {}
 func (*ConnectResponse_TaskKeys) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_ServiceRoots) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_ProfileOffer) isConnectResponse_Frame() {}
 
 // Hello opens a session.
 type Hello struct {
@@ -2871,6 +2903,113 @@ func (x *OutputChunk) GetOutput() *WorkloadOutput {
 	return nil
 }
 
+// ProfileOffer offers another version of the node's profile. The agent connects to each endpoint with the trust that comes with it, and stores the whole of
+// the profile durably if all are verified, and nothing of it otherwise. What it has now stays valid until it reports the other fingerprint.
+type ProfileOffer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Profile       *v1.Profile            `protobuf:"bytes,1,opt,name=profile,proto3" json:"profile,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProfileOffer) Reset() {
+	*x = ProfileOffer{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProfileOffer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProfileOffer) ProtoMessage() {}
+
+func (x *ProfileOffer) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProfileOffer.ProtoReflect.Descriptor instead.
+func (*ProfileOffer) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ProfileOffer) GetProfile() *v1.Profile {
+	if x != nil {
+		return x.Profile
+	}
+	return nil
+}
+
+// ProfileAnswer says that an offered profile is on disk, or why it is not.
+type ProfileAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Fingerprint   string                 `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"` // of the offer
+	Refused       *v1.Denial             `protobuf:"bytes,2,opt,name=refused,proto3" json:"refused,omitempty"`         // set: nothing was stored
+	Profile       *v1.ProfileFacts       `protobuf:"bytes,3,opt,name=profile,proto3" json:"profile,omitempty"`         // what the agent has now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProfileAnswer) Reset() {
+	*x = ProfileAnswer{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProfileAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProfileAnswer) ProtoMessage() {}
+
+func (x *ProfileAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProfileAnswer.ProtoReflect.Descriptor instead.
+func (*ProfileAnswer) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ProfileAnswer) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *ProfileAnswer) GetRefused() *v1.Denial {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+func (x *ProfileAnswer) GetProfile() *v1.ProfileFacts {
+	if x != nil {
+		return x.Profile
+	}
+	return nil
+}
+
 // Goodbye announces an orderly end of the agent.
 type Goodbye struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2881,7 +3020,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[37]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +3032,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[37]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3045,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Goodbye) GetReason() string {
@@ -2920,7 +3059,7 @@ var File_gpuaas_node_v1_node_proto protoreflect.FileDescriptor
 
 const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x19gpuaas/node/v1/node.proto\x12\x0egpuaas.node.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\x1agpuaas/node/v1/tasks.proto\"\xf0\a\n" +
+	"\x19gpuaas/node/v1/node.proto\x12\x0egpuaas.node.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\x1agpuaas/node/v1/tasks.proto\"\xb8\b\n" +
 	"\x0eConnectRequest\x12-\n" +
 	"\x05hello\x18\x01 \x01(\v2\x15.gpuaas.node.v1.HelloH\x00R\x05hello\x12-\n" +
 	"\x05ready\x18\x02 \x01(\v2\x15.gpuaas.node.v1.ReadyH\x00R\x05ready\x12L\n" +
@@ -2940,8 +3079,9 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\agoodbye\x18\f \x01(\v2\x17.gpuaas.node.v1.GoodbyeH\x00R\agoodbye\x12R\n" +
 	"\x12certificate_stored\x18\r \x01(\v2!.gpuaas.node.v1.CertificateStoredH\x00R\x11certificateStored\x12@\n" +
 	"\foutput_chunk\x18\x0e \x01(\v2\x1b.gpuaas.node.v1.OutputChunkH\x00R\voutputChunk\x12D\n" +
-	"\x0etask_keys_held\x18\x0f \x01(\v2\x1c.gpuaas.node.v1.TaskKeysHeldH\x00R\ftaskKeysHeldB\x0e\n" +
-	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xa4\b\n" +
+	"\x0etask_keys_held\x18\x0f \x01(\v2\x1c.gpuaas.node.v1.TaskKeysHeldH\x00R\ftaskKeysHeld\x12F\n" +
+	"\x0eprofile_answer\x18\x10 \x01(\v2\x1d.gpuaas.node.v1.ProfileAnswerH\x00R\rprofileAnswerB\x0e\n" +
+	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xe9\b\n" +
 	"\x0fConnectResponse\x123\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.gpuaas.node.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\badmitted\x18\x02 \x01(\v2\x18.gpuaas.node.v1.AdmittedH\x00R\badmitted\x129\n" +
@@ -2961,7 +3101,8 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x13task_report_refused\x18\r \x01(\v2!.gpuaas.node.v1.TaskReportRefusedH\x00R\x11taskReportRefused\x12F\n" +
 	"\x0eoutput_request\x18\x0e \x01(\v2\x1d.gpuaas.node.v1.OutputRequestH\x00R\routputRequest\x127\n" +
 	"\ttask_keys\x18\x0f \x01(\v2\x18.gpuaas.node.v1.TaskKeysH\x00R\btaskKeys\x12C\n" +
-	"\rservice_roots\x18\x10 \x01(\v2\x1c.gpuaas.node.v1.ServiceRootsH\x00R\fserviceRootsB\a\n" +
+	"\rservice_roots\x18\x10 \x01(\v2\x1c.gpuaas.node.v1.ServiceRootsH\x00R\fserviceRoots\x12C\n" +
+	"\rprofile_offer\x18\x11 \x01(\v2\x1c.gpuaas.node.v1.ProfileOfferH\x00R\fprofileOfferB\a\n" +
 	"\x05frame\"\xe7\x05\n" +
 	"\x05Hello\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
@@ -3151,7 +3292,13 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\trequestId\x120\n" +
 	"\x06denied\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denied\x126\n" +
-	"\x06output\x18\x03 \x01(\v2\x1e.gpuaas.node.v1.WorkloadOutputR\x06output\"+\n" +
+	"\x06output\x18\x03 \x01(\v2\x1e.gpuaas.node.v1.WorkloadOutputR\x06output\"C\n" +
+	"\fProfileOffer\x123\n" +
+	"\aprofile\x18\x01 \x01(\v2\x19.gpuaas.common.v1.ProfileR\aprofile\"\xa9\x01\n" +
+	"\rProfileAnswer\x12*\n" +
+	"\vfingerprint\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\vfingerprint\x122\n" +
+	"\arefused\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\arefused\x128\n" +
+	"\aprofile\x18\x03 \x01(\v2\x1e.gpuaas.common.v1.ProfileFactsR\aprofile\"+\n" +
 	"\aGoodbye\x12 \n" +
 	"\x06reason\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06reason2k\n" +
 	"\vNodeService\x12\\\n" +
@@ -3171,7 +3318,7 @@ func file_gpuaas_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_gpuaas_node_v1_node_proto_rawDescData
 }
 
-var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*ConnectRequest)(nil),        // 0: gpuaas.node.v1.ConnectRequest
 	(*ConnectResponse)(nil),       // 1: gpuaas.node.v1.ConnectResponse
@@ -3210,22 +3357,25 @@ var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*Reconnect)(nil),             // 34: gpuaas.node.v1.Reconnect
 	(*OutputRequest)(nil),         // 35: gpuaas.node.v1.OutputRequest
 	(*OutputChunk)(nil),           // 36: gpuaas.node.v1.OutputChunk
-	(*Goodbye)(nil),               // 37: gpuaas.node.v1.Goodbye
-	(*v1.Denial)(nil),             // 38: gpuaas.common.v1.Denial
-	(v1.TaskType)(0),              // 39: gpuaas.common.v1.TaskType
-	(*v1.ProfileFacts)(nil),       // 40: gpuaas.common.v1.ProfileFacts
-	(*v1.HostFacts)(nil),          // 41: gpuaas.common.v1.HostFacts
-	(*v1.TaskInFlight)(nil),       // 42: gpuaas.common.v1.TaskInFlight
-	(*v1.Diagnostic)(nil),         // 43: gpuaas.common.v1.Diagnostic
-	(*v1.RecoveryCounters)(nil),   // 44: gpuaas.common.v1.RecoveryCounters
-	(*v1.NodePolicy)(nil),         // 45: gpuaas.common.v1.NodePolicy
-	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 47: google.protobuf.Duration
-	(v1.TaskState)(0),             // 48: gpuaas.common.v1.TaskState
-	(v1.Reason)(0),                // 49: gpuaas.common.v1.Reason
-	(*WorkloadStatus)(nil),        // 50: gpuaas.node.v1.WorkloadStatus
-	(*OutputCursor)(nil),          // 51: gpuaas.node.v1.OutputCursor
-	(*WorkloadOutput)(nil),        // 52: gpuaas.node.v1.WorkloadOutput
+	(*ProfileOffer)(nil),          // 37: gpuaas.node.v1.ProfileOffer
+	(*ProfileAnswer)(nil),         // 38: gpuaas.node.v1.ProfileAnswer
+	(*Goodbye)(nil),               // 39: gpuaas.node.v1.Goodbye
+	(*v1.Denial)(nil),             // 40: gpuaas.common.v1.Denial
+	(v1.TaskType)(0),              // 41: gpuaas.common.v1.TaskType
+	(*v1.ProfileFacts)(nil),       // 42: gpuaas.common.v1.ProfileFacts
+	(*v1.HostFacts)(nil),          // 43: gpuaas.common.v1.HostFacts
+	(*v1.TaskInFlight)(nil),       // 44: gpuaas.common.v1.TaskInFlight
+	(*v1.Diagnostic)(nil),         // 45: gpuaas.common.v1.Diagnostic
+	(*v1.RecoveryCounters)(nil),   // 46: gpuaas.common.v1.RecoveryCounters
+	(*v1.NodePolicy)(nil),         // 47: gpuaas.common.v1.NodePolicy
+	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
+	(v1.TaskState)(0),             // 50: gpuaas.common.v1.TaskState
+	(v1.Reason)(0),                // 51: gpuaas.common.v1.Reason
+	(*WorkloadStatus)(nil),        // 52: gpuaas.node.v1.WorkloadStatus
+	(*OutputCursor)(nil),          // 53: gpuaas.node.v1.OutputCursor
+	(*WorkloadOutput)(nil),        // 54: gpuaas.node.v1.WorkloadOutput
+	(*v1.Profile)(nil),            // 55: gpuaas.common.v1.Profile
 }
 var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.node.v1.ConnectRequest.hello:type_name -> gpuaas.node.v1.Hello
@@ -3239,80 +3389,85 @@ var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	27, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
 	29, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
 	30, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
-	37, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
+	39, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
 	32, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
 	36, // 13: gpuaas.node.v1.ConnectRequest.output_chunk:type_name -> gpuaas.node.v1.OutputChunk
 	8,  // 14: gpuaas.node.v1.ConnectRequest.task_keys_held:type_name -> gpuaas.node.v1.TaskKeysHeld
-	3,  // 15: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
-	10, // 16: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
-	13, // 17: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
-	16, // 18: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
-	17, // 19: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
-	24, // 20: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
-	26, // 21: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
-	31, // 22: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
-	33, // 23: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
-	34, // 24: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
-	38, // 25: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
-	11, // 26: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
-	25, // 27: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
-	35, // 28: gpuaas.node.v1.ConnectResponse.output_request:type_name -> gpuaas.node.v1.OutputRequest
-	7,  // 29: gpuaas.node.v1.ConnectResponse.task_keys:type_name -> gpuaas.node.v1.TaskKeys
-	5,  // 30: gpuaas.node.v1.ConnectResponse.service_roots:type_name -> gpuaas.node.v1.ServiceRoots
-	39, // 31: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
-	40, // 32: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
-	41, // 33: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
-	42, // 34: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	43, // 35: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	44, // 36: gpuaas.node.v1.Hello.recovery:type_name -> gpuaas.common.v1.RecoveryCounters
-	45, // 37: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
-	46, // 38: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	6,  // 39: gpuaas.node.v1.Welcome.task_keys:type_name -> gpuaas.node.v1.TaskKey
-	5,  // 40: gpuaas.node.v1.Welcome.service_roots:type_name -> gpuaas.node.v1.ServiceRoots
-	4,  // 41: gpuaas.node.v1.ServiceRoots.roots:type_name -> gpuaas.node.v1.ServiceRoot
-	6,  // 42: gpuaas.node.v1.TaskKeys.keys:type_name -> gpuaas.node.v1.TaskKey
-	46, // 43: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
-	12, // 44: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
-	47, // 45: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
-	47, // 46: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
-	46, // 47: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
-	41, // 48: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
-	46, // 49: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
-	19, // 50: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
-	18, // 51: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
-	19, // 52: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
-	46, // 53: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
-	19, // 54: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
-	19, // 55: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
-	48, // 56: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
-	49, // 57: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
-	46, // 58: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
-	46, // 59: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
-	18, // 60: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
-	19, // 61: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
-	19, // 62: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
-	38, // 63: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
-	19, // 64: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
-	19, // 65: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
-	50, // 66: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	46, // 67: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
-	28, // 68: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
-	46, // 69: gpuaas.node.v1.Observation.stale_since:type_name -> google.protobuf.Timestamp
-	43, // 70: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	38, // 71: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	45, // 72: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	49, // 73: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	47, // 74: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	51, // 75: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	38, // 76: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
-	52, // 77: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	0,  // 78: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 79: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	79, // [79:80] is the sub-list for method output_type
-	78, // [78:79] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	38, // 15: gpuaas.node.v1.ConnectRequest.profile_answer:type_name -> gpuaas.node.v1.ProfileAnswer
+	3,  // 16: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
+	10, // 17: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
+	13, // 18: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
+	16, // 19: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
+	17, // 20: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
+	24, // 21: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
+	26, // 22: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
+	31, // 23: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
+	33, // 24: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
+	34, // 25: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
+	40, // 26: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
+	11, // 27: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
+	25, // 28: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
+	35, // 29: gpuaas.node.v1.ConnectResponse.output_request:type_name -> gpuaas.node.v1.OutputRequest
+	7,  // 30: gpuaas.node.v1.ConnectResponse.task_keys:type_name -> gpuaas.node.v1.TaskKeys
+	5,  // 31: gpuaas.node.v1.ConnectResponse.service_roots:type_name -> gpuaas.node.v1.ServiceRoots
+	37, // 32: gpuaas.node.v1.ConnectResponse.profile_offer:type_name -> gpuaas.node.v1.ProfileOffer
+	41, // 33: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
+	42, // 34: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	43, // 35: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
+	44, // 36: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	45, // 37: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	46, // 38: gpuaas.node.v1.Hello.recovery:type_name -> gpuaas.common.v1.RecoveryCounters
+	47, // 39: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
+	48, // 40: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	6,  // 41: gpuaas.node.v1.Welcome.task_keys:type_name -> gpuaas.node.v1.TaskKey
+	5,  // 42: gpuaas.node.v1.Welcome.service_roots:type_name -> gpuaas.node.v1.ServiceRoots
+	4,  // 43: gpuaas.node.v1.ServiceRoots.roots:type_name -> gpuaas.node.v1.ServiceRoot
+	6,  // 44: gpuaas.node.v1.TaskKeys.keys:type_name -> gpuaas.node.v1.TaskKey
+	48, // 45: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
+	12, // 46: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	49, // 47: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
+	49, // 48: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
+	48, // 49: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
+	43, // 50: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
+	48, // 51: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
+	19, // 52: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
+	18, // 53: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
+	19, // 54: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
+	48, // 55: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
+	19, // 56: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
+	19, // 57: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
+	50, // 58: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
+	51, // 59: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
+	48, // 60: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
+	48, // 61: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
+	18, // 62: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
+	19, // 63: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
+	19, // 64: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
+	40, // 65: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
+	19, // 66: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
+	19, // 67: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
+	52, // 68: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	48, // 69: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
+	28, // 70: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
+	48, // 71: gpuaas.node.v1.Observation.stale_since:type_name -> google.protobuf.Timestamp
+	45, // 72: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	40, // 73: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	47, // 74: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	51, // 75: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	49, // 76: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	53, // 77: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	40, // 78: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
+	54, // 79: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	55, // 80: gpuaas.node.v1.ProfileOffer.profile:type_name -> gpuaas.common.v1.Profile
+	40, // 81: gpuaas.node.v1.ProfileAnswer.refused:type_name -> gpuaas.common.v1.Denial
+	42, // 82: gpuaas.node.v1.ProfileAnswer.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	0,  // 83: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 84: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	84, // [84:85] is the sub-list for method output_type
+	83, // [83:84] is the sub-list for method input_type
+	83, // [83:83] is the sub-list for extension type_name
+	83, // [83:83] is the sub-list for extension extendee
+	0,  // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }
@@ -3337,6 +3492,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 		(*ConnectRequest_CertificateStored)(nil),
 		(*ConnectRequest_OutputChunk)(nil),
 		(*ConnectRequest_TaskKeysHeld)(nil),
+		(*ConnectRequest_ProfileAnswer)(nil),
 	}
 	file_gpuaas_node_v1_node_proto_msgTypes[1].OneofWrappers = []any{
 		(*ConnectResponse_Welcome)(nil),
@@ -3355,6 +3511,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 		(*ConnectResponse_OutputRequest)(nil),
 		(*ConnectResponse_TaskKeys)(nil),
 		(*ConnectResponse_ServiceRoots)(nil),
+		(*ConnectResponse_ProfileOffer)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3362,7 +3519,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_node_proto_rawDesc), len(file_gpuaas_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ type AcceptHostFactsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Seen          string                 `protobuf:"bytes,3,opt,name=seen,proto3" json:"seen,omitempty"` // fingerprint of the facts that the person saw; others are refused. Empty: whatever is reported
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -72,6 +73,13 @@ func (x *AcceptHostFactsRequest) GetNodeId() string {
 func (x *AcceptHostFactsRequest) GetReason() string {
 	if x != nil {
 		return x.Reason
+	}
+	return ""
+}
+
+func (x *AcceptHostFactsRequest) GetSeen() string {
+	if x != nil {
+		return x.Seen
 	}
 	return ""
 }
@@ -133,11 +141,12 @@ var File_gpuaas_recovery_v1_hostfacts_proto protoreflect.FileDescriptor
 
 const file_gpuaas_recovery_v1_hostfacts_proto_rawDesc = "" +
 	"\n" +
-	"\"gpuaas/recovery/v1/hostfacts.proto\x12\x12gpuaas.recovery.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egpuaas/common/v1/options.proto\"_\n" +
+	"\"gpuaas/recovery/v1/hostfacts.proto\x12\x12gpuaas.recovery.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egpuaas/common/v1/options.proto\"}\n" +
 	"\x16AcceptHostFactsRequest\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x12\"\n" +
 	"\x06reason\x18\x02 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\"G\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\x12\x1c\n" +
+	"\x04seen\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x04seen\"G\n" +
 	"\x17AcceptHostFactsResponse\x12\x1a\n" +
 	"\baccepted\x18\x01 \x01(\tR\baccepted\x12\x10\n" +
 	"\x03pos\x18\x02 \x01(\tR\x03pos2\x9c\x01\n" +

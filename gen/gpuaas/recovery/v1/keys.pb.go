@@ -28,11 +28,12 @@ const (
 type KeyKind int32
 
 const (
-	KeyKind_KEY_KIND_UNSPECIFIED  KeyKind = 0
-	KeyKind_KEY_KIND_JOIN_STATE   KeyKind = 1 // recovery signs what nodes show at their next session
-	KeyKind_KEY_KIND_TASK_SIGNING KeyKind = 2 // lifecycle signs tasks
-	KeyKind_KEY_KIND_ASSERTION    KeyKind = 3 // readmodel signs on whose behalf it calls
-	KeyKind_KEY_KIND_SERVICES     KeyKind = 4 // an issuer of services' certificates, which is no service
+	KeyKind_KEY_KIND_UNSPECIFIED    KeyKind = 0
+	KeyKind_KEY_KIND_JOIN_STATE     KeyKind = 1 // recovery signs what nodes show at their next session
+	KeyKind_KEY_KIND_TASK_SIGNING   KeyKind = 2 // lifecycle signs tasks
+	KeyKind_KEY_KIND_ASSERTION      KeyKind = 3 // readmodel signs on whose behalf it calls
+	KeyKind_KEY_KIND_SERVICES       KeyKind = 4 // an issuer of services' certificates, which is no service
+	KeyKind_KEY_KIND_RECOVERY_TOKEN KeyKind = 5 // recovery signs the tokens by which nodes enrol again
 )
 
 // Enum value maps for KeyKind.
@@ -43,13 +44,15 @@ var (
 		2: "KEY_KIND_TASK_SIGNING",
 		3: "KEY_KIND_ASSERTION",
 		4: "KEY_KIND_SERVICES",
+		5: "KEY_KIND_RECOVERY_TOKEN",
 	}
 	KeyKind_value = map[string]int32{
-		"KEY_KIND_UNSPECIFIED":  0,
-		"KEY_KIND_JOIN_STATE":   1,
-		"KEY_KIND_TASK_SIGNING": 2,
-		"KEY_KIND_ASSERTION":    3,
-		"KEY_KIND_SERVICES":     4,
+		"KEY_KIND_UNSPECIFIED":    0,
+		"KEY_KIND_JOIN_STATE":     1,
+		"KEY_KIND_TASK_SIGNING":   2,
+		"KEY_KIND_ASSERTION":      3,
+		"KEY_KIND_SERVICES":       4,
+		"KEY_KIND_RECOVERY_TOKEN": 5,
 	}
 )
 
@@ -573,13 +576,14 @@ const file_gpuaas_recovery_v1_keys_proto_rawDesc = "" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1b.gpuaas.recovery.v1.KeyKindR\x04kind\x12\x15\n" +
 	"\x06key_id\x18\x03 \x01(\tR\x05keyId\x12=\n" +
 	"\frequested_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vrequestedAt\x12\x10\n" +
-	"\x03pos\x18\x05 \x01(\tR\x03pos*\x86\x01\n" +
+	"\x03pos\x18\x05 \x01(\tR\x03pos*\xa3\x01\n" +
 	"\aKeyKind\x12\x18\n" +
 	"\x14KEY_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13KEY_KIND_JOIN_STATE\x10\x01\x12\x19\n" +
 	"\x15KEY_KIND_TASK_SIGNING\x10\x02\x12\x16\n" +
 	"\x12KEY_KIND_ASSERTION\x10\x03\x12\x15\n" +
-	"\x11KEY_KIND_SERVICES\x10\x04*\x8d\x01\n" +
+	"\x11KEY_KIND_SERVICES\x10\x04\x12\x1b\n" +
+	"\x17KEY_KIND_RECOVERY_TOKEN\x10\x05*\x8d\x01\n" +
 	"\bKeyState\x12\x19\n" +
 	"\x15KEY_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15KEY_STATE_VERIFY_ONLY\x10\x01\x12\x15\n" +

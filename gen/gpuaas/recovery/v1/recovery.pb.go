@@ -1187,6 +1187,8 @@ type WatchAuthorityResponse struct {
 	//	*WatchAuthorityResponse_SnapshotEnd
 	//	*WatchAuthorityResponse_Delta
 	//	*WatchAuthorityResponse_Pong
+	//	*WatchAuthorityResponse_Profiles
+	//	*WatchAuthorityResponse_Issuers
 	Frame         isWatchAuthorityResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1265,6 +1267,24 @@ func (x *WatchAuthorityResponse) GetPong() *AuthorityPong {
 	return nil
 }
 
+func (x *WatchAuthorityResponse) GetProfiles() *AuthorityProfiles {
+	if x != nil {
+		if x, ok := x.Frame.(*WatchAuthorityResponse_Profiles); ok {
+			return x.Profiles
+		}
+	}
+	return nil
+}
+
+func (x *WatchAuthorityResponse) GetIssuers() *AuthorityIssuers {
+	if x != nil {
+		if x, ok := x.Frame.(*WatchAuthorityResponse_Issuers); ok {
+			return x.Issuers
+		}
+	}
+	return nil
+}
+
 type isWatchAuthorityResponse_Frame interface {
 	isWatchAuthorityResponse_Frame()
 }
@@ -1285,6 +1305,14 @@ type WatchAuthorityResponse_Pong struct {
 	Pong *AuthorityPong `protobuf:"bytes,4,opt,name=pong,proto3,oneof"`
 }
 
+type WatchAuthorityResponse_Profiles struct {
+	Profiles *AuthorityProfiles `protobuf:"bytes,5,opt,name=profiles,proto3,oneof"` // after the snapshot and at each change; replicas of earlier builds ignore it
+}
+
+type WatchAuthorityResponse_Issuers struct {
+	Issuers *AuthorityIssuers `protobuf:"bytes,6,opt,name=issuers,proto3,oneof"` // as profiles
+}
+
 func (*WatchAuthorityResponse_Snapshot) isWatchAuthorityResponse_Frame() {}
 
 func (*WatchAuthorityResponse_SnapshotEnd) isWatchAuthorityResponse_Frame() {}
@@ -1292,6 +1320,162 @@ func (*WatchAuthorityResponse_SnapshotEnd) isWatchAuthorityResponse_Frame() {}
 func (*WatchAuthorityResponse_Delta) isWatchAuthorityResponse_Frame() {}
 
 func (*WatchAuthorityResponse_Pong) isWatchAuthorityResponse_Frame() {}
+
+func (*WatchAuthorityResponse_Profiles) isWatchAuthorityResponse_Frame() {}
+
+func (*WatchAuthorityResponse_Issuers) isWatchAuthorityResponse_Frame() {}
+
+// AuthorityProfiles are the versions of profiles that nodes may have. A node that reports another fingerprint is offered the version of its profile that
+// is to come, or the active one.
+type AuthorityProfiles struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Profiles      []*AuthorityProfile    `protobuf:"bytes,1,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthorityProfiles) Reset() {
+	*x = AuthorityProfiles{}
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthorityProfiles) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthorityProfiles) ProtoMessage() {}
+
+func (x *AuthorityProfiles) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthorityProfiles.ProtoReflect.Descriptor instead.
+func (*AuthorityProfiles) Descriptor() ([]byte, []int) {
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *AuthorityProfiles) GetProfiles() []*AuthorityProfile {
+	if x != nil {
+		return x.Profiles
+	}
+	return nil
+}
+
+// AuthorityProfile is one version of a profile.
+type AuthorityProfile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Profile       *v1.Profile            `protobuf:"bytes,1,opt,name=profile,proto3" json:"profile,omitempty"`
+	Offered       bool                   `protobuf:"varint,2,opt,name=offered,proto3" json:"offered,omitempty"` // to nodes that report another version of this name
+	Active        bool                   `protobuf:"varint,3,opt,name=active,proto3" json:"active,omitempty"`   // its fingerprint is told to nodes of this name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthorityProfile) Reset() {
+	*x = AuthorityProfile{}
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthorityProfile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthorityProfile) ProtoMessage() {}
+
+func (x *AuthorityProfile) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthorityProfile.ProtoReflect.Descriptor instead.
+func (*AuthorityProfile) Descriptor() ([]byte, []int) {
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *AuthorityProfile) GetProfile() *v1.Profile {
+	if x != nil {
+		return x.Profile
+	}
+	return nil
+}
+
+func (x *AuthorityProfile) GetOffered() bool {
+	if x != nil {
+		return x.Offered
+	}
+	return false
+}
+
+func (x *AuthorityProfile) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
+}
+
+// AuthorityIssuers are issuers of nodes' certificates that replicas of nodeapi trust beside those of their files.
+type AuthorityIssuers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Certificates  [][]byte               `protobuf:"bytes,1,rep,name=certificates,proto3" json:"certificates,omitempty"` // DER, roots alone
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthorityIssuers) Reset() {
+	*x = AuthorityIssuers{}
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthorityIssuers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthorityIssuers) ProtoMessage() {}
+
+func (x *AuthorityIssuers) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthorityIssuers.ProtoReflect.Descriptor instead.
+func (*AuthorityIssuers) Descriptor() ([]byte, []int) {
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *AuthorityIssuers) GetCertificates() [][]byte {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
 
 // NodeAuthority is what nodeapi must know of one node to decide a dispatch.
 type NodeAuthority struct {
@@ -1308,13 +1492,14 @@ type NodeAuthority struct {
 	Sequence           int64                  `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"`                               // commit order; a lower one is discarded
 	ReplacedNonce      string                 `protobuf:"bytes,11,opt,name=replaced_nonce,json=replacedNonce,proto3" json:"replaced_nonce,omitempty"` // named by the confirmed session: the session whose Welcome carried it drains, any other closes
 	Launched           bool                   `protobuf:"varint,12,opt,name=launched,proto3" json:"launched,omitempty"`                               // for one epoch of a workspace: once it is retired, recovery knows whether a later epoch has the workspace
+	Profile            string                 `protobuf:"bytes,13,opt,name=profile,proto3" json:"profile,omitempty"`                                  // the name of its profile; empty: the default
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
 
 func (x *NodeAuthority) Reset() {
 	*x = NodeAuthority{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[16]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1326,7 +1511,7 @@ func (x *NodeAuthority) String() string {
 func (*NodeAuthority) ProtoMessage() {}
 
 func (x *NodeAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[16]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1339,7 +1524,7 @@ func (x *NodeAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuthority.ProtoReflect.Descriptor instead.
 func (*NodeAuthority) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NodeAuthority) GetNodeId() string {
@@ -1426,6 +1611,13 @@ func (x *NodeAuthority) GetLaunched() bool {
 	return false
 }
 
+func (x *NodeAuthority) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
 // AuthoritySnapshotPart carries many nodes.
 type AuthoritySnapshotPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1436,7 +1628,7 @@ type AuthoritySnapshotPart struct {
 
 func (x *AuthoritySnapshotPart) Reset() {
 	*x = AuthoritySnapshotPart{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[17]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1640,7 @@ func (x *AuthoritySnapshotPart) String() string {
 func (*AuthoritySnapshotPart) ProtoMessage() {}
 
 func (x *AuthoritySnapshotPart) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[17]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1653,7 @@ func (x *AuthoritySnapshotPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthoritySnapshotPart.ProtoReflect.Descriptor instead.
 func (*AuthoritySnapshotPart) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AuthoritySnapshotPart) GetNodes() []*NodeAuthority {
@@ -1481,7 +1673,7 @@ type AuthoritySnapshotEnd struct {
 
 func (x *AuthoritySnapshotEnd) Reset() {
 	*x = AuthoritySnapshotEnd{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[18]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1685,7 @@ func (x *AuthoritySnapshotEnd) String() string {
 func (*AuthoritySnapshotEnd) ProtoMessage() {}
 
 func (x *AuthoritySnapshotEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[18]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1698,7 @@ func (x *AuthoritySnapshotEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthoritySnapshotEnd.ProtoReflect.Descriptor instead.
 func (*AuthoritySnapshotEnd) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AuthoritySnapshotEnd) GetSequence() int64 {
@@ -1527,7 +1719,7 @@ type AuthorityPong struct {
 
 func (x *AuthorityPong) Reset() {
 	*x = AuthorityPong{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[19]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1731,7 @@ func (x *AuthorityPong) String() string {
 func (*AuthorityPong) ProtoMessage() {}
 
 func (x *AuthorityPong) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[19]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1744,7 @@ func (x *AuthorityPong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityPong.ProtoReflect.Descriptor instead.
 func (*AuthorityPong) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AuthorityPong) GetPingId() int64 {
@@ -1584,7 +1776,7 @@ type PrepareInstanceRequest struct {
 
 func (x *PrepareInstanceRequest) Reset() {
 	*x = PrepareInstanceRequest{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[20]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1788,7 @@ func (x *PrepareInstanceRequest) String() string {
 func (*PrepareInstanceRequest) ProtoMessage() {}
 
 func (x *PrepareInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[20]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1801,7 @@ func (x *PrepareInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareInstanceRequest.ProtoReflect.Descriptor instead.
 func (*PrepareInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PrepareInstanceRequest) GetWorkspaceId() string {
@@ -1664,7 +1856,7 @@ type PrepareInstanceResponse struct {
 
 func (x *PrepareInstanceResponse) Reset() {
 	*x = PrepareInstanceResponse{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[21]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1868,7 @@ func (x *PrepareInstanceResponse) String() string {
 func (*PrepareInstanceResponse) ProtoMessage() {}
 
 func (x *PrepareInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[21]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1881,7 @@ func (x *PrepareInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareInstanceResponse.ProtoReflect.Descriptor instead.
 func (*PrepareInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PrepareInstanceResponse) GetNodeId() string {
@@ -1712,7 +1904,7 @@ type RetireInstanceRequest struct {
 
 func (x *RetireInstanceRequest) Reset() {
 	*x = RetireInstanceRequest{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[22]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +1916,7 @@ func (x *RetireInstanceRequest) String() string {
 func (*RetireInstanceRequest) ProtoMessage() {}
 
 func (x *RetireInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[22]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +1929,7 @@ func (x *RetireInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RetireInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RetireInstanceRequest) GetInstanceId() string {
@@ -1777,7 +1969,7 @@ type RetireInstanceResponse struct {
 
 func (x *RetireInstanceResponse) Reset() {
 	*x = RetireInstanceResponse{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[23]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1789,7 +1981,7 @@ func (x *RetireInstanceResponse) String() string {
 func (*RetireInstanceResponse) ProtoMessage() {}
 
 func (x *RetireInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[23]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1802,7 +1994,7 @@ func (x *RetireInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireInstanceResponse.ProtoReflect.Descriptor instead.
 func (*RetireInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{26}
 }
 
 // IssueBootstrapRequest names a new node, or one that is pending.
@@ -1811,13 +2003,14 @@ type IssueBootstrapRequest struct {
 	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	ValidFor       *durationpb.Duration   `protobuf:"bytes,2,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"` // default 1 h, at most 24 h
 	IdempotencyKey string                 `protobuf:"bytes,3,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	Profile        string                 `protobuf:"bytes,4,opt,name=profile,proto3" json:"profile,omitempty"` // by name; empty: the default
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *IssueBootstrapRequest) Reset() {
 	*x = IssueBootstrapRequest{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[24]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1829,7 +2022,7 @@ func (x *IssueBootstrapRequest) String() string {
 func (*IssueBootstrapRequest) ProtoMessage() {}
 
 func (x *IssueBootstrapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[24]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1842,7 +2035,7 @@ func (x *IssueBootstrapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueBootstrapRequest.ProtoReflect.Descriptor instead.
 func (*IssueBootstrapRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *IssueBootstrapRequest) GetName() string {
@@ -1866,6 +2059,13 @@ func (x *IssueBootstrapRequest) GetIdempotencyKey() string {
 	return ""
 }
 
+func (x *IssueBootstrapRequest) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
 // IssueBootstrapResponse is a bootstrap bundle.
 type IssueBootstrapResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1880,7 +2080,7 @@ type IssueBootstrapResponse struct {
 
 func (x *IssueBootstrapResponse) Reset() {
 	*x = IssueBootstrapResponse{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[25]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +2092,7 @@ func (x *IssueBootstrapResponse) String() string {
 func (*IssueBootstrapResponse) ProtoMessage() {}
 
 func (x *IssueBootstrapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[25]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2105,7 @@ func (x *IssueBootstrapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueBootstrapResponse.ProtoReflect.Descriptor instead.
 func (*IssueBootstrapResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *IssueBootstrapResponse) GetNodeId() string {
@@ -1955,7 +2155,7 @@ type ChangeIdentityRequest struct {
 
 func (x *ChangeIdentityRequest) Reset() {
 	*x = ChangeIdentityRequest{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[26]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2167,7 @@ func (x *ChangeIdentityRequest) String() string {
 func (*ChangeIdentityRequest) ProtoMessage() {}
 
 func (x *ChangeIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[26]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2180,7 @@ func (x *ChangeIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeIdentityRequest.ProtoReflect.Descriptor instead.
 func (*ChangeIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ChangeIdentityRequest) GetNodeId() string {
@@ -2015,7 +2215,7 @@ type ChangeIdentityResponse struct {
 
 func (x *ChangeIdentityResponse) Reset() {
 	*x = ChangeIdentityResponse{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[27]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2227,7 @@ func (x *ChangeIdentityResponse) String() string {
 func (*ChangeIdentityResponse) ProtoMessage() {}
 
 func (x *ChangeIdentityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[27]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2240,7 @@ func (x *ChangeIdentityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeIdentityResponse.ProtoReflect.Descriptor instead.
 func (*ChangeIdentityResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ChangeIdentityResponse) GetNode() *NodeIdentity {
@@ -2084,14 +2284,15 @@ type NodeIdentity struct {
 	LastRefusal         v1.Reason              `protobuf:"varint,22,opt,name=last_refusal,json=lastRefusal,proto3,enum=gpuaas.common.v1.Reason" json:"last_refusal,omitempty"`
 	CreatedAt           *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	Version             int64                  `protobuf:"varint,24,opt,name=version,proto3" json:"version,omitempty"`
-	Alarm               string                 `protobuf:"bytes,25,opt,name=alarm,proto3" json:"alarm,omitempty"` // `cloned_identity_detected`, `join_state_lost`, `token_reuse` or empty
+	Alarm               string                 `protobuf:"bytes,25,opt,name=alarm,proto3" json:"alarm,omitempty"`     // `cloned_identity_detected`, `join_state_lost`, `token_reuse` or empty
+	Profile             string                 `protobuf:"bytes,26,opt,name=profile,proto3" json:"profile,omitempty"` // the name of its profile; empty: the default
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
 
 func (x *NodeIdentity) Reset() {
 	*x = NodeIdentity{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[28]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2103,7 +2304,7 @@ func (x *NodeIdentity) String() string {
 func (*NodeIdentity) ProtoMessage() {}
 
 func (x *NodeIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[28]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2116,7 +2317,7 @@ func (x *NodeIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeIdentity.ProtoReflect.Descriptor instead.
 func (*NodeIdentity) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NodeIdentity) GetNodeId() string {
@@ -2294,6 +2495,13 @@ func (x *NodeIdentity) GetAlarm() string {
 	return ""
 }
 
+func (x *NodeIdentity) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
 // InstanceRefused reports that an instance whose epoch was replaced, or has ended, asked for a session or a certificate. Event kind `instance.refused`,
 // at most one in five minutes of an instance; aggregate: woken_instance, its id the instance's.
 type InstanceRefused struct {
@@ -2316,7 +2524,7 @@ type InstanceRefused struct {
 
 func (x *InstanceRefused) Reset() {
 	*x = InstanceRefused{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[29]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2536,7 @@ func (x *InstanceRefused) String() string {
 func (*InstanceRefused) ProtoMessage() {}
 
 func (x *InstanceRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[29]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2549,7 @@ func (x *InstanceRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceRefused.ProtoReflect.Descriptor instead.
 func (*InstanceRefused) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InstanceRefused) GetInstanceId() string {
@@ -2440,7 +2648,7 @@ type PolicyKey struct {
 
 func (x *PolicyKey) Reset() {
 	*x = PolicyKey{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[30]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2660,7 @@ func (x *PolicyKey) String() string {
 func (*PolicyKey) ProtoMessage() {}
 
 func (x *PolicyKey) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[30]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2673,7 @@ func (x *PolicyKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyKey.ProtoReflect.Descriptor instead.
 func (*PolicyKey) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PolicyKey) GetKey() string {
@@ -2548,7 +2756,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[31]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2560,7 +2768,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[31]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2573,7 +2781,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetPolicyRequest) GetKey() string {
@@ -2593,7 +2801,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[32]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +2813,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[32]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +2826,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetPolicyResponse) GetKeys() []*PolicyKey {
@@ -2641,7 +2849,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[33]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2861,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[33]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2874,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetPolicyRequest) GetKey() string {
@@ -2708,7 +2916,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[34]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +2928,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[34]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +2941,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetPolicyResponse) GetKey() *PolicyKey {
@@ -2850,13 +3058,23 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\treplicaId\"(\n" +
 	"\rAuthorityPing\x12\x17\n" +
-	"\aping_id\x18\x01 \x01(\x03R\x06pingId\"\xad\x02\n" +
+	"\aping_id\x18\x01 \x01(\x03R\x06pingId\"\xb4\x03\n" +
 	"\x16WatchAuthorityResponse\x12G\n" +
 	"\bsnapshot\x18\x01 \x01(\v2).gpuaas.recovery.v1.AuthoritySnapshotPartH\x00R\bsnapshot\x12M\n" +
 	"\fsnapshot_end\x18\x02 \x01(\v2(.gpuaas.recovery.v1.AuthoritySnapshotEndH\x00R\vsnapshotEnd\x129\n" +
 	"\x05delta\x18\x03 \x01(\v2!.gpuaas.recovery.v1.NodeAuthorityH\x00R\x05delta\x127\n" +
-	"\x04pong\x18\x04 \x01(\v2!.gpuaas.recovery.v1.AuthorityPongH\x00R\x04pongB\a\n" +
-	"\x05frame\"\xbd\x03\n" +
+	"\x04pong\x18\x04 \x01(\v2!.gpuaas.recovery.v1.AuthorityPongH\x00R\x04pong\x12C\n" +
+	"\bprofiles\x18\x05 \x01(\v2%.gpuaas.recovery.v1.AuthorityProfilesH\x00R\bprofiles\x12@\n" +
+	"\aissuers\x18\x06 \x01(\v2$.gpuaas.recovery.v1.AuthorityIssuersH\x00R\aissuersB\a\n" +
+	"\x05frame\"U\n" +
+	"\x11AuthorityProfiles\x12@\n" +
+	"\bprofiles\x18\x01 \x03(\v2$.gpuaas.recovery.v1.AuthorityProfileR\bprofiles\"y\n" +
+	"\x10AuthorityProfile\x123\n" +
+	"\aprofile\x18\x01 \x01(\v2\x19.gpuaas.common.v1.ProfileR\aprofile\x12\x18\n" +
+	"\aoffered\x18\x02 \x01(\bR\aoffered\x12\x16\n" +
+	"\x06active\x18\x03 \x01(\bR\x06active\"6\n" +
+	"\x10AuthorityIssuers\x12\"\n" +
+	"\fcertificates\x18\x01 \x03(\fR\fcertificates\"\xd7\x03\n" +
 	"\rNodeAuthority\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12(\n" +
 	"\x10node_instance_id\x18\x02 \x01(\tR\x0enodeInstanceId\x129\n" +
@@ -2872,7 +3090,8 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\bsequence\x18\n" +
 	" \x01(\x03R\bsequence\x12%\n" +
 	"\x0ereplaced_nonce\x18\v \x01(\tR\rreplacedNonce\x12\x1a\n" +
-	"\blaunched\x18\f \x01(\bR\blaunched\"P\n" +
+	"\blaunched\x18\f \x01(\bR\blaunched\x12\x18\n" +
+	"\aprofile\x18\r \x01(\tR\aprofile\"P\n" +
 	"\x15AuthoritySnapshotPart\x127\n" +
 	"\x05nodes\x18\x01 \x03(\v2!.gpuaas.recovery.v1.NodeAuthorityR\x05nodes\"2\n" +
 	"\x14AuthoritySnapshotEnd\x12\x1a\n" +
@@ -2896,11 +3115,12 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\fworkspace_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\vworkspaceId\x12\x1d\n" +
 	"\x05epoch\x18\x03 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\x05epoch\x12 \n" +
 	"\x06reason\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06reason\"\x18\n" +
-	"\x16RetireInstanceResponse\"\xc2\x01\n" +
+	"\x16RetireInstanceResponse\"\xe6\x01\n" +
 	"\x15IssueBootstrapRequest\x12>\n" +
 	"\x04name\x18\x01 \x01(\tB*\xbaH'r%\x10\x01\x18?2\x1f^[a-z0-9]([a-z0-9-]*[a-z0-9])?$R\x04name\x126\n" +
 	"\tvalid_for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\x121\n" +
-	"\x0fidempotency_key\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x0eidempotencyKey\"\xc9\x01\n" +
+	"\x0fidempotency_key\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x0eidempotencyKey\x12\"\n" +
+	"\aprofile\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\aprofile\"\xc9\x01\n" +
 	"\x16IssueBootstrapResponse\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x129\n" +
@@ -2916,7 +3136,7 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\"`\n" +
 	"\x16ChangeIdentityResponse\x124\n" +
 	"\x04node\x18\x01 \x01(\v2 .gpuaas.recovery.v1.NodeIdentityR\x04node\x12\x10\n" +
-	"\x03pos\x18\x02 \x01(\tR\x03pos\"\xaf\a\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos\"\xc9\a\n" +
 	"\fNodeIdentity\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12(\n" +
@@ -2947,7 +3167,8 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x18\n" +
 	"\aversion\x18\x18 \x01(\x03R\aversion\x12\x14\n" +
-	"\x05alarm\x18\x19 \x01(\tR\x05alarm\"\x87\x03\n" +
+	"\x05alarm\x18\x19 \x01(\tR\x05alarm\x12\x18\n" +
+	"\aprofile\x18\x1a \x01(\tR\aprofile\"\x87\x03\n" +
 	"\x0fInstanceRefused\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12!\n" +
@@ -3047,7 +3268,7 @@ func file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_recovery_v1_recovery_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_gpuaas_recovery_v1_recovery_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_gpuaas_recovery_v1_recovery_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_gpuaas_recovery_v1_recovery_proto_goTypes = []any{
 	(OpenVerdict)(0),                 // 0: gpuaas.recovery.v1.OpenVerdict
 	(IdentityVerb)(0),                // 1: gpuaas.recovery.v1.IdentityVerb
@@ -3067,96 +3288,103 @@ var file_gpuaas_recovery_v1_recovery_proto_goTypes = []any{
 	(*AuthoritySubscribe)(nil),       // 15: gpuaas.recovery.v1.AuthoritySubscribe
 	(*AuthorityPing)(nil),            // 16: gpuaas.recovery.v1.AuthorityPing
 	(*WatchAuthorityResponse)(nil),   // 17: gpuaas.recovery.v1.WatchAuthorityResponse
-	(*NodeAuthority)(nil),            // 18: gpuaas.recovery.v1.NodeAuthority
-	(*AuthoritySnapshotPart)(nil),    // 19: gpuaas.recovery.v1.AuthoritySnapshotPart
-	(*AuthoritySnapshotEnd)(nil),     // 20: gpuaas.recovery.v1.AuthoritySnapshotEnd
-	(*AuthorityPong)(nil),            // 21: gpuaas.recovery.v1.AuthorityPong
-	(*PrepareInstanceRequest)(nil),   // 22: gpuaas.recovery.v1.PrepareInstanceRequest
-	(*PrepareInstanceResponse)(nil),  // 23: gpuaas.recovery.v1.PrepareInstanceResponse
-	(*RetireInstanceRequest)(nil),    // 24: gpuaas.recovery.v1.RetireInstanceRequest
-	(*RetireInstanceResponse)(nil),   // 25: gpuaas.recovery.v1.RetireInstanceResponse
-	(*IssueBootstrapRequest)(nil),    // 26: gpuaas.recovery.v1.IssueBootstrapRequest
-	(*IssueBootstrapResponse)(nil),   // 27: gpuaas.recovery.v1.IssueBootstrapResponse
-	(*ChangeIdentityRequest)(nil),    // 28: gpuaas.recovery.v1.ChangeIdentityRequest
-	(*ChangeIdentityResponse)(nil),   // 29: gpuaas.recovery.v1.ChangeIdentityResponse
-	(*NodeIdentity)(nil),             // 30: gpuaas.recovery.v1.NodeIdentity
-	(*InstanceRefused)(nil),          // 31: gpuaas.recovery.v1.InstanceRefused
-	(*PolicyKey)(nil),                // 32: gpuaas.recovery.v1.PolicyKey
-	(*GetPolicyRequest)(nil),         // 33: gpuaas.recovery.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),        // 34: gpuaas.recovery.v1.GetPolicyResponse
-	(*SetPolicyRequest)(nil),         // 35: gpuaas.recovery.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),        // 36: gpuaas.recovery.v1.SetPolicyResponse
-	(*v1.Denial)(nil),                // 37: gpuaas.common.v1.Denial
-	(*timestamppb.Timestamp)(nil),    // 38: google.protobuf.Timestamp
-	(*v1.NodePolicy)(nil),            // 39: gpuaas.common.v1.NodePolicy
-	(v1.NodeIdentityState)(0),        // 40: gpuaas.common.v1.NodeIdentityState
-	(*durationpb.Duration)(nil),      // 41: google.protobuf.Duration
-	(*v1.Profile)(nil),               // 42: gpuaas.common.v1.Profile
-	(v1.Reason)(0),                   // 43: gpuaas.common.v1.Reason
+	(*AuthorityProfiles)(nil),        // 18: gpuaas.recovery.v1.AuthorityProfiles
+	(*AuthorityProfile)(nil),         // 19: gpuaas.recovery.v1.AuthorityProfile
+	(*AuthorityIssuers)(nil),         // 20: gpuaas.recovery.v1.AuthorityIssuers
+	(*NodeAuthority)(nil),            // 21: gpuaas.recovery.v1.NodeAuthority
+	(*AuthoritySnapshotPart)(nil),    // 22: gpuaas.recovery.v1.AuthoritySnapshotPart
+	(*AuthoritySnapshotEnd)(nil),     // 23: gpuaas.recovery.v1.AuthoritySnapshotEnd
+	(*AuthorityPong)(nil),            // 24: gpuaas.recovery.v1.AuthorityPong
+	(*PrepareInstanceRequest)(nil),   // 25: gpuaas.recovery.v1.PrepareInstanceRequest
+	(*PrepareInstanceResponse)(nil),  // 26: gpuaas.recovery.v1.PrepareInstanceResponse
+	(*RetireInstanceRequest)(nil),    // 27: gpuaas.recovery.v1.RetireInstanceRequest
+	(*RetireInstanceResponse)(nil),   // 28: gpuaas.recovery.v1.RetireInstanceResponse
+	(*IssueBootstrapRequest)(nil),    // 29: gpuaas.recovery.v1.IssueBootstrapRequest
+	(*IssueBootstrapResponse)(nil),   // 30: gpuaas.recovery.v1.IssueBootstrapResponse
+	(*ChangeIdentityRequest)(nil),    // 31: gpuaas.recovery.v1.ChangeIdentityRequest
+	(*ChangeIdentityResponse)(nil),   // 32: gpuaas.recovery.v1.ChangeIdentityResponse
+	(*NodeIdentity)(nil),             // 33: gpuaas.recovery.v1.NodeIdentity
+	(*InstanceRefused)(nil),          // 34: gpuaas.recovery.v1.InstanceRefused
+	(*PolicyKey)(nil),                // 35: gpuaas.recovery.v1.PolicyKey
+	(*GetPolicyRequest)(nil),         // 36: gpuaas.recovery.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),        // 37: gpuaas.recovery.v1.GetPolicyResponse
+	(*SetPolicyRequest)(nil),         // 38: gpuaas.recovery.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),        // 39: gpuaas.recovery.v1.SetPolicyResponse
+	(*v1.Denial)(nil),                // 40: gpuaas.common.v1.Denial
+	(*timestamppb.Timestamp)(nil),    // 41: google.protobuf.Timestamp
+	(*v1.NodePolicy)(nil),            // 42: gpuaas.common.v1.NodePolicy
+	(*v1.Profile)(nil),               // 43: gpuaas.common.v1.Profile
+	(v1.NodeIdentityState)(0),        // 44: gpuaas.common.v1.NodeIdentityState
+	(*durationpb.Duration)(nil),      // 45: google.protobuf.Duration
+	(v1.Reason)(0),                   // 46: gpuaas.common.v1.Reason
 }
 var file_gpuaas_recovery_v1_recovery_proto_depIdxs = []int32{
 	0,  // 0: gpuaas.recovery.v1.OpenResult.verdict:type_name -> gpuaas.recovery.v1.OpenVerdict
-	37, // 1: gpuaas.recovery.v1.OpenResult.denial:type_name -> gpuaas.common.v1.Denial
+	40, // 1: gpuaas.recovery.v1.OpenResult.denial:type_name -> gpuaas.common.v1.Denial
 	2,  // 2: gpuaas.recovery.v1.OpenSessionsRequest.sessions:type_name -> gpuaas.recovery.v1.OpenSession
 	3,  // 3: gpuaas.recovery.v1.OpenSessionsResponse.results:type_name -> gpuaas.recovery.v1.OpenResult
-	38, // 4: gpuaas.recovery.v1.OpenSessionsResponse.server_time:type_name -> google.protobuf.Timestamp
-	39, // 5: gpuaas.recovery.v1.OpenSessionsResponse.policy:type_name -> gpuaas.common.v1.NodePolicy
-	37, // 6: gpuaas.recovery.v1.ConfirmResult.denial:type_name -> gpuaas.common.v1.Denial
+	41, // 4: gpuaas.recovery.v1.OpenSessionsResponse.server_time:type_name -> google.protobuf.Timestamp
+	42, // 5: gpuaas.recovery.v1.OpenSessionsResponse.policy:type_name -> gpuaas.common.v1.NodePolicy
+	40, // 6: gpuaas.recovery.v1.ConfirmResult.denial:type_name -> gpuaas.common.v1.Denial
 	6,  // 7: gpuaas.recovery.v1.ConfirmSessionsRequest.sessions:type_name -> gpuaas.recovery.v1.ConfirmSession
 	7,  // 8: gpuaas.recovery.v1.ConfirmSessionsResponse.results:type_name -> gpuaas.recovery.v1.ConfirmResult
-	38, // 9: gpuaas.recovery.v1.ConfirmSessionsResponse.server_time:type_name -> google.protobuf.Timestamp
-	37, // 10: gpuaas.recovery.v1.ReportChallengeResponse.denial:type_name -> gpuaas.common.v1.Denial
-	38, // 11: gpuaas.recovery.v1.RenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	41, // 9: gpuaas.recovery.v1.ConfirmSessionsResponse.server_time:type_name -> google.protobuf.Timestamp
+	40, // 10: gpuaas.recovery.v1.ReportChallengeResponse.denial:type_name -> gpuaas.common.v1.Denial
+	41, // 11: gpuaas.recovery.v1.RenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
 	15, // 12: gpuaas.recovery.v1.WatchAuthorityRequest.subscribe:type_name -> gpuaas.recovery.v1.AuthoritySubscribe
 	16, // 13: gpuaas.recovery.v1.WatchAuthorityRequest.ping:type_name -> gpuaas.recovery.v1.AuthorityPing
-	19, // 14: gpuaas.recovery.v1.WatchAuthorityResponse.snapshot:type_name -> gpuaas.recovery.v1.AuthoritySnapshotPart
-	20, // 15: gpuaas.recovery.v1.WatchAuthorityResponse.snapshot_end:type_name -> gpuaas.recovery.v1.AuthoritySnapshotEnd
-	18, // 16: gpuaas.recovery.v1.WatchAuthorityResponse.delta:type_name -> gpuaas.recovery.v1.NodeAuthority
-	21, // 17: gpuaas.recovery.v1.WatchAuthorityResponse.pong:type_name -> gpuaas.recovery.v1.AuthorityPong
-	40, // 18: gpuaas.recovery.v1.NodeAuthority.state:type_name -> gpuaas.common.v1.NodeIdentityState
-	18, // 19: gpuaas.recovery.v1.AuthoritySnapshotPart.nodes:type_name -> gpuaas.recovery.v1.NodeAuthority
-	41, // 20: gpuaas.recovery.v1.IssueBootstrapRequest.valid_for:type_name -> google.protobuf.Duration
-	38, // 21: gpuaas.recovery.v1.IssueBootstrapResponse.expires_at:type_name -> google.protobuf.Timestamp
-	42, // 22: gpuaas.recovery.v1.IssueBootstrapResponse.profile:type_name -> gpuaas.common.v1.Profile
-	1,  // 23: gpuaas.recovery.v1.ChangeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	30, // 24: gpuaas.recovery.v1.ChangeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	40, // 25: gpuaas.recovery.v1.NodeIdentity.state:type_name -> gpuaas.common.v1.NodeIdentityState
-	38, // 26: gpuaas.recovery.v1.NodeIdentity.state_at:type_name -> google.protobuf.Timestamp
-	38, // 27: gpuaas.recovery.v1.NodeIdentity.certificate_not_after:type_name -> google.protobuf.Timestamp
-	43, // 28: gpuaas.recovery.v1.NodeIdentity.last_refusal:type_name -> gpuaas.common.v1.Reason
-	38, // 29: gpuaas.recovery.v1.NodeIdentity.created_at:type_name -> google.protobuf.Timestamp
-	43, // 30: gpuaas.recovery.v1.InstanceRefused.reason:type_name -> gpuaas.common.v1.Reason
-	38, // 31: gpuaas.recovery.v1.InstanceRefused.refused_at:type_name -> google.protobuf.Timestamp
-	38, // 32: gpuaas.recovery.v1.PolicyKey.updated_at:type_name -> google.protobuf.Timestamp
-	32, // 33: gpuaas.recovery.v1.GetPolicyResponse.keys:type_name -> gpuaas.recovery.v1.PolicyKey
-	32, // 34: gpuaas.recovery.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	4,  // 35: gpuaas.recovery.v1.SessionService.OpenSessions:input_type -> gpuaas.recovery.v1.OpenSessionsRequest
-	8,  // 36: gpuaas.recovery.v1.SessionService.ConfirmSessions:input_type -> gpuaas.recovery.v1.ConfirmSessionsRequest
-	10, // 37: gpuaas.recovery.v1.SessionService.ReportChallenge:input_type -> gpuaas.recovery.v1.ReportChallengeRequest
-	12, // 38: gpuaas.recovery.v1.SessionService.RenewCertificate:input_type -> gpuaas.recovery.v1.RenewCertificateRequest
-	14, // 39: gpuaas.recovery.v1.SessionService.WatchAuthority:input_type -> gpuaas.recovery.v1.WatchAuthorityRequest
-	22, // 40: gpuaas.recovery.v1.InstanceService.PrepareInstance:input_type -> gpuaas.recovery.v1.PrepareInstanceRequest
-	24, // 41: gpuaas.recovery.v1.InstanceService.RetireInstance:input_type -> gpuaas.recovery.v1.RetireInstanceRequest
-	26, // 42: gpuaas.recovery.v1.IdentityService.IssueBootstrap:input_type -> gpuaas.recovery.v1.IssueBootstrapRequest
-	28, // 43: gpuaas.recovery.v1.IdentityService.ChangeIdentity:input_type -> gpuaas.recovery.v1.ChangeIdentityRequest
-	33, // 44: gpuaas.recovery.v1.PolicyService.GetPolicy:input_type -> gpuaas.recovery.v1.GetPolicyRequest
-	35, // 45: gpuaas.recovery.v1.PolicyService.SetPolicy:input_type -> gpuaas.recovery.v1.SetPolicyRequest
-	5,  // 46: gpuaas.recovery.v1.SessionService.OpenSessions:output_type -> gpuaas.recovery.v1.OpenSessionsResponse
-	9,  // 47: gpuaas.recovery.v1.SessionService.ConfirmSessions:output_type -> gpuaas.recovery.v1.ConfirmSessionsResponse
-	11, // 48: gpuaas.recovery.v1.SessionService.ReportChallenge:output_type -> gpuaas.recovery.v1.ReportChallengeResponse
-	13, // 49: gpuaas.recovery.v1.SessionService.RenewCertificate:output_type -> gpuaas.recovery.v1.RenewCertificateResponse
-	17, // 50: gpuaas.recovery.v1.SessionService.WatchAuthority:output_type -> gpuaas.recovery.v1.WatchAuthorityResponse
-	23, // 51: gpuaas.recovery.v1.InstanceService.PrepareInstance:output_type -> gpuaas.recovery.v1.PrepareInstanceResponse
-	25, // 52: gpuaas.recovery.v1.InstanceService.RetireInstance:output_type -> gpuaas.recovery.v1.RetireInstanceResponse
-	27, // 53: gpuaas.recovery.v1.IdentityService.IssueBootstrap:output_type -> gpuaas.recovery.v1.IssueBootstrapResponse
-	29, // 54: gpuaas.recovery.v1.IdentityService.ChangeIdentity:output_type -> gpuaas.recovery.v1.ChangeIdentityResponse
-	34, // 55: gpuaas.recovery.v1.PolicyService.GetPolicy:output_type -> gpuaas.recovery.v1.GetPolicyResponse
-	36, // 56: gpuaas.recovery.v1.PolicyService.SetPolicy:output_type -> gpuaas.recovery.v1.SetPolicyResponse
-	46, // [46:57] is the sub-list for method output_type
-	35, // [35:46] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	22, // 14: gpuaas.recovery.v1.WatchAuthorityResponse.snapshot:type_name -> gpuaas.recovery.v1.AuthoritySnapshotPart
+	23, // 15: gpuaas.recovery.v1.WatchAuthorityResponse.snapshot_end:type_name -> gpuaas.recovery.v1.AuthoritySnapshotEnd
+	21, // 16: gpuaas.recovery.v1.WatchAuthorityResponse.delta:type_name -> gpuaas.recovery.v1.NodeAuthority
+	24, // 17: gpuaas.recovery.v1.WatchAuthorityResponse.pong:type_name -> gpuaas.recovery.v1.AuthorityPong
+	18, // 18: gpuaas.recovery.v1.WatchAuthorityResponse.profiles:type_name -> gpuaas.recovery.v1.AuthorityProfiles
+	20, // 19: gpuaas.recovery.v1.WatchAuthorityResponse.issuers:type_name -> gpuaas.recovery.v1.AuthorityIssuers
+	19, // 20: gpuaas.recovery.v1.AuthorityProfiles.profiles:type_name -> gpuaas.recovery.v1.AuthorityProfile
+	43, // 21: gpuaas.recovery.v1.AuthorityProfile.profile:type_name -> gpuaas.common.v1.Profile
+	44, // 22: gpuaas.recovery.v1.NodeAuthority.state:type_name -> gpuaas.common.v1.NodeIdentityState
+	21, // 23: gpuaas.recovery.v1.AuthoritySnapshotPart.nodes:type_name -> gpuaas.recovery.v1.NodeAuthority
+	45, // 24: gpuaas.recovery.v1.IssueBootstrapRequest.valid_for:type_name -> google.protobuf.Duration
+	41, // 25: gpuaas.recovery.v1.IssueBootstrapResponse.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 26: gpuaas.recovery.v1.IssueBootstrapResponse.profile:type_name -> gpuaas.common.v1.Profile
+	1,  // 27: gpuaas.recovery.v1.ChangeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	33, // 28: gpuaas.recovery.v1.ChangeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	44, // 29: gpuaas.recovery.v1.NodeIdentity.state:type_name -> gpuaas.common.v1.NodeIdentityState
+	41, // 30: gpuaas.recovery.v1.NodeIdentity.state_at:type_name -> google.protobuf.Timestamp
+	41, // 31: gpuaas.recovery.v1.NodeIdentity.certificate_not_after:type_name -> google.protobuf.Timestamp
+	46, // 32: gpuaas.recovery.v1.NodeIdentity.last_refusal:type_name -> gpuaas.common.v1.Reason
+	41, // 33: gpuaas.recovery.v1.NodeIdentity.created_at:type_name -> google.protobuf.Timestamp
+	46, // 34: gpuaas.recovery.v1.InstanceRefused.reason:type_name -> gpuaas.common.v1.Reason
+	41, // 35: gpuaas.recovery.v1.InstanceRefused.refused_at:type_name -> google.protobuf.Timestamp
+	41, // 36: gpuaas.recovery.v1.PolicyKey.updated_at:type_name -> google.protobuf.Timestamp
+	35, // 37: gpuaas.recovery.v1.GetPolicyResponse.keys:type_name -> gpuaas.recovery.v1.PolicyKey
+	35, // 38: gpuaas.recovery.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	4,  // 39: gpuaas.recovery.v1.SessionService.OpenSessions:input_type -> gpuaas.recovery.v1.OpenSessionsRequest
+	8,  // 40: gpuaas.recovery.v1.SessionService.ConfirmSessions:input_type -> gpuaas.recovery.v1.ConfirmSessionsRequest
+	10, // 41: gpuaas.recovery.v1.SessionService.ReportChallenge:input_type -> gpuaas.recovery.v1.ReportChallengeRequest
+	12, // 42: gpuaas.recovery.v1.SessionService.RenewCertificate:input_type -> gpuaas.recovery.v1.RenewCertificateRequest
+	14, // 43: gpuaas.recovery.v1.SessionService.WatchAuthority:input_type -> gpuaas.recovery.v1.WatchAuthorityRequest
+	25, // 44: gpuaas.recovery.v1.InstanceService.PrepareInstance:input_type -> gpuaas.recovery.v1.PrepareInstanceRequest
+	27, // 45: gpuaas.recovery.v1.InstanceService.RetireInstance:input_type -> gpuaas.recovery.v1.RetireInstanceRequest
+	29, // 46: gpuaas.recovery.v1.IdentityService.IssueBootstrap:input_type -> gpuaas.recovery.v1.IssueBootstrapRequest
+	31, // 47: gpuaas.recovery.v1.IdentityService.ChangeIdentity:input_type -> gpuaas.recovery.v1.ChangeIdentityRequest
+	36, // 48: gpuaas.recovery.v1.PolicyService.GetPolicy:input_type -> gpuaas.recovery.v1.GetPolicyRequest
+	38, // 49: gpuaas.recovery.v1.PolicyService.SetPolicy:input_type -> gpuaas.recovery.v1.SetPolicyRequest
+	5,  // 50: gpuaas.recovery.v1.SessionService.OpenSessions:output_type -> gpuaas.recovery.v1.OpenSessionsResponse
+	9,  // 51: gpuaas.recovery.v1.SessionService.ConfirmSessions:output_type -> gpuaas.recovery.v1.ConfirmSessionsResponse
+	11, // 52: gpuaas.recovery.v1.SessionService.ReportChallenge:output_type -> gpuaas.recovery.v1.ReportChallengeResponse
+	13, // 53: gpuaas.recovery.v1.SessionService.RenewCertificate:output_type -> gpuaas.recovery.v1.RenewCertificateResponse
+	17, // 54: gpuaas.recovery.v1.SessionService.WatchAuthority:output_type -> gpuaas.recovery.v1.WatchAuthorityResponse
+	26, // 55: gpuaas.recovery.v1.InstanceService.PrepareInstance:output_type -> gpuaas.recovery.v1.PrepareInstanceResponse
+	28, // 56: gpuaas.recovery.v1.InstanceService.RetireInstance:output_type -> gpuaas.recovery.v1.RetireInstanceResponse
+	30, // 57: gpuaas.recovery.v1.IdentityService.IssueBootstrap:output_type -> gpuaas.recovery.v1.IssueBootstrapResponse
+	32, // 58: gpuaas.recovery.v1.IdentityService.ChangeIdentity:output_type -> gpuaas.recovery.v1.ChangeIdentityResponse
+	37, // 59: gpuaas.recovery.v1.PolicyService.GetPolicy:output_type -> gpuaas.recovery.v1.GetPolicyResponse
+	39, // 60: gpuaas.recovery.v1.PolicyService.SetPolicy:output_type -> gpuaas.recovery.v1.SetPolicyResponse
+	50, // [50:61] is the sub-list for method output_type
+	39, // [39:50] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_recovery_v1_recovery_proto_init() }
@@ -3173,6 +3401,8 @@ func file_gpuaas_recovery_v1_recovery_proto_init() {
 		(*WatchAuthorityResponse_SnapshotEnd)(nil),
 		(*WatchAuthorityResponse_Delta)(nil),
 		(*WatchAuthorityResponse_Pong)(nil),
+		(*WatchAuthorityResponse_Profiles)(nil),
+		(*WatchAuthorityResponse_Issuers)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3180,7 +3410,7 @@ func file_gpuaas_recovery_v1_recovery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_recovery_v1_recovery_proto_rawDesc), len(file_gpuaas_recovery_v1_recovery_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   35,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

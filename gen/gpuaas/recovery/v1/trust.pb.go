@@ -510,6 +510,8 @@ type GetTrustResponse struct {
 	Authority     *AuthorityTrust        `protobuf:"bytes,2,opt,name=authority,proto3" json:"authority,omitempty"`
 	Ingress       []*IngressTrust        `protobuf:"bytes,3,rep,name=ingress,proto3" json:"ingress,omitempty"`                              // live replicas of nodeapi, without handshakes
 	LastCheckAt   *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_check_at,json=lastCheckAt,proto3" json:"last_check_at,omitempty"` // of the replica of recovery that checks; unset: none has
+	Rotation      *AuthorityRotation     `protobuf:"bytes,5,opt,name=rotation,proto3" json:"rotation,omitempty"`                            // the last one; unset: there was none
+	Issuers       []*TrustedIssuer       `protobuf:"bytes,6,rep,name=issuers,proto3" json:"issuers,omitempty"`                              // roots that replicas of nodeapi are sent beside those of their files
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -568,6 +570,20 @@ func (x *GetTrustResponse) GetIngress() []*IngressTrust {
 func (x *GetTrustResponse) GetLastCheckAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.LastCheckAt
+	}
+	return nil
+}
+
+func (x *GetTrustResponse) GetRotation() *AuthorityRotation {
+	if x != nil {
+		return x.Rotation
+	}
+	return nil
+}
+
+func (x *GetTrustResponse) GetIssuers() []*TrustedIssuer {
+	if x != nil {
+		return x.Issuers
 	}
 	return nil
 }
@@ -682,7 +698,7 @@ var File_gpuaas_recovery_v1_trust_proto protoreflect.FileDescriptor
 
 const file_gpuaas_recovery_v1_trust_proto_rawDesc = "" +
 	"\n" +
-	"\x1egpuaas/recovery/v1/trust.proto\x12\x12gpuaas.recovery.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\"\xf8\x03\n" +
+	"\x1egpuaas/recovery/v1/trust.proto\x12\x12gpuaas.recovery.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\x1a!gpuaas/recovery/v1/rotation.proto\"\xf8\x03\n" +
 	"\vCaPreflight\x128\n" +
 	"\x05state\x18\x01 \x01(\x0e2\".gpuaas.recovery.v1.PreflightStateR\x05state\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12@\n" +
@@ -715,12 +731,14 @@ const file_gpuaas_recovery_v1_trust_proto_rawDesc = "" +
 	"\x10issuer_not_after\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x0eissuerNotAfter\x12+\n" +
 	"\x11root_fingerprints\x18\x04 \x03(\tR\x10rootFingerprints\x12\x18\n" +
 	"\aproblem\x18\x05 \x01(\tR\aproblem\"\x11\n" +
-	"\x0fGetTrustRequest\"\x8f\x02\n" +
+	"\x0fGetTrustRequest\"\x8f\x03\n" +
 	"\x10GetTrustResponse\x12=\n" +
 	"\tpreflight\x18\x01 \x01(\v2\x1f.gpuaas.recovery.v1.CaPreflightR\tpreflight\x12@\n" +
 	"\tauthority\x18\x02 \x01(\v2\".gpuaas.recovery.v1.AuthorityTrustR\tauthority\x12:\n" +
 	"\aingress\x18\x03 \x03(\v2 .gpuaas.recovery.v1.IngressTrustR\aingress\x12>\n" +
-	"\rlast_check_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vlastCheckAt\"\x15\n" +
+	"\rlast_check_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vlastCheckAt\x12A\n" +
+	"\brotation\x18\x05 \x01(\v2%.gpuaas.recovery.v1.AuthorityRotationR\brotation\x12;\n" +
+	"\aissuers\x18\x06 \x03(\v2!.gpuaas.recovery.v1.TrustedIssuerR\aissuers\"\x15\n" +
 	"\x13RunPreflightRequest\"\x8f\x02\n" +
 	"\x14RunPreflightResponse\x12:\n" +
 	"\x06result\x18\x01 \x01(\x0e2\".gpuaas.recovery.v1.PreflightStateR\x06result\x12@\n" +
@@ -775,6 +793,8 @@ var file_gpuaas_recovery_v1_trust_proto_goTypes = []any{
 	(*RunPreflightRequest)(nil),   // 8: gpuaas.recovery.v1.RunPreflightRequest
 	(*RunPreflightResponse)(nil),  // 9: gpuaas.recovery.v1.RunPreflightResponse
 	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
+	(*AuthorityRotation)(nil),     // 11: gpuaas.recovery.v1.AuthorityRotation
+	(*TrustedIssuer)(nil),         // 12: gpuaas.recovery.v1.TrustedIssuer
 }
 var file_gpuaas_recovery_v1_trust_proto_depIdxs = []int32{
 	0,  // 0: gpuaas.recovery.v1.CaPreflight.state:type_name -> gpuaas.recovery.v1.PreflightState
@@ -787,19 +807,21 @@ var file_gpuaas_recovery_v1_trust_proto_depIdxs = []int32{
 	5,  // 7: gpuaas.recovery.v1.GetTrustResponse.authority:type_name -> gpuaas.recovery.v1.AuthorityTrust
 	4,  // 8: gpuaas.recovery.v1.GetTrustResponse.ingress:type_name -> gpuaas.recovery.v1.IngressTrust
 	10, // 9: gpuaas.recovery.v1.GetTrustResponse.last_check_at:type_name -> google.protobuf.Timestamp
-	0,  // 10: gpuaas.recovery.v1.RunPreflightResponse.result:type_name -> gpuaas.recovery.v1.PreflightState
-	5,  // 11: gpuaas.recovery.v1.RunPreflightResponse.authority:type_name -> gpuaas.recovery.v1.AuthorityTrust
-	4,  // 12: gpuaas.recovery.v1.RunPreflightResponse.ingress:type_name -> gpuaas.recovery.v1.IngressTrust
-	3,  // 13: gpuaas.recovery.v1.RunPreflightResponse.preflight:type_name -> gpuaas.recovery.v1.CaPreflight
-	6,  // 14: gpuaas.recovery.v1.TrustService.GetTrust:input_type -> gpuaas.recovery.v1.GetTrustRequest
-	8,  // 15: gpuaas.recovery.v1.TrustService.RunPreflight:input_type -> gpuaas.recovery.v1.RunPreflightRequest
-	7,  // 16: gpuaas.recovery.v1.TrustService.GetTrust:output_type -> gpuaas.recovery.v1.GetTrustResponse
-	9,  // 17: gpuaas.recovery.v1.TrustService.RunPreflight:output_type -> gpuaas.recovery.v1.RunPreflightResponse
-	16, // [16:18] is the sub-list for method output_type
-	14, // [14:16] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	11, // 10: gpuaas.recovery.v1.GetTrustResponse.rotation:type_name -> gpuaas.recovery.v1.AuthorityRotation
+	12, // 11: gpuaas.recovery.v1.GetTrustResponse.issuers:type_name -> gpuaas.recovery.v1.TrustedIssuer
+	0,  // 12: gpuaas.recovery.v1.RunPreflightResponse.result:type_name -> gpuaas.recovery.v1.PreflightState
+	5,  // 13: gpuaas.recovery.v1.RunPreflightResponse.authority:type_name -> gpuaas.recovery.v1.AuthorityTrust
+	4,  // 14: gpuaas.recovery.v1.RunPreflightResponse.ingress:type_name -> gpuaas.recovery.v1.IngressTrust
+	3,  // 15: gpuaas.recovery.v1.RunPreflightResponse.preflight:type_name -> gpuaas.recovery.v1.CaPreflight
+	6,  // 16: gpuaas.recovery.v1.TrustService.GetTrust:input_type -> gpuaas.recovery.v1.GetTrustRequest
+	8,  // 17: gpuaas.recovery.v1.TrustService.RunPreflight:input_type -> gpuaas.recovery.v1.RunPreflightRequest
+	7,  // 18: gpuaas.recovery.v1.TrustService.GetTrust:output_type -> gpuaas.recovery.v1.GetTrustResponse
+	9,  // 19: gpuaas.recovery.v1.TrustService.RunPreflight:output_type -> gpuaas.recovery.v1.RunPreflightResponse
+	18, // [18:20] is the sub-list for method output_type
+	16, // [16:18] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_recovery_v1_trust_proto_init() }
@@ -807,6 +829,7 @@ func file_gpuaas_recovery_v1_trust_proto_init() {
 	if File_gpuaas_recovery_v1_trust_proto != nil {
 		return
 	}
+	file_gpuaas_recovery_v1_rotation_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
