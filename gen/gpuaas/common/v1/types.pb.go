@@ -614,6 +614,7 @@ type NodePolicy struct {
 	AutoRecovery            bool                   `protobuf:"varint,4,opt,name=auto_recovery,json=autoRecovery,proto3" json:"auto_recovery,omitempty"`
 	CrashLoopRestarts       int32                  `protobuf:"varint,5,opt,name=crash_loop_restarts,json=crashLoopRestarts,proto3" json:"crash_loop_restarts,omitempty"`                     // of a workload, before it counts as a crash loop; 0: from an earlier control plane
 	RecoveryAttemptsPerHour int32                  `protobuf:"varint,6,opt,name=recovery_attempts_per_hour,json=recoveryAttemptsPerHour,proto3" json:"recovery_attempts_per_hour,omitempty"` // of automatic recovery; 0: from an earlier control plane
+	TrustDwell              *durationpb.Duration   `protobuf:"bytes,7,opt,name=trust_dwell,json=trustDwell,proto3" json:"trust_dwell,omitempty"`                                             // how long the node API is untrusted before trust is bootstrapped again; unset: the agent's default
 	unknownFields           protoimpl.UnknownFields
 	sizeCache               protoimpl.SizeCache
 }
@@ -688,6 +689,13 @@ func (x *NodePolicy) GetRecoveryAttemptsPerHour() int32 {
 		return x.RecoveryAttemptsPerHour
 	}
 	return 0
+}
+
+func (x *NodePolicy) GetTrustDwell() *durationpb.Duration {
+	if x != nil {
+		return x.TrustDwell
+	}
+	return nil
 }
 
 // TaskInFlight is a task as the agent's ledger has it.
@@ -1007,7 +1015,7 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\fterminal_url\x18\x05 \x01(\tR\vterminalUrl\x12\"\n" +
 	"\rca_bundle_pem\x18\x06 \x01(\fR\vcaBundlePem\x123\n" +
 	"\x16recovery_ca_bundle_pem\x18\a \x01(\fR\x13recoveryCaBundlePem\x12\x18\n" +
-	"\aversion\x18\b \x01(\x03R\aversion\"\xed\x02\n" +
+	"\aversion\x18\b \x01(\x03R\aversion\"\xa9\x03\n" +
 	"\n" +
 	"NodePolicy\x12H\n" +
 	"\x12heartbeat_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12B\n" +
@@ -1015,7 +1023,9 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\x0estream_max_age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fstreamMaxAge\x12#\n" +
 	"\rauto_recovery\x18\x04 \x01(\bR\fautoRecovery\x12.\n" +
 	"\x13crash_loop_restarts\x18\x05 \x01(\x05R\x11crashLoopRestarts\x12;\n" +
-	"\x1arecovery_attempts_per_hour\x18\x06 \x01(\x05R\x17recoveryAttemptsPerHour\"t\n" +
+	"\x1arecovery_attempts_per_hour\x18\x06 \x01(\x05R\x17recoveryAttemptsPerHour\x12:\n" +
+	"\vtrust_dwell\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"trustDwell\"t\n" +
 	"\fTaskInFlight\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x121\n" +
@@ -1082,18 +1092,19 @@ var file_gpuaas_common_v1_types_proto_depIdxs = []int32{
 	11, // 4: gpuaas.common.v1.NodePolicy.heartbeat_interval:type_name -> google.protobuf.Duration
 	11, // 5: gpuaas.common.v1.NodePolicy.certificate_ttl:type_name -> google.protobuf.Duration
 	11, // 6: gpuaas.common.v1.NodePolicy.stream_max_age:type_name -> google.protobuf.Duration
-	12, // 7: gpuaas.common.v1.TaskInFlight.state:type_name -> gpuaas.common.v1.TaskState
-	13, // 8: gpuaas.common.v1.Diagnostic.code:type_name -> gpuaas.common.v1.DiagnosticCode
-	10, // 9: gpuaas.common.v1.Diagnostic.observed_at:type_name -> google.protobuf.Timestamp
-	11, // 10: gpuaas.common.v1.Diagnostic.next_retry:type_name -> google.protobuf.Duration
-	10, // 11: gpuaas.common.v1.Diagnostic.ended_at:type_name -> google.protobuf.Timestamp
-	10, // 12: gpuaas.common.v1.Diagnostic.first_seen_at:type_name -> google.protobuf.Timestamp
-	10, // 13: gpuaas.common.v1.RecoveryCounters.last_attempt_at:type_name -> google.protobuf.Timestamp
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	11, // 7: gpuaas.common.v1.NodePolicy.trust_dwell:type_name -> google.protobuf.Duration
+	12, // 8: gpuaas.common.v1.TaskInFlight.state:type_name -> gpuaas.common.v1.TaskState
+	13, // 9: gpuaas.common.v1.Diagnostic.code:type_name -> gpuaas.common.v1.DiagnosticCode
+	10, // 10: gpuaas.common.v1.Diagnostic.observed_at:type_name -> google.protobuf.Timestamp
+	11, // 11: gpuaas.common.v1.Diagnostic.next_retry:type_name -> google.protobuf.Duration
+	10, // 12: gpuaas.common.v1.Diagnostic.ended_at:type_name -> google.protobuf.Timestamp
+	10, // 13: gpuaas.common.v1.Diagnostic.first_seen_at:type_name -> google.protobuf.Timestamp
+	10, // 14: gpuaas.common.v1.RecoveryCounters.last_attempt_at:type_name -> google.protobuf.Timestamp
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_common_v1_types_proto_init() }
