@@ -75,6 +75,7 @@ func nodePolicy(p policy.Set, nodes int) *commonv1.NodePolicy {
 		HeartbeatInterval: durationpb.New(interval), CertificateTtl: durationpb.New(p.CertificateTTL()),
 		StreamMaxAge: durationpb.New(p.StreamMaxAge()), AutoRecovery: p.AutoRecovery(),
 		CrashLoopRestarts: int32(p.WorkloadCrashLoopRestarts()), RecoveryAttemptsPerHour: int32(p.RecoveryAttemptsPerHour()),
+		TrustDwell: durationpb.New(p.TrustDwell()),
 	}
 }
 

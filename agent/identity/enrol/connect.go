@@ -1,52 +1,23 @@
 package enrol
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"mime"
-	"net"
 	"net/http"
 	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/gpuaas/mesh/agent/endpoints"
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/pki"
 )
-
-// shake makes one TLS connection to the node API, closes it, and returns the handshake's error.
-func (e *Enroller) shake(ctx context.Context, address string, roots *pki.Bundle) error {
-	const patience = 5 * time.Second
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	dial := e.deps.Dial
-	if dial == nil {
-		dial = (&net.Dialer{}).DialContext
-	}
-	raw, err := dial(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	conn := tls.Client(raw, &tls.Config{
-		MinVersion: tls.VersionTLS13, Time: e.deps.Clock.Now, NextProtos: []string{"h2"},
-		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies chain, usage and identity
-		VerifyConnection: func(state tls.ConnectionState) error {
-			return verify(state, roots, "", "nodeapi", e.deps.Clock.Now)
-		},
-	})
-	return errors.Join(conn.HandshakeContext(ctx), raw.Close())
-}
-
-func untrusted(err error) bool {
-	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
-	return ok
-}
 
 func (e *Enroller) client() (recoveryv1connect.EnrollmentServiceClient, error) {
 	store := e.deps.Store
@@ -70,7 +41,8 @@ func (e *Enroller) client() (recoveryv1connect.EnrollmentServiceClient, error) {
 			//nolint:gosec // VerifyConnection verifies chain, usage and identity; a host name proves nothing here
 			InsecureSkipVerify: true,
 			VerifyConnection: func(state tls.ConnectionState) error {
-				return verify(state, roots, trustDomain, "recovery", e.deps.Clock.Now)
+				_, err := endpoints.VerifyServer(state, roots, trustDomain, "recovery", e.deps.Clock.Now)
+				return err
 			},
 		},
 	}
@@ -82,20 +54,6 @@ func (e *Enroller) client() (recoveryv1connect.EnrollmentServiceClient, error) {
 }
 
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-
-// verify returns an error unless the server has the certificate of service under the pinned roots. A host that does not
-// have its trust domain yet takes the server's: the pinned roots sign for one mesh only.
-func verify(state tls.ConnectionState, roots *pki.Bundle, trustDomain, service string, now func() time.Time) error {
-	if trustDomain == "" && len(state.PeerCertificates) > 0 && len(state.PeerCertificates[0].URIs) == 1 {
-		id, err := pki.ParseID(state.PeerCertificates[0].URIs[0].String())
-		if err != nil {
-			return errors.Join(pki.ErrIdentity, err)
-		}
-		trustDomain = id.TrustDomain
-	}
-	_, err := pki.ClientConfig{Roots: roots, Server: pki.ServiceID(trustDomain, service), Time: now}.VerifyServer(state)
-	return err
-}
 
 // edge refuses responses that are not the control plane's: a rate limit, or a page for browsers.
 type edge struct{ next http.RoundTripper }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/agent/clock"
 	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/diag/cause"
+	"github.com/gpuaas/mesh/agent/endpoints"
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -240,7 +241,8 @@ func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollR
 	if err != nil {
 		return
 	}
-	if err := e.shake(ctx, address, fresh); err == nil || (!errors.Is(err, pki.ErrIdentity) && !untrusted(err)) {
+	_, err = endpoints.Shake(ctx, address, "nodeapi", fresh, endpoints.Options{Now: e.deps.Clock.Now, Dial: e.deps.Dial})
+	if err == nil || (!errors.Is(err, pki.ErrIdentity) && !endpoints.Untrusts(err)) {
 		return
 	}
 	profile.ApiUrl, profile.CaBundlePem = "", nil
