@@ -807,11 +807,12 @@ func (x *GetIncidentRequest) GetMinPos() string {
 
 // GetIncidentResponse answers it.
 type GetIncidentResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Incident      *v11.Incident          `protobuf:"bytes,1,opt,name=incident,proto3" json:"incident,omitempty"`
-	Recoveries    []*v11.RecoveryRecord  `protobuf:"bytes,2,rep,name=recoveries,proto3" json:"recoveries,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Incident          *v11.Incident          `protobuf:"bytes,1,opt,name=incident,proto3" json:"incident,omitempty"`
+	Recoveries        []*v11.RecoveryRecord  `protobuf:"bytes,2,rep,name=recoveries,proto3" json:"recoveries,omitempty"`
+	WorkspacesTouched int32                  `protobuf:"varint,3,opt,name=workspaces_touched,json=workspacesTouched,proto3" json:"workspaces_touched,omitempty"` // of a fleet incident: those whose runtime or edge is touched by evidence of their own
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *GetIncidentResponse) Reset() {
@@ -856,6 +857,13 @@ func (x *GetIncidentResponse) GetRecoveries() []*v11.RecoveryRecord {
 		return x.Recoveries
 	}
 	return nil
+}
+
+func (x *GetIncidentResponse) GetWorkspacesTouched() int32 {
+	if x != nil {
+		return x.WorkspacesTouched
+	}
+	return 0
 }
 
 // ListRecoveriesRequest filters and pages.
@@ -1822,12 +1830,13 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"\x12GetIncidentRequest\x12)\n" +
 	"\vincident_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\n" +
 	"incidentId\x12 \n" +
-	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"\x93\x01\n" +
+	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"\xc2\x01\n" +
 	"\x13GetIncidentResponse\x128\n" +
 	"\bincident\x18\x01 \x01(\v2\x1c.gpuaas.recovery.v1.IncidentR\bincident\x12B\n" +
 	"\n" +
 	"recoveries\x18\x02 \x03(\v2\".gpuaas.recovery.v1.RecoveryRecordR\n" +
-	"recoveries\"\xb3\x01\n" +
+	"recoveries\x12-\n" +
+	"\x12workspaces_touched\x18\x03 \x01(\x05R\x11workspacesTouched\"\xb3\x01\n" +
 	"\x15ListRecoveriesRequest\x12 \n" +
 	"\amin_pos\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +
