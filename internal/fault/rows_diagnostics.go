@@ -64,7 +64,8 @@ var diagnosticRows = map[commonv1.DiagnosticCode]Explanation{
 		NextAction: "set the host's clock right, and see that it is synchronised", Action: wait,
 	},
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_PROFILE_REFUSED: {
-		Meaning: "a profile or a bundle was not taken: its endpoints were not verified with its own trust, or it is not for this node",
+		Meaning: "a profile or a bundle was not taken: its endpoints were not verified with its own trust, or it is " +
+			"not for this node",
 		Impact:  "the host keeps the endpoints and the trust that it has", Owner: ownerOperator,
 		NextAction: "correct the profile (`gpuaas profiles list`), or issue another bundle", Action: wait,
 	},

@@ -4795,6 +4795,7 @@ type EnrollNodeRequest struct {
 	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	ValidFor       *durationpb.Duration   `protobuf:"bytes,2,opt,name=valid_for,json=validFor,proto3" json:"valid_for,omitempty"`
 	IdempotencyKey string                 `protobuf:"bytes,3,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	Profile        string                 `protobuf:"bytes,4,opt,name=profile,proto3" json:"profile,omitempty"` // by name; empty: the default
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -4846,6 +4847,13 @@ func (x *EnrollNodeRequest) GetValidFor() *durationpb.Duration {
 func (x *EnrollNodeRequest) GetIdempotencyKey() string {
 	if x != nil {
 		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *EnrollNodeRequest) GetProfile() string {
+	if x != nil {
+		return x.Profile
 	}
 	return ""
 }
@@ -5912,11 +5920,12 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\adry_run\x18\x06 \x01(\bR\x06dryRun\x12J\n" +
 	"\ffenced_proof\x18\a \x01(\x0e2\x1d.gpuaas.common.v1.FencedProofB\b\xbaH\x05\x82\x01\x02\x10\x01R\vfencedProof\"X\n" +
 	"\x18OperateWorkspaceResponse\x12<\n" +
-	"\toperation\x18\x01 \x01(\v2\x1e.gpuaas.lifecycle.v1.OperationR\toperation\"\xbe\x01\n" +
+	"\toperation\x18\x01 \x01(\v2\x1e.gpuaas.lifecycle.v1.OperationR\toperation\"\xe1\x01\n" +
 	"\x11EnrollNodeRequest\x12>\n" +
 	"\x04name\x18\x01 \x01(\tB*\xbaH'r%\x10\x01\x18?2\x1f^[a-z0-9]([a-z0-9-]*[a-z0-9])?$R\x04name\x126\n" +
 	"\tvalid_for\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bvalidFor\x121\n" +
-	"\x0fidempotency_key\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x0eidempotencyKey\"\xc5\x01\n" +
+	"\x0fidempotency_key\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x0eidempotencyKey\x12!\n" +
+	"\aprofile\x18\x04 \x01(\tB\a\xbaH\x04r\x02\x18@R\aprofile\"\xc5\x01\n" +
 	"\x12EnrollNodeResponse\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x129\n" +
