@@ -154,8 +154,8 @@ func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"replicas of recovery know one key of recovery tokens: "+strings.Join(names, ", "),
 			fault.Unmet("each replica of recovery rotates recovery_token"),
-			fault.Remedy("update these replicas, or give each the directory recovery-tokens within join_state_keys, writable and "+
-				"with the files of the others; restart them, and ask again"))
+			fault.Remedy("update these replicas, or give each the directory recovery-tokens within join_state_keys, writable "+
+				"and with the files of the others; restart them, and ask again"))
 	}
 	if kind == Services {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,

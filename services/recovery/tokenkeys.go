@@ -3,7 +3,6 @@ package recovery
 import (
 	"context"
 	"crypto/ed25519"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -19,30 +18,20 @@ import (
 // recoveryTokenKeys is the directory, within that of the keys of join states, of the keys of recovery tokens.
 const recoveryTokenKeys = "recovery-tokens"
 
-// readTokenKeys counts the keys of recovery tokens, and those among them that were made by a rotation.
-var readTokenKeys = pg.Define(pg.RoleRecovery, "recovery.count_token_keys", `
-	SELECT count(*)::int AS keys, (count(*) FILTER (WHERE k.endorsed_by <> ''))::int AS rotated
-	FROM mesh.signing_key k WHERE k.kind = 'recovery_token'`)
-
-type tokenKeys struct {
-	Keys    int32 `db:"keys"`
-	Rotated int32 `db:"rotated"`
-}
-
-// recoveryTokensRotate reports whether this replica can take part in a rotation of the key of recovery tokens. Until the
-// first rotation the provisioner's key signs them, and a replica that cannot keep files of keys, or lacks the one from
+// recoveryTokensRotate reports whether this replica can take part in a rotation of the key of recovery tokens. Until
+// the first rotation the provisioner's key signs them, and a replica that cannot keep files of keys, or lacks the one from
 // which the next key follows, serves as well without. A rotation is refused while there is such a replica.
 func (s *Service) recoveryTokensRotate(ctx context.Context) (bool, error) {
 	dir := filepath.Join(s.cfg.JoinStateKeys, recoveryTokenKeys)
 	if found, err := filepath.Glob(filepath.Join(dir, "*.pem")); err != nil || len(found) > 0 {
 		return true, err
 	}
-	known, err := pg.One[tokenKeys](ctx, s.base.DB, readTokenKeys)
+	known, err := tokens.CountKeys(ctx, s.base.DB)
 	if err != nil {
 		if pg.IsConnError(err) { // OpenKeys waits for the database, and reads the keys then
 			return true, nil
 		}
-		return false, fmt.Errorf("count keys of recovery tokens: %w", err)
+		return false, err
 	}
 	why := ""
 	switch err := os.MkdirAll(dir, 0o700); {

@@ -194,9 +194,9 @@ func (m *mesh) tokenKeys(people recoveryv1connect.KeyServiceClient) []*recoveryv
 	})
 }
 
-// Scenario: the key of recovery tokens is rotated while machines renew and recover at two replicas. None is refused: not
-// by the replica that learns of the new key later, nor one that was away and returns with a token of the former key. The
-// former key is retired when no machine needs it, and what it signed is refused from then on.
+// Scenario: the key of recovery tokens is rotated while machines renew and recover at two replicas. None is refused:
+// not by the replica that learns of the new key later, nor one that was away and returns with a token of the former
+// key. The former key is retired when no machine needs it, and what it signed is refused from then on.
 func TestTheKeyOfRecoveryTokensRotatesUnderLoad(t *testing.T) {
 	m := start(t, func(c *recovery.Config) { c.EnrollPerTokenSecond, c.EnrollPerTokenBurst = 1000, 1000 })
 	other := m.beside()

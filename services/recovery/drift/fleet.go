@@ -13,8 +13,8 @@ import (
 	fleets "github.com/gpuaas/mesh/services/recovery/fleet"
 )
 
-// recheck is how often the incidents of equal verdicts that this replica knows to be open are evaluated without a change
-// of a verdict: the fleet may have grown or shrunk, and the policy may have changed.
+// recheck is how often the incidents of equal verdicts that this replica knows to be open are evaluated without a
+// change of a verdict: the fleet may have grown or shrunk, and the policy may have changed.
 const recheck = 30 * time.Second
 
 // never are the reasons that are no incident of many nodes: people and lifecycle decide them, or they are the control

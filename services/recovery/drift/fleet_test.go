@@ -28,8 +28,8 @@ func (k *kit) fleetOf(count int) []*machine {
 	k.put(messages...)
 	k.round()
 	for _, n := range out {
-		_, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, `INSERT INTO recovery.identity (node_id, name, node_instance_id, state)
-			VALUES ($1, $2, $3, 'active')`, n.id(), n.id(), n.identity.GetNodeInstanceId())
+		_, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, `INSERT INTO recovery.identity
+			(node_id, name, node_instance_id, state) VALUES ($1, $2, $3, 'active')`, n.id(), n.id(), n.identity.GetNodeInstanceId())
 		k.must(err)
 	}
 	return out
@@ -177,8 +177,8 @@ func TestCopiesOfManyNodesAreP0(t *testing.T) {
 	k.wantDrifts("four copies", "cloned_identity_detected p0 4 4 open")
 }
 
-// TestReplicasThatJudgeAtOnceOpenOneIncident: each of four replicas judges a part of the nodes; none sees enough of them
-// by itself.
+// TestReplicasThatJudgeAtOnceOpenOneIncident: each of four replicas judges a part of the nodes; none sees enough of
+// them by itself.
 func TestReplicasThatJudgeAtOnceOpenOneIncident(t *testing.T) {
 	k := newKit(t)
 	nodes := k.fleetOf(12)
