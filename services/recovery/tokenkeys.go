@@ -19,8 +19,8 @@ import (
 const recoveryTokenKeys = "recovery-tokens"
 
 // recoveryTokensRotate reports whether this replica can take part in a rotation of the key of recovery tokens. Until
-// the first rotation the provisioner's key signs them, and a replica that cannot keep files of keys, or lacks the one from
-// which the next key follows, serves as well without. A rotation is refused while there is such a replica.
+// the first rotation the provisioner's key signs them, and a replica that cannot keep files of keys, or lacks the one
+// from which the next key follows, serves as well without. A rotation is refused while there is such a replica.
 func (s *Service) recoveryTokensRotate(ctx context.Context) (bool, error) {
 	dir := filepath.Join(s.cfg.JoinStateKeys, recoveryTokenKeys)
 	if found, err := filepath.Glob(filepath.Join(dir, "*.pem")); err != nil || len(found) > 0 {

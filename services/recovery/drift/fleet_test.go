@@ -29,7 +29,8 @@ func (k *kit) fleetOf(count int) []*machine {
 	k.round()
 	for _, n := range out {
 		_, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, `INSERT INTO recovery.identity
-			(node_id, name, node_instance_id, state) VALUES ($1, $2, $3, 'active')`, n.id(), n.id(), n.identity.GetNodeInstanceId())
+			(node_id, name, node_instance_id, state) VALUES ($1, $2, $3, 'active')`,
+			n.id(), n.id(), n.identity.GetNodeInstanceId())
 		k.must(err)
 	}
 	return out

@@ -19,8 +19,8 @@ func acceptFactsCommand(p *kit.Program) *cobra.Command {
 		Long: "Accept the GPUs, driver, kernel and container runtime that a node has now, which ends host_runtime_drift " +
 			"and the cordon that it set. Use it after a change of the host that was meant; a host that was not to " +
 			"change is repaired or installed anew instead. What is accepted is what the mesh shows of the node when the " +
-			"command runs, or what `gpuaas nodes get` showed with the fingerprint that --seen names; if the host differs in another " +
-			"way by then, nothing is accepted and the exit code is 5.",
+			"command runs, or what `gpuaas nodes get` showed with the fingerprint that --seen names; if the host differs in " +
+			"another way by then, nothing is accepted and the exit code is 5.",
 		Example: "  gpuaas nodes accept-facts node-1 --reason 'driver 570 was installed on purpose'\n" +
 			"  gpuaas nodes accept-facts node-1 --seen 0a1b2c3d4e5f6071 --reason 'driver 570 was installed on purpose'",
 		Args: kit.Args("NODE"), ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
