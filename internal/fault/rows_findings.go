@@ -109,7 +109,8 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_FLEET_DRIFT: {
 		Meaning: "many nodes have the same reason at once, which one cause of ours explains better than each of them",
-		Impact:  "automatic remedies that many of them would need at once stop; workloads go on", Owner: ownerControl,
+		Impact: "none by itself: the verdicts on the nodes stay, and workloads go on; verdicts cordon no more nodes than " +
+			"may fail at once, and the fleet brake stops automatic remedies by a count of its own", Owner: ownerControl,
 		NextAction: "look at what these nodes share (endpoint, issuer, network) before any one of them", Action: wait,
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_STORAGE: {

@@ -12,14 +12,15 @@ import (
 // Kind names the messages or certificates that a key signs.
 type Kind string
 
-// The kinds. Recovery signs join states, lifecycle signs tasks, and readmodel signs assertions of the person on whose
-// behalf it calls. The keys of Services are the issuers of services' certificates: no service has their private halves
-// (see Certificates).
+// The kinds. Recovery signs join states and recovery tokens, lifecycle signs tasks, and readmodel signs assertions of
+// the person on whose behalf it calls. The keys of Services are the issuers of services' certificates: no service has
+// their private halves (see Certificates).
 const (
-	JoinState   Kind = "join_state"
-	TaskSigning Kind = pki.TaskKind
-	Assertion   Kind = "assertion"
-	Services    Kind = pki.ServicesKind
+	JoinState     Kind = "join_state"
+	TaskSigning   Kind = pki.TaskKind
+	Assertion     Kind = "assertion"
+	Services      Kind = pki.ServicesKind
+	RecoveryToken Kind = "recovery_token"
 )
 
 // The states of a key, in their order.

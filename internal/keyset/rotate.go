@@ -122,9 +122,10 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 }
 
 // outdated refuses a new key of tasks while a live replica is of a build that does not wait for agents, or does not
-// send them keys, and a new issuer of services while a live replica does not follow issuers.
+// send them keys, a new issuer of services while a live replica does not follow issuers, and a new key of recovery
+// tokens while a live replica of recovery knows the provisioner's key alone: it is of an earlier build, or lacks files.
 func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
-	if kind != TaskSigning && kind != Services {
+	if kind != TaskSigning && kind != Services && kind != RecoveryToken {
 		return nil
 	}
 	live, err := pg.All[replica](ctx, tx, readReplicas, liveFor.Seconds())
@@ -135,8 +136,12 @@ func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	for _, r := range live {
 		signsAlone := slices.Contains(r.Takes, "sign:"+string(kind)) && !slices.Contains(r.Takes, distributes+string(kind))
 		sendsNone := r.Service == pg.RoleNodeAPI && !slices.Contains(r.Takes, "verify:"+string(kind))
-		if kind == Services {
+		switch kind {
+		case Services:
 			signsAlone, sendsNone = !slices.Contains(r.Takes, trusts), false
+		case RecoveryToken:
+			signsAlone, sendsNone = r.Service == pg.RoleRecovery && !slices.Contains(r.Takes, "sign:"+string(kind)), false
+		case JoinState, TaskSigning, Assertion:
 		}
 		if signsAlone || sendsNone {
 			names = append(names, r.Service+" "+r.ReplicaID)
@@ -144,6 +149,13 @@ func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	}
 	if len(names) == 0 {
 		return nil
+	}
+	if kind == RecoveryToken {
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			"replicas of recovery know one key of recovery tokens: "+strings.Join(names, ", "),
+			fault.Unmet("each replica of recovery rotates recovery_token"),
+			fault.Remedy("update these replicas, or give each the directory recovery-tokens within join_state_keys, writable "+
+				"and with the files of the others; restart them, and ask again"))
 	}
 	if kind == Services {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,

@@ -78,7 +78,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	verdicts, err := p.batches(gate.VerdictConsumer(), gate.OnVerdicts)
+	cordons := gate.Cordons{Logger: b.Logger, Policy: b.Policy}
+	verdicts, err := p.batches(gate.VerdictConsumer(), cordons.OnVerdicts)
 	if err != nil {
 		return err
 	}
@@ -97,7 +98,7 @@ func (s *Service) build(ctx context.Context) error {
 		},
 		app.Task{Name: "work-hints", Run: hub.Run},
 		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return sessions.Run(ctx, apply) }},
-		app.Task{Name: "verdicts", Run: func(ctx context.Context) error { return verdicts.Run(ctx, gate.OnVerdict) }},
+		app.Task{Name: "verdicts", Run: func(ctx context.Context) error { return verdicts.Run(ctx, cordons.OnVerdict) }},
 		app.Task{
 			Name: "woken-instances",
 			Run:  func(ctx context.Context) error { return woken.Run(ctx, detect.ApplyWoken) },

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/rpc/assertion"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/keys"
@@ -20,6 +21,7 @@ type signingKeys struct {
 	join    joinstate.Ring
 	persons *assertion.Verifier
 	tasks   atomic.Pointer[pki.KeySet]
+	tokens  *ca.RecoveryRing
 }
 
 // taskKeys returns the public keys of tasks in the form that agents read.
@@ -34,8 +36,12 @@ func (k *signingKeys) taskKeys() (string, error) {
 func (s *Service) openKeys(ctx context.Context) error {
 	k := &s.keys
 	k.persons = assertion.NewVerifier(nil, nil)
-	_, err := s.base.OpenKeys(ctx, nil,
-		keyset.Part{
+	var err error
+	if k.tokens, err = ca.NewRecoveryRing(s.signer.ProvisionerKey(), s.base.Config.TrustDomain); err != nil {
+		return fmt.Errorf("open signing keys: %w", err)
+	}
+	parts := []keyset.Part{
+		{
 			Kind: keyset.JoinState, Signs: true, Files: keyset.DirFiles(s.cfg.JoinStateKeys, "join-"),
 			Outstanding: identity.NeedKey,
 			Changed: func(v keyset.View) error {
@@ -44,15 +50,23 @@ func (s *Service) openKeys(ctx context.Context) error {
 				return nil
 			},
 		},
-		keyset.Part{Kind: keyset.TaskSigning, Pinned: s.cfg.TaskSigningPubkeysFile, Changed: func(v keyset.View) error {
+		{Kind: keyset.TaskSigning, Pinned: s.cfg.TaskSigningPubkeysFile, Changed: func(v keyset.View) error {
 			k.tasks.Store(v.Verify)
 			return nil
 		}},
-		keyset.Part{Kind: keyset.Assertion, Pinned: s.cfg.AssertionPubkeysFile, Changed: func(v keyset.View) error {
+		{Kind: keyset.Assertion, Pinned: s.cfg.AssertionPubkeysFile, Changed: func(v keyset.View) error {
 			k.persons.Replace(v.Verify)
 			return nil
-		}})
+		}},
+	}
+	rotates, err := s.recoveryTokensRotate(ctx)
 	if err != nil {
+		return fmt.Errorf("open signing keys: %w", err)
+	}
+	if rotates {
+		parts = append(parts, s.recoveryTokenPart())
+	}
+	if _, err := s.base.OpenKeys(ctx, nil, parts...); err != nil {
 		return fmt.Errorf("open signing keys: %w", err)
 	}
 	return nil

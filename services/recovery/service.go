@@ -117,7 +117,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	enroller, err := enrol.New(enrol.Deps{
 		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: told.current,
-		TaskKeys: s.keys.taskKeys, JoinStates: &s.keys.join, Wake: b.Wake,
+		TaskKeys: s.keys.taskKeys, RecoveryTokens: s.keys.tokens, JoinStates: &s.keys.join, Wake: b.Wake,
 		Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	}, enrol.Config{
 		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, MintWait: s.cfg.MintWait,

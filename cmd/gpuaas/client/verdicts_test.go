@@ -11,6 +11,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/shown"
 )
 
 func verdicts() []*recoveryv1.VerdictPeriod {
@@ -93,4 +94,33 @@ func TestVerdictsOfANode(t *testing.T) {
 	call(t, "nodes", "verdicts").wants(t, 2)
 	refuse(f, "ListNodeVerdicts", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "it is not for tenants"))
 	call(t, "nodes", "verdicts", "node-1").wants(t, 4)
+}
+
+// Scenario: the facts that a person accepts are those that the mesh shows, or those of the fingerprint that nodes get
+// printed before.
+func TestFactsAreAcceptedAsTheyWereSeen(t *testing.T) {
+	f := mesh(t)
+	n := node()
+	const differs = "kernel is 6.9.0, accepted is 6.1.0"
+	n.Verdict = &recoveryv1.NodeVerdict{
+		NodeId: nodeID, Reason: commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT,
+		Evidence: []*recoveryv1.Evidence{
+			{Reason: commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT, Detail: differs},
+		},
+	}
+	always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: n})
+	always(f, "AcceptHostFacts", &readmodelv1.AcceptHostFactsResponse{Accepted: differs})
+	if got := call(t, "nodes", "get", "node-1").wants(t, 0).out; !strings.Contains(got,
+		"accept them with --seen "+shown.Fingerprint(differs)) {
+		t.Errorf("the fingerprint is missing in\n%s", got)
+	}
+	if got := call(t, "nodes", "accept-facts", "node-1", "--reason", "meant").wants(t, 0); !strings.Contains(got.err,
+		"accepted: "+differs) {
+		t.Errorf("it prints %q", got.err)
+	}
+	call(t, "nodes", "accept-facts", "node-1", "--reason", "meant", "--seen", "0a1b2c3d4e5f6071").wants(t, 0)
+	req := sent[*readmodelv1.AcceptHostFactsRequest](f)
+	if len(req) != 2 || req[0].GetSeen() != shown.Fingerprint(differs) || req[1].GetSeen() != "0a1b2c3d4e5f6071" {
+		t.Errorf("sent %v", req)
+	}
 }

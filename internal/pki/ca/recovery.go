@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/sha256"
 	"encoding/base64"
@@ -20,6 +21,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki"
 )
 
 const (
@@ -29,7 +31,7 @@ const (
 	recoveryType = "grt+jwt"
 	// maxRecoverySize bounds the text of a recovery token.
 	maxRecoverySize = 2048
-	// signatureSize is the length of an ES256 signature.
+	// signatureSize is the length of a signature of either algorithm.
 	signatureSize = 64
 )
 
@@ -44,13 +46,13 @@ type RecoveryClaims struct {
 	Era            int64
 }
 
-// RecoveryTokens signs recovery tokens with the provisioner's key, and verifies them. Their audience is recovery's own:
+// RecoveryTokens signs recovery tokens with one key, and verifies them. Their audience is recovery's own:
 // the authority accepts none of them. A token has no end in it, since its age is judged by rows. Safe for concurrent
 // use.
 type RecoveryTokens struct {
-	public   *ecdsa.PublicKey
+	public   crypto.PublicKey // *ecdsa.PublicKey of P-256, or ed25519.PublicKey
 	keyID    string
-	signer   jose.Signer
+	signer   jose.Signer // nil: it only verifies
 	audience string
 }
 
@@ -79,24 +81,52 @@ type UnknownKeyError struct{ KeyID, TokenID string }
 // Error returns the message, without the token.
 func (e *UnknownKeyError) Error() string { return "the recovery token is signed by another key" }
 
-// NewRecoveryTokens returns the tokens of a provisioner's key.
+// NewRecoveryTokens returns the tokens of a key: the provisioner's, of P-256, or one of the mesh's set, of Ed25519.
 func NewRecoveryTokens(key crypto.Signer, trustDomain string) (*RecoveryTokens, error) {
-	private, ok := key.(*ecdsa.PrivateKey)
-	if !ok || private.Curve != elliptic.P256() {
-		return nil, errors.New("make recovery tokens: the provisioner's key is none of P-256")
+	t := &RecoveryTokens{public: key.Public(), audience: "gpuaas:recovery:" + trustDomain}
+	switch private := key.(type) {
+	case ed25519.PrivateKey:
+		public, _ := private.Public().(ed25519.PublicKey)
+		t.keyID = pki.KeyID(public)
+	case *ecdsa.PrivateKey:
+		if private.Curve != elliptic.P256() {
+			return nil, errors.New("make recovery tokens: the provisioner's key is none of P-256")
+		}
+		var err error
+		if t.keyID, err = keyID(private); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, errors.New("make recovery tokens: the key is neither of P-256 nor of Ed25519")
 	}
-	keyID, err := keyID(private)
-	if err != nil {
-		return nil, err
-	}
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: private},
-		new(jose.SignerOptions).WithType(recoveryType).WithHeader("kid", keyID))
+	var err error
+	t.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.SignatureAlgorithm(t.algorithm()), Key: key},
+		new(jose.SignerOptions).WithType(recoveryType).WithHeader("kid", t.keyID))
 	if err != nil {
 		return nil, fmt.Errorf("make recovery token signer: %w", err)
 	}
-	return &RecoveryTokens{
-		public: &private.PublicKey, keyID: keyID, signer: signer, audience: "gpuaas:recovery:" + trustDomain,
-	}, nil
+	return t, nil
+}
+
+// algorithm returns the name of the key's algorithm in the header of a token.
+func (t *RecoveryTokens) algorithm() string {
+	if _, ok := t.public.(ed25519.PublicKey); ok {
+		return string(jose.EdDSA)
+	}
+	return string(jose.ES256)
+}
+
+// verifies reports whether the key has made a signature of signatureSize bytes.
+func (t *RecoveryTokens) verifies(signed string, signature []byte) bool {
+	switch public := t.public.(type) {
+	case ed25519.PublicKey:
+		return ed25519.Verify(public, []byte(signed), signature)
+	case *ecdsa.PublicKey:
+		digest := sha256.Sum256([]byte(signed))
+		r, s := new(big.Int).SetBytes(signature[:signatureSize/2]), new(big.Int).SetBytes(signature[signatureSize/2:])
+		return ecdsa.Verify(public, digest[:], r, s)
+	}
+	return false
 }
 
 // KeyID returns the name of the key that signs.
@@ -104,6 +134,9 @@ func (t *RecoveryTokens) KeyID() string { return t.keyID }
 
 // Sign returns the text of a token. Two texts of the same claims differ in their signature, and both are good.
 func (t *RecoveryTokens) Sign(c RecoveryClaims) (string, error) {
+	if t.signer == nil {
+		return "", errOnlyVerifies
+	}
 	text, err := jose.Signed(t.signer).Claims(recoveryPayload{
 		Audience: t.audience, TokenID: c.TokenID, Subject: c.NodeID, NodeInstanceID: c.NodeInstanceID, Profile: c.Profile,
 		Key: base64.RawURLEncoding.EncodeToString(c.KeySHA256), IssuedAt: c.IssuedAt.Unix(), Era: c.Era,
@@ -124,9 +157,10 @@ func (t *RecoveryTokens) Verify(text string) (RecoveryClaims, error) {
 	if header.KeyID != t.keyID {
 		return RecoveryClaims{}, &UnknownKeyError{KeyID: header.KeyID, TokenID: payload.TokenID}
 	}
-	digest := sha256.Sum256([]byte(signed))
-	r, s := new(big.Int).SetBytes(signature[:signatureSize/2]), new(big.Int).SetBytes(signature[signatureSize/2:])
-	if !ecdsa.Verify(t.public, digest[:], r, s) {
+	if header.Algorithm != t.algorithm() {
+		return RecoveryClaims{}, badToken("its algorithm is not that of its key")
+	}
+	if !t.verifies(signed, signature) {
 		return RecoveryClaims{}, badToken("its signature is wrong")
 	}
 	if payload.Audience != t.audience {
@@ -170,7 +204,8 @@ func splitRecovery(text string) (string, []byte, recoveryPayload, recoveryHeader
 	if len(parts) != 3 {
 		return fail("its form is wrong")
 	}
-	if !readPart(parts[0], &header) || header.Algorithm != string(jose.ES256) || header.Type != recoveryType {
+	if !readPart(parts[0], &header) || header.Type != recoveryType ||
+		header.Algorithm != string(jose.ES256) && header.Algorithm != string(jose.EdDSA) {
 		return fail("its header is malformed")
 	}
 	if !readPart(parts[1], &payload) || !isID(payload.TokenID) {

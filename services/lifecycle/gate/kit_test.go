@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -89,6 +90,7 @@ type kit struct {
 	pool      *pgxpool.Pool
 	server    *gate.Server
 	heard     *heard
+	set       *policy.Set // nil: the defaults
 	committed atomic.Int64
 }
 

@@ -121,7 +121,7 @@ var (
 			FROM lifecycle.finding f WHERE f.node_id = $1 AND f.resolved_at IS NULL AND f.cordoned
 			UNION ALL
 			SELECT '`+ofRuntime+`', v.reason, v.since FROM lifecycle.verdict_cordon v
-			WHERE v.node_id = $1 AND v.reason <> ''
+			WHERE v.node_id = $1 AND v.reason <> '' AND NOT v.withheld
 			UNION ALL
 			SELECT $3::text, 'what a release gave up is still here: ' || c.kind || ' ' || c.deterministic_name, c.orphaned_at
 			FROM lifecycle.resource_claim c

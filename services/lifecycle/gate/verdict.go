@@ -26,7 +26,7 @@ const (
 	verdictPrefix = "verdict:"
 )
 
-// VerdictConsumer is the configuration of the consumer that OnVerdict and OnVerdicts are for.
+// VerdictConsumer is the configuration of the consumer that the methods of Cordons are for.
 func VerdictConsumer() events.ConsumerConfig {
 	return events.ConsumerConfig{Name: "verdicts", Schema: pg.RoleLifecycle, Kinds: []string{kindVerdict}}
 }
@@ -44,6 +44,7 @@ var (
 	noteVerdict = pg.Define(pg.RoleLifecycle, "gate.note_verdict", `
 		INSERT INTO lifecycle.verdict_cordon AS v (node_id, version, reason, since) VALUES ($1, $2, $3, mesh.clock())
 		ON CONFLICT (node_id) DO UPDATE SET version = EXCLUDED.version, reason = EXCLUDED.reason,
+			withheld = v.withheld AND EXCLUDED.reason <> '',
 			since = CASE WHEN v.reason = '' THEN EXCLUDED.since ELSE v.since END
 			WHERE v.version < EXCLUDED.version`)
 )
@@ -56,17 +57,21 @@ type request struct {
 }
 
 // OnVerdict is OnVerdicts for one event.
-func OnVerdict(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	return OnVerdicts(ctx, tx, []events.Record{r})
+func (c Cordons) OnVerdict(ctx context.Context, tx pgx.Tx, r events.Record) error {
+	return c.OnVerdicts(ctx, tx, []events.Record{r})
 }
 
 // OnVerdicts cordons the nodes whose hosts are not as they were accepted, as recovery has judged, and ends such a
 // cordon when the verdict on the node ends. A cordon by anyone else stays, and one that a person has ended is not set
-// again for the same reason. Of each node the newest verdict counts, in whichever order they are read.
-func OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Record) error {
+// again for the same reason. Of each node the newest verdict counts, in whichever order they are read. If verdicts
+// want to cordon too many nodes at once, new cordons wait (see settle).
+func (c Cordons) OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	requests, err := readRequests(ctx, tx, records)
-	if err != nil || len(requests) == 0 {
+	if err != nil {
 		return err
+	}
+	if len(requests) == 0 {
+		return c.settle(ctx, tx, nil)
 	}
 	// Gates are locked first, as by everyone who changes a cordon, and in one statement by their ids.
 	gates, err := all(ctx, tx, lockGates, slices.Collect(maps.Keys(requests)))
@@ -77,15 +82,20 @@ func OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	if err != nil {
 		return err
 	}
+	var wanted []waiting
 	for _, g := range gates {
 		if g.Retired {
 			continue
 		}
-		if err := grant(ctx, tx, g.NodeID, before[g.NodeID], requests[g.NodeID]); err != nil {
+		w, err := grant(ctx, tx, g.NodeID, before[g.NodeID], requests[g.NodeID])
+		if err != nil {
 			return err
 		}
+		if w.Reason != "" {
+			wanted = append(wanted, w)
+		}
 	}
-	return nil
+	return c.settle(ctx, tx, wanted)
 }
 
 // readRequests returns what verdicts want, oldest first, by node, without nodes of which they have never wanted
@@ -147,11 +157,12 @@ func noted(ctx context.Context, tx pgx.Tx, nodes []string) (map[string]notedVerd
 	return out, nil
 }
 
-// grant applies what verdicts newer than the recorded one want for a node whose gate is locked.
-func grant(ctx context.Context, tx pgx.Tx, node string, was notedVerdict, requests []request) error {
+// grant records what verdicts newer than the recorded one want for a node whose gate is locked, and ends its cordon if
+// they want none. It returns the cordon that they newly want; without a reason: none.
+func grant(ctx context.Context, tx pgx.Tx, node string, was notedVerdict, requests []request) (waiting, error) {
 	last, now, cordon := requests[len(requests)-1], was.Reason, false
 	if was.NodeID != "" && last.version <= was.Version {
-		return nil
+		return waiting{}, nil
 	}
 	for _, w := range requests {
 		if was.NodeID != "" && w.version <= was.Version {
@@ -162,16 +173,15 @@ func grant(ctx context.Context, tx pgx.Tx, node string, was notedVerdict, reques
 	}
 	ctx = obs.With(ctx, obs.Correlation{CorrelationID: last.correlation})
 	if _, err := pg.Exec(ctx, tx, noteVerdict, node, last.version, last.reason); err != nil {
-		return fmt.Errorf("note verdict: %w", err)
+		return waiting{}, fmt.Errorf("note verdict: %w", err)
 	}
 	switch {
 	case last.reason == "":
-		return EndCordonOf(ctx, tx, node, ofRuntime)
+		return waiting{}, EndCordonOf(ctx, tx, node, ofRuntime)
 	case cordon:
-		_, err := CordonUnlessIs(ctx, tx, node, last.reason, ofRuntime)
-		return err
+		return waiting{NodeID: node, Reason: last.reason, correlation: last.correlation}, nil
 	}
-	return nil
+	return waiting{}, nil
 }
 
 // runtimeDrift returns why a verdict wants its node cordoned; empty: it does not. A verdict with a worse reason has the

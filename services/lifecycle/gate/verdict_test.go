@@ -34,7 +34,7 @@ func (k *kit) judged(node string, version int64, reason, ended commonv1.DriftRea
 // applied applies verdicts as one batch.
 func (k *kit) applied(records ...events.Record) {
 	k.t.Helper()
-	k.tx(func(ctx context.Context, tx pgx.Tx) error { return gate.OnVerdicts(ctx, tx, records) })
+	k.tx(func(ctx context.Context, tx pgx.Tx) error { return k.cordons().OnVerdicts(ctx, tx, records) })
 }
 
 // verdict returns the event that judged applies.
@@ -191,7 +191,7 @@ func TestABatchOfVerdictsLocksGatesByTheirIDs(t *testing.T) {
 		}
 		go func() {
 			done <- pg.InTx(k.ctx, k.pool, func(ctx context.Context, tx pgx.Tx) error {
-				return gate.OnVerdicts(ctx, tx, batch)
+				return k.cordons().OnVerdicts(ctx, tx, batch)
 			})
 		}()
 		testkit.Eventually(t, testkit.Patience, func() error {

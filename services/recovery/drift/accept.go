@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/shown"
 )
 
 // HostFacts implements HostFactsService.
@@ -27,7 +28,8 @@ func NewHostFacts(judge *Judge, log *audit.Log) *HostFacts {
 	return &HostFacts{judge: judge, audit: log}
 }
 
-// AcceptHostFacts takes the runtime that a node reports now for the one that it is to have, on a person's word.
+// AcceptHostFacts takes the runtime that a node reports now for the one that it is to have, on a person's word. If the
+// request names what the person saw, and the runtime differs in another way by now, nothing is accepted.
 func (h *HostFacts) AcceptHostFacts(ctx context.Context, req *recoveryv1.AcceptHostFactsRequest) (
 	*recoveryv1.AcceptHostFactsResponse, error,
 ) {
@@ -42,7 +44,7 @@ func (h *HostFacts) AcceptHostFacts(ctx context.Context, req *recoveryv1.AcceptH
 	var out *recoveryv1.AcceptHostFactsResponse
 	err := pg.InTx(ctx, h.judge.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		out = &recoveryv1.AcceptHostFactsResponse{}
-		changes, err := accept(ctx, tx, req.GetNodeId(), by, reason)
+		changes, err := accept(ctx, tx, req, by, reason)
 		if err != nil || changes == "" {
 			return err
 		}
@@ -63,7 +65,8 @@ func (h *HostFacts) AcceptHostFacts(ctx context.Context, req *recoveryv1.AcceptH
 }
 
 // accept makes the present facts of a node the accepted ones and returns the differences; empty: there are none.
-func accept(ctx context.Context, tx pgx.Tx, nodeID, by, reason string) (string, error) {
+func accept(ctx context.Context, tx pgx.Tx, req *recoveryv1.AcceptHostFactsRequest, by, reason string) (string, error) {
+	nodeID := req.GetNodeId()
 	nodes := map[string]*node{nodeID: nil}
 	if err := lock(ctx, tx, nodes); err != nil {
 		return "", err
@@ -86,11 +89,16 @@ func accept(ctx context.Context, tx pgx.Tx, nodeID, by, reason string) (string, 
 	if err != nil {
 		return "", err
 	}
+	changes := present.Differences(was)
+	if saw := req.GetSeen(); saw != "" && saw != shown.Fingerprint(changes) {
+		return "", fault.New(commonv1.Reason_REASON_CONFLICT,
+			"the host differs in another way than was shown; now: "+changes,
+			fault.Remedy("look at the node again (`gpuaas nodes get`), and accept what it has now if that is meant"))
+	}
 	now, err := pg.Value[time.Time](ctx, tx, readClock)
 	if err != nil {
 		return "", fmt.Errorf("read clock: %w", err)
 	}
-	changes := present.Differences(was)
 	f := n.facts
 	f.Accepted, f.Present = present.completed(was).text(), ""
 	f.AcceptedAt, f.AcceptedBy, f.Reason = now, by, cut(reason, mostDetail)

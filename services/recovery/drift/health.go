@@ -112,7 +112,7 @@ func probeItem(p Proof) HealthItem {
 	out := HealthItem{Check: recoveryv1.HealthCheck_HEALTH_CHECK_PROBE_COMPLETED}
 	switch {
 	case p.ProbedAt.IsZero() || p.ProbeInstance != p.Instance || p.Instance == "":
-		out.Detail = missing(p, "no no-op has completed since it enrolled; recovery asks for one after a reason has ended")
+		out.Detail = missing(p, "no no-op has completed since it enrolled; recovery asks for one in its next session")
 	case p.ProbeGeneration != p.Generation:
 		out.Present, out.ObservedAt = true, p.ProbedAt
 		out.Detail = fmt.Sprintf("a no-op completed in generation %d, and no reason was concluded since", p.ProbeGeneration)

@@ -189,14 +189,52 @@ func TestAProbeFollowsAReason(t *testing.T) {
 	}
 }
 
+// TestAnEnrolmentIsProbedOnce checks that a node of which nothing was wrong is probed in its first session: by one task
+// of each session, until one has succeeded.
+func TestAnEnrolmentIsProbedOnce(t *testing.T) {
+	k := newKit(t)
+	n := k.up()
+	k.lifecycle.refuses = commonv1.Reason_REASON_NODE_NOT_CONNECTED // costs no task
+	if k.probe() != 1 || k.lifecycle.queued() != 0 {
+		t.Fatalf("%d probes of %d requests", k.lifecycle.queued(), k.lifecycle.asked)
+	}
+	k.lifecycle.refuses = 0
+	k.listen(5 * time.Second)
+	k.round()
+	if k.probe() != 1 || k.lifecycle.queued() != 1 {
+		t.Fatalf("%d probes of %d requests", k.lifecycle.queued(), k.lifecycle.asked)
+	}
+	k.lifecycle.end(t, n, expiredTask)
+	k.pass(time.Second)
+	k.beat()
+	k.probe()
+	for range 3 { // nothing is made again as time passes
+		k.pass(time.Hour)
+		k.beat()
+		if k.round() != 0 || k.probe() != 0 {
+			t.Fatalf("%d probes in one session", k.lifecycle.queued())
+		}
+	}
+	k.lose(n)
+	k.round()
+	k.back(n)
+	k.round()
+	k.recover(n)
+	if v := k.wantReasons(n.id(), unspecified); k.lifecycle.queued() != 2 || len(absent(v)) != 0 {
+		t.Errorf("%d probes, %v", k.lifecycle.queued(), v)
+	}
+}
+
 // TestAPlainReconnectCostsNoProbe checks that nodes which connect again, and of which nothing was wrong, are neither
-// probed nor announced, and that one that was healthy still is.
+// probed nor announced, and that those that were healthy still are.
 func TestAPlainReconnectCostsNoProbe(t *testing.T) {
 	k := newKit(t)
-	never, once := k.up(), k.up()
+	never := k.up()
+	k.recover(never)
+	once := k.up()
 	k.fail(once)
 	k.recover(once)
-	since, asked := k.last(once), k.lifecycle.asked
+	since, first, asked := k.last(once), k.last(never), k.lifecycle.asked
 	for range 3 {
 		for _, n := range []*machine{never, once} {
 			k.lose(n)
@@ -215,8 +253,8 @@ func TestAPlainReconnectCostsNoProbe(t *testing.T) {
 	if last := k.last(once); !proto.Equal(last, since) {
 		t.Errorf("%v, was %v", last, since)
 	}
-	if v := k.last(never); v != nil {
-		t.Errorf("a verdict on a node of which nothing was wrong: %v", v)
+	if last := k.last(never); !proto.Equal(last, first) {
+		t.Errorf("%v, was %v", last, first)
 	}
 }
 
@@ -476,13 +514,15 @@ func TestWhatIsKnownOfANode(t *testing.T) {
 		k.must(err)
 		return out.GetHealth()
 	}
-	never, n := k.up(), k.up()
+	never := k.up()
 	unprobed := []recoveryv1.HealthCheck{probeCheck, tasksCheck}
 	h := get(never.id())
 	if got := absent(&recoveryv1.NodeVerdict{Checklist: h.GetChecklist()}); !slices.Equal(got, unprobed) ||
-		h.GetHealthySince() != nil || h.GetProbe() != nil || len(h.GetParts()) < 2 || h.GetAsOf() == nil {
+		h.GetHealthySince() != nil || h.GetProbe().GetDueAt() == nil || len(h.GetParts()) < 2 || h.GetAsOf() == nil {
 		t.Errorf("without a verdict: %v", h)
 	}
+	k.recover(never)
+	n := k.up()
 	k.fail(n)
 	k.probe()
 	k.lifecycle.end(t, n, expiredTask)

@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/shown"
 )
 
 const (
@@ -74,7 +75,8 @@ func (r Runtime) completed(other Runtime) Runtime {
 }
 
 // Differences returns in words what of the runtime is not as in accepted; empty if nothing differs. A text that is
-// missing on either side is not known, and no difference.
+// missing on either side is not known, and no difference. Other differences have other texts: where not all is written
+// out, the text ends with a fingerprint of the rest.
 func (r Runtime) Differences(accepted Runtime) string {
 	var out []string
 	if !sameDevices(r.Devices, accepted.Devices) {
@@ -89,7 +91,12 @@ func (r Runtime) Differences(accepted Runtime) string {
 			out = append(out, fmt.Sprintf("%s is %s, accepted is %s", f.name, f.is, f.was))
 		}
 	}
-	return cut(strings.Join(out, "; "), mostDetail)
+	text := strings.Join(out, "; ")
+	if len(text) <= mostDetail {
+		return text
+	}
+	mark := " … " + shown.Fingerprint(text)
+	return cut(text, mostDetail-len(mark)) + mark
 }
 
 // sameDevices reports whether two hosts have the same devices: by their ids, in any order, or by their places where the
@@ -109,18 +116,18 @@ func sameDevices(a, b []Device) bool {
 		func(x, y Device) bool { return x.ID == y.ID && sameModel(x, y) })
 }
 
-// listed returns devices in words: how many, and the first few.
+// listed returns devices in words: how many, the first few, and a fingerprint of all if there are more.
 func listed(devices []Device) string {
 	if len(devices) == 0 {
 		return "none"
 	}
-	const shown = 3
+	const most = 3
 	var few []string
-	for _, d := range devices[:min(len(devices), shown)] {
+	for _, d := range devices[:min(len(devices), most)] {
 		few = append(few, strings.TrimSpace(d.Model+" "+d.ID))
 	}
-	if len(devices) > shown {
-		few = append(few, "…")
+	if len(devices) > most {
+		few = append(few, "… "+shown.Fingerprint(Runtime{Devices: devices}.text()))
 	}
 	return fmt.Sprintf("%d (%s)", len(devices), strings.Join(few, ", "))
 }

@@ -57,6 +57,9 @@ type Judge struct {
 
 	probes  events.Signal // some node is to be probed
 	reprobe time.Duration // until the next round of Probe; of Probe alone
+
+	open      bool      // incidents of equal verdicts may be open; of the goroutine that judges
+	rechecked time.Time // when they were read last
 }
 
 // New checks the dependencies; it does not touch the database.
@@ -171,6 +174,9 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 			return err
 		}
 	}
+	if j.open, err = j.fleetWide(ctx, tx, &s, taken.reasons); err != nil {
+		return err
+	}
 	out.Judged, out.More = len(taken.nodes), taken.more
 	out.Next = max(s.next(rule).Sub(s.Now), 20*time.Millisecond)
 	if !out.More {
@@ -220,6 +226,8 @@ type turn struct {
 	trust  *issuerTrust
 	nodes  map[string]*node
 	more   bool
+
+	reasons reasonsOf // that verdicts began or ended with; nil: none
 }
 
 // take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent for
@@ -313,6 +321,7 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 		h := t.healthOf(n, verdict, list)
 		if v.become(verdict, list, h, t.seen.Now) {
 			changed = append(changed, v)
+			t.turned(was.GetReason(), verdict.Reason)
 		}
 		n.follow(was, verdict, h, t.seen.Now)
 		out.probe = out.probe || n.ProbeDue != nil && !n.ProbeDue.After(t.seen.Now)

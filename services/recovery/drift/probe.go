@@ -190,6 +190,9 @@ func (j *Judge) keepProbes(ctx context.Context, asked map[string]probed, answer 
 			if n.answered(a, reasonEnded, answer.GetCheckedAt().AsTime(), now) {
 				open++
 			}
+			if ended(a.GetTask().GetState()) && n.ProbeAttempt > p.Attempt && reasonEnded.IsZero() {
+				n.Wanted, n.ProbeDue = false, nil // nothing was ever wrong: its next session brings the next one
+			}
 			judged = judged || n.due
 		}
 		return save(ctx, tx, nodes)

@@ -61,14 +61,21 @@ func (n *node) unproven() {
 	n.ProbedAt, n.TasksAt, n.ProbeDue, n.Wanted, n.ProbeAttempt, n.ProbeNote = nil, nil, nil, false, 0, ""
 }
 
-// follow has the node probed if its reason has ended, or if it was healthy in an earlier enrolment, as soon as
-// everything else is there. A node of which nothing was wrong is not probed, however often it connects.
+// neverProbed reports whether no probe has completed in the node's enrolment, and none was made in its session.
+func (n *node) neverProbed() bool {
+	return n.InstanceID != "" && n.ProbeInstance != n.InstanceID && n.ProbeAttempt == 0
+}
+
+// follow has the node probed if its reason has ended, or if no probe has completed in its enrolment, as soon as
+// everything else is there. A node of which nothing was wrong since its probe is not probed again, however often it
+// connects.
 func (n *node) follow(was *recoveryv1.NodeVerdict, v Verdict, h health, now time.Time) {
 	if v.Reason != 0 {
 		return
 	}
 	probed := h.items[3].Present && h.items[4].Present
-	n.Wanted = !probed && (n.Wanted || was.GetReason() != 0 || was.GetHealthySince() != nil && h.heard)
+	n.Wanted = !probed && (n.Wanted || was.GetReason() != 0 || was.GetHealthySince() != nil && h.heard ||
+		h.heard && n.neverProbed())
 	switch {
 	case (n.Wanted || probed) && h.heard && !h.items[1].Present: // the preflight may succeed, or the authority answer
 		if at := now.Add(unreadAgain); n.DueAt == nil || at.Before(*n.DueAt) {

@@ -1,6 +1,7 @@
 package drift_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,8 +11,10 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/shown"
 	"github.com/gpuaas/mesh/internal/tasktypes"
 	"github.com/gpuaas/mesh/services/recovery/drift"
 )
@@ -227,6 +230,58 @@ func TestAcceptedFactsEndTheDrift(t *testing.T) {
 	_, err := server.AcceptHostFacts(k.ctx, &recoveryv1.AcceptHostFactsRequest{NodeId: ids.New(), Reason: "meant"})
 	if err == nil {
 		t.Error("facts of a node that does not exist were accepted")
+	}
+}
+
+// TestFactsOtherThanWereSeenAreNotAccepted: between the look and the word of a person the host changed again.
+func TestFactsOtherThanWereSeenAreNotAccepted(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	server := drift.NewHostFacts(k.judge, nil)
+	accept := func(saw string) (*recoveryv1.AcceptHostFactsResponse, error) {
+		return server.AcceptHostFacts(k.ctx,
+			&recoveryv1.AcceptHostFactsRequest{NodeId: n.id(), Reason: "meant", Seen: shown.Fingerprint(saw)})
+	}
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
+	k.tell(n)
+	first := used(k.wantReasons(n.id(), hostRuntime), hostRuntime)
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.1" })
+	k.tell(n)
+	before := k.digest()
+	for _, saw := range []string{first, ""} {
+		if answer, err := accept(saw); fault.ReasonOf(err) != commonv1.Reason_REASON_CONFLICT ||
+			!strings.Contains(err.Error(), "6.9.1") {
+			t.Errorf("with what was shown before: %v, %v", answer, err)
+		}
+	}
+	if k.digest() != before {
+		t.Error("the refusal has changed something")
+	}
+	answer, err := accept(used(k.last(n), hostRuntime))
+	if err != nil || !strings.Contains(answer.GetAccepted(), "6.9.1") {
+		t.Errorf("with what is shown now: %v, %v", answer, err)
+	}
+	if answer, err := accept(first); err != nil || answer.GetPos() != "" {
+		t.Errorf("without a difference: %v, %v", answer, err)
+	}
+}
+
+// TestEachDifferenceHasATextOfItsOwn: also one of a device that is not written out, and one behind the bound.
+func TestEachDifferenceHasATextOfItsOwn(t *testing.T) {
+	many := func(last string) drift.Runtime {
+		return drift.RuntimeOf(facts(func(f *commonv1.HostFacts) {
+			for i := range 6 {
+				f.Gpus = append(f.Gpus, &commonv1.Gpu{DeviceId: fmt.Sprint("GPU-", i), Index: int32(i + 2), DriverVersion: "1"})
+			}
+			f.Gpus = append(f.Gpus, &commonv1.Gpu{DeviceId: last, Index: 9})
+			f.ContainerRuntime = strings.Repeat("c", 120) + last
+			f.Kernel = strings.Repeat("k", 128)
+		}))
+	}
+	accepted := drift.RuntimeOf(facts(func(f *commonv1.HostFacts) { f.ContainerRuntime = strings.Repeat("w", 128) }))
+	one, other := many("GPU-y").Differences(accepted), many("GPU-z").Differences(accepted)
+	if one == other || len(one) > 512 || len(other) > 512 {
+		t.Errorf("the texts are %q and %q", one, other)
 	}
 }
 

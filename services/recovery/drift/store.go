@@ -37,7 +37,7 @@ type proofRow struct {
 	Issuer           string     `db:"issuer"`           // fingerprint of what signed that
 	SessionSerial    string     `db:"session_serial"`   // with which the session SerialGeneration was opened
 	SerialGeneration int64      `db:"serial_generation"`
-	Wanted           bool       `db:"probe_wanted"` // a reason has ended, and nothing has proven it healthy since
+	Wanted           bool       `db:"probe_wanted"` // a reason has ended or it enrolled, and no probe has completed since
 	ProbeDue         *time.Time `db:"probe_due"`    // when lifecycle is asked next; nil: something else is missing first
 	ProbeAttempt     int32      `db:"probe_attempt"`
 	ProbeNote        string     `db:"probe_note"` // what became of the last probe that did not succeed

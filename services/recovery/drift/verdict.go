@@ -57,12 +57,12 @@ var (
 		SELECT `+pg.Columns[verdictRow]("v")+` FROM recovery.verdict v WHERE v.node_id = $1 FOR UPDATE`)
 
 	writeVerdicts = pg.Define(pg.RoleRecovery, "drift.write_verdicts", `
-		INSERT INTO recovery.verdict (node_id, reason, body, began, version)
-		SELECT n.node_id, n.reason, n.body, n.began, n.version
+		INSERT INTO recovery.verdict AS v (node_id, reason, body, began, version, since)
+		SELECT n.node_id, n.reason, n.body, n.began, n.version, mesh.clock()
 		FROM unnest($1::uuid[], $2::text[], $3::bytea[], $4::bigint[], $5::bigint[])
 			AS n (node_id, reason, body, began, version)
 		ON CONFLICT (node_id) DO UPDATE SET reason = EXCLUDED.reason, body = EXCLUDED.body, began = EXCLUDED.began,
-			version = EXCLUDED.version`)
+			version = EXCLUDED.version, since = CASE WHEN v.reason = EXCLUDED.reason THEN v.since ELSE EXCLUDED.since END`)
 
 	writePeriods = pg.Define(pg.RoleRecovery, "drift.write_periods", `
 		INSERT INTO recovery.verdict_period (period_id, node_id, reason, severity, observed_at, detected_at, ended_at,

@@ -69,6 +69,8 @@ type Deps struct {
 	Profile func() *commonv1.Profile
 	// TaskKeys returns the public keys by which agents verify tasks, in the form of GPUAAS_TASK_SIGNING_PUBKEYS.
 	TaskKeys func() (string, error)
+	// RecoveryTokens has the keys of recovery tokens. Nil: the provisioner's key alone.
+	RecoveryTokens *ca.RecoveryRing
 	// JoinStates verifies the join states that nodes present.
 	JoinStates identity.Verifier
 	// Audit records refusals. Nil: none are recorded.
@@ -87,7 +89,7 @@ type Enroller struct {
 	all       *rate.Limiter
 	signing   chan struct{}
 	outcomes  *prometheus.CounterVec
-	recovery  *ca.RecoveryTokens
+	recovery  *ca.RecoveryRing
 }
 
 // New checks the dependencies; it touches neither the database nor the authority.
@@ -103,9 +105,12 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 	if cfg.SignTimeout >= cfg.ClaimLease {
 		return nil, fmt.Errorf("enroller: a signing may take %s, its claim only %s", cfg.SignTimeout, cfg.ClaimLease)
 	}
-	recovery, err := ca.NewRecoveryTokens(deps.Signer.ProvisionerKey(), cfg.TrustDomain)
-	if err != nil {
-		return nil, fmt.Errorf("enroller: %w", err)
+	recovery := deps.RecoveryTokens
+	if recovery == nil {
+		var err error
+		if recovery, err = ca.NewRecoveryRing(deps.Signer.ProvisionerKey(), cfg.TrustDomain); err != nil {
+			return nil, fmt.Errorf("enroller: %w", err)
+		}
 	}
 	e := &Enroller{
 		deps: deps, cfg: cfg, recovery: recovery, signing: make(chan struct{}, cfg.Signings),

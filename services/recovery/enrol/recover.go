@@ -45,6 +45,8 @@ func (e *Enroller) proveRecovery(ctx context.Context, presented Presented, req *
 		switch {
 		case err != nil:
 			return nil, err
+		case ours && e.recovery.Retired(other.KeyID):
+			return nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "", fault.Cause(other))
 		case ours:
 			return nil, fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN, "", fault.Cause(other))
 		}
@@ -230,8 +232,9 @@ func (e *Enroller) offer(ctx context.Context, tx pgx.Tx, r *identity.Record, ser
 		return nil, nil
 	}
 	sum := sha256.Sum256(recoveryKey)
+	keyID, signs := e.recovery.KeyID()
 	row, ok, err := tokens.Offer(ctx, tx, tokens.Offered{
-		NodeID: r.NodeID, InstanceID: r.InstanceID, Profile: e.deps.Profile().GetName(), KeyID: e.recovery.KeyID(),
+		NodeID: r.NodeID, InstanceID: r.InstanceID, Profile: e.deps.Profile().GetName(), KeyID: keyID, Signs: signs,
 		Serial: serial, KeySHA256: sum[:], Era: era, Ready: r.CurrentSerial == serial,
 	})
 	if err != nil || !ok {
@@ -245,7 +248,11 @@ func (e *Enroller) textOf(row *tokens.Row) (string, error) {
 	if row == nil {
 		return "", nil
 	}
-	return e.recovery.Sign(row.Claims())
+	text, err := e.recovery.Sign(row.KeyID, row.Claims())
+	if other, ok := errors.AsType[*ca.UnknownKeyError](err); ok { // this replica has lost it since
+		return "", fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN, "", fault.Cause(other))
+	}
+	return text, err
 }
 
 // checkRecoveryKey refuses a recovery key of a kind that is not known, or that the certificate request is for.

@@ -79,14 +79,17 @@ var (
 		SELECT t.key_id FROM recovery.recovery_token t WHERE t.token_id = $1`)
 
 	// A certificate has one token. As long as no session was ready on it, the node may ask with another recovery key, for
-	// which the token is made anew.
+	// which the token is made anew. A token that is offered once more is signed with the key of its first text, as long as
+	// that may sign: the node may have that text.
 	offerToken = pg.Define(pg.RoleRecovery, "tokens.offer", `
 		INSERT INTO recovery.recovery_token AS t (token_id, node_id, node_instance_id, family, profile, key_sha256, key_id,
 			era, state, serial, counted_since)
 		SELECT $1, $2, $3, COALESCE((SELECT o.family FROM recovery.recovery_token o
 				WHERE o.node_id = $2 AND o.state IN ('issued', 'used') ORDER BY o.token_id DESC LIMIT 1), $3),
 			$4, $5, $6, $7, 'issued', $8, CASE WHEN $9 THEN mesh.clock() END
-		ON CONFLICT (serial) DO UPDATE SET key_sha256 = EXCLUDED.key_sha256, key_id = EXCLUDED.key_id,
+		ON CONFLICT (serial) DO UPDATE SET key_sha256 = EXCLUDED.key_sha256,
+			key_id = CASE WHEN t.key_sha256 = EXCLUDED.key_sha256 AND t.key_id = ANY ($10::text[]) THEN t.key_id
+				ELSE EXCLUDED.key_id END,
 			profile = EXCLUDED.profile, era = EXCLUDED.era,
 			issued_at = CASE WHEN t.key_sha256 = EXCLUDED.key_sha256 THEN t.issued_at ELSE EXCLUDED.issued_at END
 			WHERE t.state = 'issued' AND (t.counted_since IS NULL OR t.key_sha256 = EXCLUDED.key_sha256)
@@ -135,6 +138,8 @@ type Offered struct {
 	KeySHA256                                  []byte
 	Era                                        int64
 	Ready                                      bool // a session was ready on the certificate already
+
+	Signs []string // ids of keys that may sign beside KeyID, if the token was offered with one of them before
 }
 
 // Offer records the token that comes with a certificate, and returns it; false if the certificate's token has ended, or
@@ -142,7 +147,7 @@ type Offered struct {
 // lock on the node's row.
 func Offer(ctx context.Context, tx pgx.Tx, o Offered) (Row, bool, error) {
 	row, err := pg.One[Row](ctx, tx, offerToken, ids.New(), o.NodeID, o.InstanceID, o.Profile, o.KeySHA256, o.KeyID, o.Era,
-		o.Serial, o.Ready)
+		o.Serial, o.Ready, o.Signs)
 	if pg.IsNoRows(err) {
 		return Row{}, false, nil
 	}

@@ -122,8 +122,9 @@ func keysRotate(p *kit.Program) *cobra.Command {
 			"copy the new file to each:\n" +
 			"the key does not sign before. The key of task_signing waits for the agents that are connected too, and for " +
 			"those of an earlier build,\n" +
-			"which cannot learn it: NEEDED BY names them. A second rotation is refused until the first is through. No " +
-			"service has the key of the\n" +
+			"which cannot learn it: NEEDED BY names them. A second rotation is refused until the first is through. The " +
+			"former key of recovery_token\n" +
+			"verifies as long as a node may use a token of it. No service has the key of the\n" +
 			"issuer of services: for that kind the command prints which files to replace, and in what order. Needs the role " +
 			"security.",
 		Example: "  gpuaas keys rotate join_state --reason 'yearly' --dry-run\n  gpuaas keys rotate assertion --reason 'a " +

@@ -14,6 +14,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/shown"
 )
 
 // VerdictsView is how the times for which a node was not healthy are printed.
@@ -71,11 +72,25 @@ func verdictColumns() []output.Column[*readmodelv1.Node] {
 					human.Enum(e.GetReason()) + " " + pr.When(e.GetObservedAt()) + " " + e.GetDetail())
 			}), "\n")
 		}),
+		verdictColumn("facts", func(_ *output.Printer, v *recoveryv1.NodeVerdict) string {
+			text, ok := runtimeDrift(v)
+			return human.OnlyIf(ok, "accept them with --seen "+shown.Fingerprint(text))
+		}),
 		verdictColumn("missing", func(_ *output.Printer, v *recoveryv1.NodeVerdict) string {
 			return strings.Join(v.GetMissing(), "\n")
 		}),
 		{Title: "verdict: stale since", Path: "verdict_stale_since"},
 	}
+}
+
+// runtimeDrift returns in what the runtime of a node differs from what was accepted, and whether it does.
+func runtimeDrift(v *recoveryv1.NodeVerdict) (string, bool) {
+	for _, e := range v.GetEvidence() {
+		if e.GetReason() == commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT {
+			return e.GetDetail(), true
+		}
+	}
+	return "", false
 }
 
 // verdictColumn returns a detail of the verdict about a node of which something is wrong.

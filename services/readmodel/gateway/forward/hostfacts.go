@@ -24,6 +24,6 @@ func (h *HostFacts) AcceptHostFacts(ctx context.Context, req *readmodelv1.Accept
 		return nil, err
 	}
 	answer, err := operator(ctx, "recovery", h.owners.HostFacts.AcceptHostFacts,
-		&recoveryv1.AcceptHostFactsRequest{NodeId: n.GetNodeId(), Reason: req.GetReason()})
+		&recoveryv1.AcceptHostFactsRequest{NodeId: n.GetNodeId(), Reason: req.GetReason(), Seen: req.GetSeen()})
 	return &readmodelv1.AcceptHostFactsResponse{Accepted: answer.GetAccepted(), Pos: answer.GetPos()}, err
 }

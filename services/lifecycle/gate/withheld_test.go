@@ -1,0 +1,111 @@
+package gate_test
+
+import (
+	"testing"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+)
+
+// cordons applies verdicts under a policy; the defaults unless a test has set k.set.
+func (k *kit) cordons() gate.Cordons {
+	set := policy.Defaults()
+	if k.set != nil {
+		set = *k.set
+	}
+	return gate.Cordons{Logger: testkit.Logger(k.t), Policy: policy.Fixed{Set: set}}
+}
+
+// cordoned returns how many of the nodes are cordoned.
+func (k *kit) cordoned(nodes []string) int {
+	k.t.Helper()
+	count := 0
+	for _, node := range nodes {
+		if k.get(node).Cordoned {
+			count++
+		}
+	}
+	return count
+}
+
+func (k *kit) nodes(count int) []string {
+	k.t.Helper()
+	out := make([]string, count)
+	for i := range out {
+		out[i] = k.node()
+	}
+	return out
+}
+
+// TestVerdictsDoNotCordonTheFleet: a driver that is rolled out to twenty nodes at once, or read wrongly by an agent of
+// ours, leaves them in service. The cordons wait, and are set once few nodes are still concerned.
+func TestVerdictsDoNotCordonTheFleet(t *testing.T) {
+	k := newKit(t)
+	nodes := k.nodes(20)
+	k.judged(nodes[0], 1, runtimeDrift, 0, true)
+	var batch []events.Record
+	for _, node := range nodes[1:] {
+		batch = append(batch, k.verdict(node, 1, runtimeDrift, 0, true))
+	}
+	k.applied(batch...)
+	if got := k.cordoned(nodes); got != 1 {
+		t.Fatalf("%d of 20 nodes are cordoned, want the one that was alone", got)
+	}
+	k.judged(nodes[1], 2, runtimeDrift, 0, true) // repeated
+	k.personCordons(nodes[1], true)
+	k.personCordons(nodes[1], false) // it passes to no cordon that waits
+	batch = nil
+	for _, node := range nodes[4:] {
+		batch = append(batch, k.verdict(node, 2, 0, runtimeDrift, false))
+	}
+	k.applied(batch[1:]...)
+	if got := k.cordoned(nodes); got != 1 {
+		t.Fatalf("%d nodes are cordoned while five of twenty differ, want one", got)
+	}
+	k.applied(batch[0])
+	// What waited is set with the next verdict on any node.
+	k.judged(k.node(), 1, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, false)
+	for _, node := range nodes[:4] {
+		k.wantCordon(node, byVerdict)
+	}
+	if got := k.cordoned(nodes); got != 4 {
+		t.Errorf("%d nodes are cordoned, want 4", got)
+	}
+}
+
+// TestAWithheldCordonEndsWithItsVerdict: it is not set when its turn comes.
+func TestAWithheldCordonEndsWithItsVerdict(t *testing.T) {
+	k := newKit(t)
+	nodes := k.nodes(3)
+	k.applied(k.verdict(nodes[0], 1, runtimeDrift, 0, true), k.verdict(nodes[1], 1, runtimeDrift, 0, true),
+		k.verdict(nodes[2], 1, runtimeDrift, 0, true))
+	if got := k.cordoned(nodes); got != 0 {
+		t.Fatalf("%d nodes are cordoned, want none", got)
+	}
+	k.judged(nodes[0], 2, 0, runtimeDrift, false)
+	k.wantCordon(nodes[0], "")
+	k.wantCordon(nodes[1], byVerdict)
+	k.wantCordon(nodes[2], byVerdict)
+}
+
+// TestTheShareThatVerdictsCordonIsThePolicys: with brake.fleet_fraction of a half, five of ten are not too many.
+func TestTheShareThatVerdictsCordonIsThePolicys(t *testing.T) {
+	k := newKit(t)
+	set, err := policy.NewSet(map[string]string{policy.BrakeFleetFraction: "0.5"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.set = &set
+	nodes := k.nodes(10)
+	var batch []events.Record
+	for _, node := range nodes[:5] {
+		batch = append(batch, k.verdict(node, 1, runtimeDrift, 0, true))
+	}
+	k.applied(batch...)
+	if got := k.cordoned(nodes); got != 5 {
+		t.Errorf("%d nodes are cordoned, want 5", got)
+	}
+}
