@@ -40,6 +40,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedCommandServiceHandler
 	readmodelv1connect.UnimplementedIncidentServiceHandler
 	readmodelv1connect.UnimplementedFindingServiceHandler
+	readmodelv1connect.UnimplementedNotificationServiceHandler
 	readmodelv1connect.UnimplementedReleaseServiceHandler
 	readmodelv1connect.UnimplementedInstanceServiceHandler
 	readmodelv1connect.UnimplementedAuditServiceHandler
