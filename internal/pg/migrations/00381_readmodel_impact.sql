@@ -15,12 +15,14 @@ CREATE TABLE readmodel.impact (
     correlation_id text        NOT NULL, -- of the verdict; empty: the evidence is not a verdict's
     began_at       timestamptz NOT NULL,
     ended_at       timestamptz,
+    recheck_at     timestamptz, -- when the evidence that it follows from is over, unless it is replaced before
     count          integer     NOT NULL DEFAULT 1, -- how often it began, in one row if it returned soon
     version        bigint      NOT NULL DEFAULT 1
 );
 CREATE UNIQUE INDEX impact_open ON readmodel.impact (workspace_id, layer) WHERE ended_at IS NULL;
 CREATE INDEX impact_open_by_node ON readmodel.impact (node_id) WHERE ended_at IS NULL;
 CREATE INDEX impact_open_by_id ON readmodel.impact (impact_id) WHERE ended_at IS NULL;
+CREATE INDEX impact_to_recheck ON readmodel.impact (recheck_at) WHERE ended_at IS NULL AND recheck_at IS NOT NULL;
 CREATE INDEX impact_by_end ON readmodel.impact (workspace_id, ended_at);
 CREATE INDEX impact_by_workspace ON readmodel.impact (workspace_id, impact_id);
 CREATE INDEX impact_by_tenant ON readmodel.impact (tenant_id, impact_id);

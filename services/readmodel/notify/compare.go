@@ -13,6 +13,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/showable"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/status"
 	"github.com/gpuaas/mesh/services/readmodel/view"
@@ -27,11 +28,14 @@ type kept struct {
 	Reason      string `db:"reason"`
 	IncidentID  string `db:"incident_id"`
 	Ended       bool   `db:"ended"`
+
+	RecheckAt *time.Time `db:"recheck_at"`
 }
 
 var readKept = pg.Define(pg.RoleReadmodel, "notify.read_kept", `
 	SELECT DISTINCT ON (i.workspace_id, i.layer) i.impact_id::text AS impact_id, i.workspace_id::text AS workspace_id,
-		i.layer, i.family, i.reason, coalesce(i.incident_id::text, '') AS incident_id, i.ended_at IS NOT NULL AS ended
+		i.layer, i.family, i.reason, coalesce(i.incident_id::text, '') AS incident_id, i.ended_at IS NOT NULL AS ended,
+		i.recheck_at
 	FROM readmodel.impact i WHERE i.workspace_id = ANY($1::uuid[]) AND coalesce(i.ended_at, 'infinity') > $2
 	ORDER BY i.workspace_id, i.layer, i.ended_at DESC NULLS FIRST, i.impact_id DESC`)
 
@@ -49,6 +53,8 @@ type impact struct {
 	Evidence      []string  `json:"evidence"`
 	CorrelationID string    `json:"correlation_id"`
 	BeganAt       time.Time `json:"began_at"`
+
+	RecheckAt *time.Time `json:"recheck_at"`
 }
 
 // note is the text for one audience.
@@ -121,7 +127,8 @@ func (c *changes) touch(row kept, has bool, now impact, i status.Impact) {
 	event := began
 	switch {
 	case has && !row.Ended && row.Family == now.Family && row.Reason == now.Reason:
-		if now.IncidentID != nil && *now.IncidentID != row.IncidentID {
+		covered := now.IncidentID != nil && *now.IncidentID != row.IncidentID
+		if covered || now.RecheckAt != nil && (row.RecheckAt == nil || !now.RecheckAt.Equal(*row.RecheckAt)) {
 			now.ImpactID = row.ImpactID
 			c.put = append(c.put, now) // people have been notified of it
 		}
@@ -163,9 +170,15 @@ func rowOf(t view.Touched, i status.Impact, now time.Time) impact {
 	if i.Judged != 0 && t.Verdict != nil {
 		out.CorrelationID, out.BeganAt = t.Verdict.GetCorrelationId(), t.Verdict.GetDetectedAt().AsTime()
 		for _, e := range t.Verdict.GetEvidence() {
-			if e.GetReason() == i.Judged {
-				out.Evidence = append(out.Evidence, fmt.Sprintf("%s of %s observed at %s: %s", names.Of(e.GetPart()),
-					names.Of(e.GetSource()), e.GetObservedAt().AsTime().Format(time.RFC3339), e.GetDetail()))
+			if e.GetReason() != i.Judged {
+				continue
+			}
+			out.Evidence = append(out.Evidence, fmt.Sprintf("%s of %s observed at %s: %s", names.Of(e.GetPart()),
+				names.Of(e.GetSource()), e.GetObservedAt().AsTime().Format(time.RFC3339),
+				showable.Tail(showable.Clean([]byte(e.GetDetail())), detailKept)))
+			if t.Verdict.GetReason() != i.Judged && e.GetFreshUntil() != nil {
+				at := e.GetFreshUntil().AsTime().Truncate(time.Microsecond)
+				out.RecheckAt = &at
 			}
 		}
 	}
@@ -181,6 +194,9 @@ func rowOf(t view.Touched, i status.Impact, now time.Time) impact {
 	return out
 }
 
+// detailKept is how much of what a source observed the evidence of an impact has at most.
+const detailKept = 500
+
 func given(id string) *string {
 	if id == "" {
 		return nil
@@ -191,16 +207,17 @@ func given(id string) *string {
 var (
 	putImpacts = pg.Define(pg.RoleReadmodel, "notify.put_impacts", `
 		INSERT INTO readmodel.impact AS i (impact_id, workspace_id, tenant_id, allocation_id, node_id, incident_id, layer,
-			family, reason, evidence, correlation_id, began_at)
+			family, reason, evidence, correlation_id, began_at, recheck_at)
 		SELECT r.impact_id, r.workspace_id, r.tenant_id, r.allocation_id, r.node_id, r.incident_id, r.layer, r.family,
-			r.reason, r.evidence, r.correlation_id, r.began_at
+			r.reason, r.evidence, r.correlation_id, r.began_at, r.recheck_at
 		FROM jsonb_to_recordset($1::jsonb) AS r (impact_id uuid, workspace_id uuid, tenant_id uuid, allocation_id uuid,
 			node_id uuid, incident_id uuid, layer text, family text, reason text, evidence text[], correlation_id text,
-			began_at timestamptz)
+			began_at timestamptz, recheck_at timestamptz)
 		ORDER BY r.impact_id
 		ON CONFLICT (impact_id) DO UPDATE SET allocation_id = EXCLUDED.allocation_id, node_id = EXCLUDED.node_id,
 			incident_id = coalesce(EXCLUDED.incident_id, i.incident_id), family = EXCLUDED.family, reason = EXCLUDED.reason,
-			evidence = EXCLUDED.evidence, correlation_id = EXCLUDED.correlation_id, ended_at = NULL,
+			evidence = EXCLUDED.evidence, correlation_id = EXCLUDED.correlation_id, recheck_at = EXCLUDED.recheck_at,
+			ended_at = NULL,
 			count = i.count + (i.ended_at IS NOT NULL)::integer, version = i.version + 1`)
 	endImpacts = pg.Define(pg.RoleReadmodel, "notify.end_impacts", `
 		UPDATE readmodel.impact i SET ended_at = $2, version = i.version + 1

@@ -95,6 +95,14 @@ var (
 	// takeTurn keeps other replicas from working on the queue until the transaction ends.
 	takeTurn = pg.Define(pg.RoleReadmodel, "notify.take_turn", `
 		SELECT pg_try_advisory_xact_lock($1) FROM set_config('statement_timeout', '10000', true)`)
+	// queueLate queues workspaces of which the evidence of an impact is over, without an event that says so.
+	queueLate = pg.Define(pg.RoleReadmodel, "notify.queue_late", `
+		WITH late AS (
+			UPDATE readmodel.impact i SET recheck_at = NULL WHERE i.ended_at IS NULL AND i.recheck_at < mesh.clock()
+			RETURNING i.workspace_id)
+		INSERT INTO readmodel.impact_due AS d (kind, subject_id)
+		SELECT DISTINCT 'workspace', l.workspace_id FROM late l ORDER BY 2
+		ON CONFLICT (kind, subject_id) DO UPDATE SET ticket = EXCLUDED.ticket`)
 	readDue = pg.Define(pg.RoleReadmodel, "notify.read_due", `
 		SELECT d.kind, d.subject_id::text AS subject_id, d.ticket FROM readmodel.impact_due d
 		ORDER BY d.ticket LIMIT $1`)
@@ -123,6 +131,9 @@ func (n *Notifier) RunOnce(ctx context.Context) (Result, error) {
 		r = Result{}
 		mine, err := pg.Value[bool](ctx, tx, takeTurn, turnLock)
 		if err != nil || !mine {
+			return err
+		}
+		if _, err := pg.Exec(ctx, tx, queueLate); err != nil {
 			return err
 		}
 		due, err := pg.All[subject](ctx, tx, readDue, batch)
