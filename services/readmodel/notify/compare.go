@@ -82,21 +82,21 @@ type changes struct {
 }
 
 // compare returns what differs between the rows of workspaces and how their layers are touched now.
-func (n *Notifier) compare(ctx context.Context, tx pgx.Tx, now time.Time, found []view.Touched) (changes, error) {
+func (n *Notifier) compare(ctx context.Context, tx pgx.Tx, now time.Time, found []view.Touched) (*changes, error) {
 	ids := make([]string, len(found))
 	for i, t := range found {
 		ids[i] = t.Workspace.GetWorkspaceId()
 	}
 	rows, err := pg.All[kept](ctx, tx, readKept, ids, now.Add(-n.deps.Window()))
 	if err != nil {
-		return changes{}, fmt.Errorf("read impacts: %w", err)
+		return nil, fmt.Errorf("read impacts: %w", err)
 	}
 	type layer struct{ workspaceID, name string }
 	known := make(map[layer]kept, len(rows))
 	for _, row := range rows {
 		known[layer{row.WorkspaceID, row.Layer}] = row
 	}
-	c := changes{count: map[string]int{}}
+	c := &changes{count: map[string]int{}}
 	for _, t := range found {
 		for _, i := range t.Touched {
 			at := layer{t.Workspace.GetWorkspaceId(), names.Of(i.Layer)}
@@ -235,7 +235,7 @@ var (
 )
 
 // write writes the changes, in a constant number of statements.
-func (c changes) write(ctx context.Context, tx pgx.Tx, now time.Time, r *Result) error {
+func (c *changes) write(ctx context.Context, tx pgx.Tx, now time.Time, r *Result) error {
 	if len(c.put) > 0 {
 		raw, err := json.Marshal(c.put)
 		if err == nil {

@@ -25,6 +25,7 @@ const (
 	normal    = commonv1.UserState_USER_STATE_NORMAL
 	temporary = commonv1.UserState_USER_STATE_TEMPORARY
 	byPeople  = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
+	started   = readmodelv1.ImpactEvent_IMPACT_EVENT_BEGAN
 )
 
 // Scenario: 100 workspaces of two tenants are on one machine. A drift that touches none of them makes rows for none,
@@ -55,7 +56,7 @@ func TestAVerdictReachesEachWorkspaceThatItTouches(t *testing.T) {
 	got := k.open()
 	if got.GetWorkspaceId() != failing.GetWorkspaceId() || got.GetTenantId() != k.B.ID || got.GetAllocationId() == "" ||
 		got.GetLayer() != readmodelv1.ImpactLayer_IMPACT_LAYER_RUNTIME || got.GetUserState() != temporary ||
-		got.GetOperatorReason() != "workload_crash_loop" || got.GetEvent() != readmodelv1.ImpactEvent_IMPACT_EVENT_BEGAN ||
+		got.GetOperatorReason() != "workload_crash_loop" || got.GetEvent() != started ||
 		!strings.Contains(got.GetText(), "main, 7 restarts") || len(got.GetEvidence()) != 1 || got.GetNodeName() != "rack1" {
 		t.Errorf("%v", got)
 	}
@@ -171,7 +172,7 @@ func TestAnIncidentOfTheFleetTouchesOnlyWhatHasEvidence(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	if found := k.list(list.All(), view.NotificationFilter{IncidentID: second}); len(found) != 1 ||
-		found[0].GetWorkspaceId() != lone.GetWorkspaceId() || found[0].GetEvent() != readmodelv1.ImpactEvent_IMPACT_EVENT_BEGAN {
+		found[0].GetWorkspaceId() != lone.GetWorkspaceId() || found[0].GetEvent() != started {
 		t.Errorf("%v", found)
 	}
 }
@@ -215,7 +216,7 @@ func TestAnImpactEndsOnEvidence(t *testing.T) {
 	k.follow()
 	again := k.open()
 	if again.GetImpactId() != first.GetImpactId() || again.GetCount() != 2 ||
-		again.GetEvent() != readmodelv1.ImpactEvent_IMPACT_EVENT_BEGAN || again.GetBeganAt().AsTime() != first.GetBeganAt().AsTime() {
+		again.GetEvent() != started || again.GetBeganAt().AsTime() != first.GetBeganAt().AsTime() {
 		t.Errorf("it returned soon: %v", again)
 	}
 	k.report(w, true)

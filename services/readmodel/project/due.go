@@ -16,7 +16,8 @@ import (
 const (
 	dueNode      = "node"
 	dueWorkspace = "workspace"
-	// dueTagged stands for a node that an incident names. It is stored as a node, if the node has an impact or may get one.
+	// dueTagged stands for a node that an incident names. It is stored as a node, if the node has an impact or may get
+	// one.
 	dueTagged = "tagged"
 )
 

@@ -30,8 +30,8 @@ type Impacts struct {
 }
 
 // Keeps reports whether an impact on a layer that began with a reason has not ended, although the evidence does not
-// show it any more: missing evidence shows no health. What follows from a verdict about the node ends with that verdict,
-// unless one about the control plane hides it.
+// show it any more: missing evidence shows no health. What follows from a verdict about the node ends with that
+// verdict, unless one about the control plane hides it.
 func (i Impacts) Keeps(layer readmodelv1.ImpactLayer, reason string) bool {
 	return layer == readmodelv1.ImpactLayer_IMPACT_LAYER_RUNTIME && i.silent &&
 		(i.masked || reason == ReasonCrashLoop || reason == ReasonWorkloadStopped)
