@@ -21,8 +21,9 @@ const (
 	// reads before it leaves the others of the batch to the next round.
 	batch  = 64
 	enough = 1000
-	// poll is how often a replica looks for what another one has queued and not worked on.
-	poll = 5 * time.Second
+	// poll is how often a replica looks for what another one has queued and not worked on, and for evidence that is
+	// over without an event.
+	poll = 30 * time.Second
 )
 
 // Deps of a notifier.
