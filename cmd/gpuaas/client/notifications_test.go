@@ -30,8 +30,12 @@ func TestNotifications(t *testing.T) {
 	f := mesh(t)
 	always(f, "ListNotifications", &readmodelv1.ListNotificationsResponse{Items: notifications()})
 	for line, want := range map[string][]string{
-		"notifications list":                                   {"acme/demo2", "operator_action_required", "began", "ended", "What disturbed it is over."},
-		"notifications list -o wide":                           {"node-1", "node_disk_full", "3 bytes are left", claimID, allocID, taskID},
+		"notifications list": {
+			"acme/demo2", "operator_action_required", "began", "ended", "What disturbed it is over.",
+		},
+		"notifications list -o wide": {
+			"node-1", "node_disk_full", "3 bytes are left", claimID, allocID, taskID,
+		},
 		"notifications list -o name":                           {taskID, runID},
 		"notifications list -o json --jq .items[0].user_state": {"operator_action_required"},
 	} {
@@ -58,6 +62,6 @@ func TestNotifications(t *testing.T) {
 		last.GetIncidentId() != claimID {
 		t.Errorf("%v", last)
 	}
-	refuse(f, "ListNotifications", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator"))
+	refuse(f, "ListNotifications", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "not for you"))
 	call(t, "notifications", "list", "--incident", claimID).wants(t, 4)
 }
