@@ -88,24 +88,25 @@ type Config struct {
 
 // Client is a person's connection.
 type Client struct {
-	Query       readmodelv1connect.QueryServiceClient
-	Command     readmodelv1connect.CommandServiceClient
-	Incidents   readmodelv1connect.IncidentServiceClient
-	Findings    readmodelv1connect.FindingServiceClient
-	Audit       readmodelv1connect.AuditServiceClient
-	Escalate    readmodelv1connect.EscalationServiceClient
-	People      readmodelv1connect.PeopleServiceClient
-	Release     readmodelv1connect.ReleaseServiceClient
-	Rollback    readmodelv1connect.RollbackServiceClient
-	HostFacts   readmodelv1connect.HostFactsServiceClient
-	Keys        readmodelv1connect.KeyServiceClient
-	Tokens      readmodelv1connect.TokenServiceClient
-	Trust       readmodelv1connect.TrustServiceClient
-	Instances   readmodelv1connect.InstanceServiceClient
-	Retention   readmodelv1connect.RetentionServiceClient
-	Projections readmodelv1connect.ProjectionServiceClient
-	Events      readmodelv1connect.EventServiceClient
-	Diagnostics readmodelv1connect.DiagnosticsServiceClient
+	Query         readmodelv1connect.QueryServiceClient
+	Command       readmodelv1connect.CommandServiceClient
+	Incidents     readmodelv1connect.IncidentServiceClient
+	Notifications readmodelv1connect.NotificationServiceClient
+	Findings      readmodelv1connect.FindingServiceClient
+	Audit         readmodelv1connect.AuditServiceClient
+	Escalate      readmodelv1connect.EscalationServiceClient
+	People        readmodelv1connect.PeopleServiceClient
+	Release       readmodelv1connect.ReleaseServiceClient
+	Rollback      readmodelv1connect.RollbackServiceClient
+	HostFacts     readmodelv1connect.HostFactsServiceClient
+	Keys          readmodelv1connect.KeyServiceClient
+	Tokens        readmodelv1connect.TokenServiceClient
+	Trust         readmodelv1connect.TrustServiceClient
+	Instances     readmodelv1connect.InstanceServiceClient
+	Retention     readmodelv1connect.RetentionServiceClient
+	Projections   readmodelv1connect.ProjectionServiceClient
+	Events        readmodelv1connect.EventServiceClient
+	Diagnostics   readmodelv1connect.DiagnosticsServiceClient
 
 	http *http.Client
 }
@@ -128,25 +129,26 @@ func Dial(cfg Config) (*Client, error) {
 	options = append(options, connect.WithInterceptors(bearer(cfg.Token)))
 	base := "https://" + cfg.Server
 	return &Client{
-		Query:       readmodelv1connect.NewQueryServiceClient(hc, base, options...),
-		Command:     readmodelv1connect.NewCommandServiceClient(hc, base, options...),
-		Incidents:   readmodelv1connect.NewIncidentServiceClient(hc, base, options...),
-		Findings:    readmodelv1connect.NewFindingServiceClient(hc, base, options...),
-		Audit:       readmodelv1connect.NewAuditServiceClient(hc, base, options...),
-		Escalate:    readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
-		People:      readmodelv1connect.NewPeopleServiceClient(hc, base, options...),
-		Release:     readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
-		Rollback:    readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
-		HostFacts:   readmodelv1connect.NewHostFactsServiceClient(hc, base, options...),
-		Keys:        readmodelv1connect.NewKeyServiceClient(hc, base, options...),
-		Tokens:      readmodelv1connect.NewTokenServiceClient(hc, base, options...),
-		Trust:       readmodelv1connect.NewTrustServiceClient(hc, base, options...),
-		Instances:   readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
-		Retention:   readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
-		Projections: readmodelv1connect.NewProjectionServiceClient(hc, base, options...),
-		Events:      readmodelv1connect.NewEventServiceClient(hc, base, options...),
-		Diagnostics: readmodelv1connect.NewDiagnosticsServiceClient(hc, base, options...),
-		http:        hc,
+		Query:         readmodelv1connect.NewQueryServiceClient(hc, base, options...),
+		Command:       readmodelv1connect.NewCommandServiceClient(hc, base, options...),
+		Incidents:     readmodelv1connect.NewIncidentServiceClient(hc, base, options...),
+		Notifications: readmodelv1connect.NewNotificationServiceClient(hc, base, options...),
+		Findings:      readmodelv1connect.NewFindingServiceClient(hc, base, options...),
+		Audit:         readmodelv1connect.NewAuditServiceClient(hc, base, options...),
+		Escalate:      readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
+		People:        readmodelv1connect.NewPeopleServiceClient(hc, base, options...),
+		Release:       readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
+		Rollback:      readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
+		HostFacts:     readmodelv1connect.NewHostFactsServiceClient(hc, base, options...),
+		Keys:          readmodelv1connect.NewKeyServiceClient(hc, base, options...),
+		Tokens:        readmodelv1connect.NewTokenServiceClient(hc, base, options...),
+		Trust:         readmodelv1connect.NewTrustServiceClient(hc, base, options...),
+		Instances:     readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
+		Retention:     readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
+		Projections:   readmodelv1connect.NewProjectionServiceClient(hc, base, options...),
+		Events:        readmodelv1connect.NewEventServiceClient(hc, base, options...),
+		Diagnostics:   readmodelv1connect.NewDiagnosticsServiceClient(hc, base, options...),
+		http:          hc,
 	}, nil
 }
 

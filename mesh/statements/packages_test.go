@@ -56,6 +56,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/meshstatus"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/people"
 	_ "github.com/gpuaas/mesh/services/readmodel/lookup"
+	_ "github.com/gpuaas/mesh/services/readmodel/notify"
 	_ "github.com/gpuaas/mesh/services/readmodel/project"
 	_ "github.com/gpuaas/mesh/services/readmodel/view"
 	_ "github.com/gpuaas/mesh/services/readmodel/watch"

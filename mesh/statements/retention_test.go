@@ -43,6 +43,7 @@ var kept = map[string]string{
 	"readmodel.audit_head":        "one row",
 	"readmodel.audit_window":      "is taken away when its window is over",
 	"readmodel.brake":             "one row a brake",
+	"readmodel.impact_due":        "one row a node or workspace, which is taken away when it was worked on",
 	"readmodel.tenant":            "one row a tenant, which stands",
 	"readmodel.workspace_count":   "one row a tenant, which stands",
 	"readmodel.person":            "is taken away thirty days after its end",

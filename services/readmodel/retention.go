@@ -21,6 +21,7 @@ var terms = []retention.Table{
 	{Name: "verdict_periods", Key: policy.RetentionRecoveriesSeconds, Table: "verdict_period", ID: "period_id"},
 	{Name: "recoveries", Key: policy.RetentionRecoveriesSeconds, Table: "recovery_record", ID: "record_id"},
 	{Name: "incidents", Key: policy.RetentionRecoveriesSeconds, Table: "incident", ID: "incident_id"},
+	{Name: "impacts", Key: policy.RetentionRecoveriesSeconds, Table: "impact", ID: "impact_id"},
 	{Name: "audit", Key: policy.RetentionAuditSeconds},
 	{Name: "events", Key: policy.RetentionEventsSeconds, Schema: "events"},
 }

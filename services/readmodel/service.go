@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/meshstatus"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
+	"github.com/gpuaas/mesh/services/readmodel/notify"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
@@ -106,6 +107,13 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	notifier, err := notify.New(notify.Deps{
+		Logger: b.Logger, DB: b.DB, Reader: reader, Queued: s.projector.Queued, Registerer: metrics,
+		Window: func() time.Duration { return b.Policy.Current().AuditDedupeWindow() },
+	})
+	if err != nil {
+		return err
+	}
 	s.sessions = people.NewSessions(b.DB)
 	s.refusals = gateway.NewRefusals(b.Audit, reader)
 	reads := caller.Reads{Reader: reader, Projector: s.projector}
@@ -138,6 +146,7 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "audit-log", Run: audit.Run},
 		app.Task{Name: "projection-lag", Run: s.projector.Measure},
 		app.Task{Name: "watches", Run: hub.Run},
+		app.Task{Name: "notifications", Run: notifier.Run},
 		app.Task{Name: "background", Run: sweeps.Run},
 		app.Task{Name: "person-sessions", Run: func(ctx context.Context) error {
 			return app.Every(ctx, b.Logger, "person-sessions", time.Hour, s.sessions.Sweep)
@@ -251,6 +260,8 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 	return errors.Join(
 		mount(readmodelv1connect.NewFindingServiceHandler(forward.NewFindings(reads, c.owners), opts...)),
 		mount(readmodelv1connect.NewIncidentServiceHandler(forward.NewIncidents(reads, c.owners), opts...)),
+		mount(readmodelv1connect.NewNotificationServiceHandler(
+			gateway.NewNotifications(reads, b.DB, b.Logger), opts...)),
 		mount(readmodelv1connect.NewHostFactsServiceHandler(
 			forward.NewHostFacts(forward.NewCommand(reads, c.owners)), opts...)),
 		mount(readmodelv1connect.NewRollbackServiceHandler(forward.NewRollbacks(c.owners), opts...)),

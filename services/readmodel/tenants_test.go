@@ -124,6 +124,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 		audit.Entry{Action: "node.hold", Reason: hiddenReason + " " + hiddenText, NodeID: x.NodeID})
 	k.settle()
 	k.untilAudited(3)
+	k.notified()
 	return []string{
 		x.NodeID, hiddenNode, hiddenReason, strings.ToUpper(hiddenReason), hiddenCode, strings.ToUpper(hiddenCode),
 		hiddenText, hiddenRef, hiddenOwner, hiddenPath, "3 bytes are left", k.Replica, x.SessionID,
@@ -203,6 +204,10 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		"IncidentService/ListIncidents": generic, "IncidentService/GetIncident": generic,
 		"IncidentService/ListRecoveries": {nil, &readmodelv1.ListRecoveriesRequest{Workspace: ws}},
 		"IncidentService/GetBrake":       generic, "IncidentService/ReleaseBrake": generic,
+		"NotificationService/ListNotifications": {
+			&readmodelv1.ListNotificationsRequest{}, &readmodelv1.ListNotificationsRequest{Workspace: ws},
+			&readmodelv1.ListNotificationsRequest{IncidentId: x.RunID},
+		},
 		"AuditService/ListAudit": {
 			nil, &readmodelv1.ListAuditRequest{Workspace: ws}, &readmodelv1.ListAuditRequest{Node: x.NodeID},
 			&readmodelv1.ListAuditRequest{Action: "node."},
@@ -307,6 +312,10 @@ func TestTenantsSeeNoMachines(t *testing.T) {
 		if service, _, _ := strings.Cut(name, "/"); ofMachines[service] && !strings.Contains(body, hiddenNode) {
 			t.Errorf("%s does not name the node to an operator: %s", name, body)
 		}
+		if name == "NotificationService/ListNotifications" && (!strings.Contains(body, hiddenReason) ||
+			!strings.Contains(body, hiddenNode)) {
+			t.Errorf("%s tells an operator neither reason nor node: %s", name, body)
+		}
 		for _, marker := range markers {
 			found[marker] = found[marker] || strings.Contains(body, marker)
 		}
@@ -323,6 +332,9 @@ func TestTenantsSeeNoMachines(t *testing.T) {
 		} {
 			k.toldByOwners(k.A, refusal)
 			for name, body := range k.answers(token, k.A) {
+				if name == "NotificationService/ListNotifications" && !strings.Contains(body, k.A.WorkspaceID) {
+					t.Errorf("%s tells %v nothing: %s", name, roles, body)
+				}
 				for _, marker := range append(slices.Clone(markers), "node_not_connected", "NODE_NOT_CONNECTED") {
 					if at := strings.Index(body, marker); at >= 0 {
 						t.Errorf("%s tells %v %q: %s", name, roles, marker, body[max(0, at-200):min(len(body), at+100)])

@@ -53,6 +53,7 @@ func Commands(p *kit.Program) []*cobra.Command {
 		workspaces.Command(p), inventory.InstancesCommand(p), inventory.ClaimsCommand(p), inventory.AllocationsCommand(p),
 		records.FindingsCommand(p), nodes.TasksCommand(p), records.AuditCommand(p), records.EventsCommand(p),
 		controlplane.PolicyCommand(p), controlplane.ExplainCommand(p), records.IncidentsCommand(p), records.BrakeCommand(p),
+		records.NotificationsCommand(p),
 		controlplane.RollbackCommand(p), controlplane.KeysCommand(p), controlplane.CACommand(p), tokens.Command(p),
 		controlplane.RetentionCommand(p),
 		controlplane.ProjectionsCommand(p), controlplane.ConfigCommand(p),

@@ -40,6 +40,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedCommandServiceHandler
 	readmodelv1connect.UnimplementedIncidentServiceHandler
 	readmodelv1connect.UnimplementedFindingServiceHandler
+	readmodelv1connect.UnimplementedNotificationServiceHandler
 	readmodelv1connect.UnimplementedReleaseServiceHandler
 	readmodelv1connect.UnimplementedInstanceServiceHandler
 	readmodelv1connect.UnimplementedAuditServiceHandler
@@ -202,6 +203,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewCommandServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewIncidentServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewFindingServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewNotificationServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewReleaseServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewInstanceServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewAuditServiceHandler(f, options...) },

@@ -105,6 +105,8 @@ func hideTexts(m proto.Message) {
 		hideEntry(m)
 	case *recoveryv1.PolicyKey:
 		m.Reason = ""
+	case *readmodelv1.Notification:
+		m.OperatorReason, m.IncidentId, m.Evidence, m.CorrelationId = "", "", nil, ""
 	}
 }
 

@@ -52,7 +52,10 @@ func Kinds() []string {
 }
 
 // applier applies events to one set of tables.
-type applier struct{ sql statements }
+type applier struct {
+	sql    statements
+	queues bool // what may be touched is queued for the notifier
+}
 
 // row is one row that an event writes to a table, its values in the order of columnsOf. The last value is a *content.
 type row struct {

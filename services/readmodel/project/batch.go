@@ -43,6 +43,9 @@ func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Recor
 	if err := b.flush(ctx, tx); err != nil {
 		return err
 	}
+	if err := a.queue(ctx, tx, records); err != nil {
+		return err
+	}
 	return events.Later(failpoint.Hit("readmodel.project.before_commit"))
 }
 

@@ -37,6 +37,7 @@ type Projector struct {
 	consumer *events.Consumer
 	applier  applier
 	advanced events.Signal
+	queued   events.Signal
 	metrics  metrics
 }
 
@@ -48,7 +49,8 @@ type metrics struct {
 
 // New returns a projector. It does not access the database.
 func New(deps Deps) (*Projector, error) {
-	p := &Projector{db: deps.DB, logger: deps.Logger, applier: applier{sql: newStatements("")}, metrics: metrics{
+	live := applier{sql: newStatements(""), queues: true}
+	p := &Projector{db: deps.DB, logger: deps.Logger, applier: live, metrics: metrics{
 		applied: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "projection_events_total",
 			Help: "Events that took effect in the projections.",
@@ -88,6 +90,9 @@ func New(deps Deps) (*Projector, error) {
 		Committed: func(records []events.Record) {
 			p.metrics.applied.Add(float64(len(records)))
 			p.advanced.Notify()
+			if dueOf(records).any() {
+				p.queued.Notify()
+			}
 		},
 		Parked:   func(events.Record, error) { p.metrics.parked.Inc() },
 		Together: p.applier.applyAll,
@@ -130,6 +135,9 @@ func (p *Projector) Drain(ctx context.Context) error {
 
 // Advanced returns a channel that fires after this process has committed projected events.
 func (p *Projector) Advanced() <-chan struct{} { return p.advanced.C() }
+
+// Queued returns a channel that fires after this process has queued nodes or workspaces that may be touched.
+func (p *Projector) Queued() <-chan struct{} { return p.queued.C() }
 
 // WaitFor waits until a command's position token is projected, at most two seconds. A token of another form is fault
 // invalid_argument; a position that was not reached in time is fault position_not_reached.

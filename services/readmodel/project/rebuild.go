@@ -114,6 +114,7 @@ func (p *Projector) Rebuild(ctx context.Context, owners ...Owner) (Report, error
 		return Report{}, fmt.Errorf("rebuild projections: %w", err)
 	}
 	p.advanced.Notify()
+	p.queued.Notify()
 	return report, nil
 }
 
@@ -140,10 +141,10 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 	err = pg.InTx(ctx, p.db, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		if !cut {
-			if report, err = p.replay(ctx, tx, p.applier, true, true); err != nil {
+			if report, err = p.replay(ctx, tx, applier{sql: newStatements("")}, true, true); err != nil {
 				return err
 			}
-			if err := recountWorkspaces(ctx, tx); err != nil {
+			if err := afterRebuild(ctx, tx); err != nil {
 				return err
 			}
 			return stillUncut(ctx, tx)
@@ -157,7 +158,7 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 		if err := merge(ctx, tx); err != nil {
 			return err
 		}
-		return recountWorkspaces(ctx, tx)
+		return afterRebuild(ctx, tx)
 	})
 	report.Cut, report.Announced, report.Took = cut, announced.rows, time.Since(began)
 	return report, err
@@ -165,13 +166,13 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 
 var recount = pg.Define(pg.RoleReadmodel, "project.recount_workspaces", `SELECT readmodel.recount_workspaces()`)
 
-// recountWorkspaces recomputes the counts of workspaces and live runs. The transaction has locked the cursor, so
-// nothing else changes what is counted.
-func recountWorkspaces(ctx context.Context, tx pgx.Tx) error {
+// afterRebuild recomputes the counts of workspaces and live runs, and queues what may be touched otherwise now. The
+// transaction has locked the cursor, so nothing else changes what is counted.
+func afterRebuild(ctx context.Context, tx pgx.Tx) error {
 	if _, err := pg.Exec(ctx, tx, recount); err != nil {
 		return fmt.Errorf("count workspaces anew: %w", err)
 	}
-	return nil
+	return queueEverything(ctx, tx)
 }
 
 // stillUncut returns an error if a cut that was under way when the rebuild began has deleted events that the rebuild

@@ -149,6 +149,18 @@ func (r *Reader) Workspaces(
 func (b *bodies) page(
 	ctx context.Context, db pg.Querier, scope list.Scope, now time.Time, f WorkspaceFilter, page list.Page,
 ) ([]*readmodelv1.Workspace, string, error) {
+	rows, parts, next, err := b.rows(ctx, db, scope, now, f, page)
+	var items []*readmodelv1.Workspace
+	for i := range rows {
+		items = append(items, list.Shown(scope, readWorkspace(&rows[i], &parts[i])))
+	}
+	return items, next, err
+}
+
+// rows is page without making the workspaces of the rows.
+func (b *bodies) rows(
+	ctx context.Context, db pg.Querier, scope list.Scope, now time.Time, f WorkspaceFilter, page list.Page,
+) ([]workspaceRow, []workspaceParts, string, error) {
 	l := list.Request{
 		Layout: &workspaceLayout, Statement: listWorkspaces,
 		Args: []any{zeronull.Timestamptz(now), BeatFresh, scope.Arg()},
@@ -158,7 +170,7 @@ func (b *bodies) page(
 		return pg.All[workspaceRow](ctx, db, statement, args...)
 	})
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	parts := make([]workspaceParts, len(rows))
 	var missing missingBodies
@@ -167,14 +179,10 @@ func (b *bodies) page(
 	}
 	if missing.n > 0 {
 		if err := b.load(ctx, db, &missing); err != nil {
-			return nil, "", fmt.Errorf("list workspaces: %w", err)
+			return nil, nil, "", fmt.Errorf("list workspaces: %w", err)
 		}
 	}
-	var items []*readmodelv1.Workspace
-	for i := range rows {
-		items = append(items, list.Shown(scope, readWorkspace(&rows[i], &parts[i])))
-	}
-	return items, next, nil
+	return rows, parts, next, nil
 }
 
 // narrow adds the conditions of a filter to the request.
@@ -208,9 +216,9 @@ func ofReasons(reason string, evidence ...string) *recoveryv1.NodeVerdict {
 	return v
 }
 
-// readWorkspace returns a new message whose parts are shared with other requests.
-func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Workspace {
-	w, r := parts.workspace, parts.run
+// describe returns the facts that a workspace is described from, and its layers.
+func describe(row *workspaceRow, parts *workspaceParts) (status.WorkspaceFacts, status.Layers) {
+	w := parts.workspace
 	f := status.WorkspaceFacts{Workspace: w, Stalled: row.Stalled, HasStalled: row.HasStalled}
 	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 		w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
@@ -243,6 +251,13 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Worksp
 			f.Workloads = status.DescribeWorkloads(w, parts.seen)
 		}
 	}
+	return f, layers
+}
+
+// readWorkspace returns a new message whose parts are shared with other requests.
+func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Workspace {
+	w, r := parts.workspace, parts.run
+	f, layers := describe(row, parts)
 	out := &readmodelv1.Workspace{
 		WorkspaceId: w.GetWorkspaceId(), Name: w.GetName(), Tenant: w.GetTenant(), TenantId: w.GetTenantId(),
 		State: w.GetState(), UserState: status.DescribeWorkspace(f), Epoch: w.GetEpoch(), LastError: w.GetLastError(),

@@ -32,14 +32,18 @@ func (i *Incidents) ListIncidents(ctx context.Context,
 	return &readmodelv1.ListIncidentsResponse{Items: items, NextPageToken: next}, err
 }
 
-// GetIncident returns one incident with the recoveries that it refers to.
+// GetIncident returns one incident with the recoveries that it refers to, and how many workspaces are touched by
+// evidence of their own while it covers their nodes.
 func (i *Incidents) GetIncident(ctx context.Context,
 	req *readmodelv1.GetIncidentRequest,
 ) (*readmodelv1.GetIncidentResponse, error) {
 	out := &readmodelv1.GetIncidentResponse{}
 	err := i.reads.Read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
-		out.Incident, out.Recoveries, err = s.Incident(ctx, req.GetIncidentId())
+		if out.Incident, out.Recoveries, err = s.Incident(ctx, req.GetIncidentId()); err != nil {
+			return err
+		}
+		out.WorkspacesTouched, err = s.WorkspacesTouched(ctx, req.GetIncidentId())
 		return err
 	})
 	return out, err
