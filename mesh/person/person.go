@@ -100,6 +100,7 @@ type Client struct {
 	HostFacts   readmodelv1connect.HostFactsServiceClient
 	Keys        readmodelv1connect.KeyServiceClient
 	Tokens      readmodelv1connect.TokenServiceClient
+	Actions     readmodelv1connect.ActionServiceClient
 	Trust       readmodelv1connect.TrustServiceClient
 	Instances   readmodelv1connect.InstanceServiceClient
 	Retention   readmodelv1connect.RetentionServiceClient
@@ -140,6 +141,7 @@ func Dial(cfg Config) (*Client, error) {
 		HostFacts:   readmodelv1connect.NewHostFactsServiceClient(hc, base, options...),
 		Keys:        readmodelv1connect.NewKeyServiceClient(hc, base, options...),
 		Tokens:      readmodelv1connect.NewTokenServiceClient(hc, base, options...),
+		Actions:     readmodelv1connect.NewActionServiceClient(hc, base, options...),
 		Trust:       readmodelv1connect.NewTrustServiceClient(hc, base, options...),
 		Instances:   readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
 		Retention:   readmodelv1connect.NewRetentionServiceClient(hc, base, options...),

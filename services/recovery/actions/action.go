@@ -135,6 +135,9 @@ type Action struct {
 // Kind returns what is done.
 func (a *Action) Kind() Kind { return a.kind }
 
+// Reason returns the reason for which it is done; unspecified: none was concluded.
+func (a *Action) Reason() commonv1.DriftReason { return a.reason }
+
 // Correlation returns the id of all that follows from the first rejection.
 func (a *Action) Correlation() string { return a.CorrelationID }
 

@@ -48,7 +48,16 @@ type Beginning struct {
 // Open locks the open actions of nodes. An empty id is the control plane's. The rows are the last that a transaction
 // locks.
 func Open(ctx context.Context, tx pgx.Tx, nodeIDs ...string) (*Book, error) {
-	b := &Book{open: map[place]*Action{}, unread: map[place]bool{}}
+	now, err := pg.Value[time.Time](ctx, tx, readClock)
+	if err != nil {
+		return nil, fmt.Errorf("read clock: %w", err)
+	}
+	return OpenAt(ctx, tx, now, nodeIDs...)
+}
+
+// OpenAt is Open for a transaction that has read the database's time.
+func OpenAt(ctx context.Context, tx pgx.Tx, now time.Time, nodeIDs ...string) (*Book, error) {
+	b := &Book{now: now, open: map[place]*Action{}, unread: map[place]bool{}}
 	of := make([]string, len(nodeIDs))
 	for i, id := range nodeIDs {
 		of[i] = cmp.Or(id, ControlPlane)
@@ -56,9 +65,6 @@ func Open(ctx context.Context, tx pgx.Tx, nodeIDs ...string) (*Book, error) {
 	rows, err := pg.All[row](ctx, tx, lockOpen, of)
 	if err != nil {
 		return nil, fmt.Errorf("lock recovery actions: %w", err)
-	}
-	if b.now, err = pg.Value[time.Time](ctx, tx, readClock); err != nil {
-		return nil, fmt.Errorf("read clock: %w", err)
 	}
 	for _, r := range rows {
 		at := place{r.NodeID, r.Kind}
@@ -92,10 +98,16 @@ func (b *Book) Of(nodeID string, kind Kind) *Action {
 	return nil
 }
 
+// kinds are all that this build knows, in their order.
+var kinds = names.All[Kind]()
+
 // OfNode returns the open actions of a node, in the order of their kinds.
 func (b *Book) OfNode(nodeID string) []*Action {
+	if len(b.open) == 0 {
+		return nil
+	}
 	var out []*Action
-	for _, kind := range names.All[Kind]() {
+	for _, kind := range kinds {
 		if a := b.Of(nodeID, kind); a != nil {
 			out = append(out, a)
 		}
@@ -112,7 +124,7 @@ func (b *Book) Begin(from Beginning) *Action {
 	if a := b.Of(nodeID, from.Kind); a != nil {
 		a.Rejected(from.RejectedAt)
 		if a.reason == 0 && from.Reason != 0 {
-			a.reason, a.Reason, a.changed = from.Reason, names.Of(from.Reason), true
+			a.reason, a.row.Reason, a.changed = from.Reason, names.Of(from.Reason), true
 		}
 		if a.AgentCorrelationID == "" && from.AgentCorrelationID != "" && from.AgentCorrelationID != a.CorrelationID {
 			a.AgentCorrelationID, a.changed = from.AgentCorrelationID, true
@@ -152,7 +164,7 @@ func (b *Book) replace(a *Action, by string) {
 			a.FirstRejectedAt = old.FirstRejectedAt
 		}
 		if a.reason == 0 {
-			a.reason, a.Reason = old.reason, old.Reason
+			a.reason, a.row.Reason = old.reason, old.row.Reason
 		}
 	}
 }

@@ -66,7 +66,7 @@ func columnsOf(list []*Action) []any {
 		text(func(a *Action) string { return a.NodeID }),
 		text(func(a *Action) string { return a.row.Kind }),
 		text(func(a *Action) string { return a.State }),
-		text(func(a *Action) string { return a.Reason }),
+		text(func(a *Action) string { return a.row.Reason }),
 		text(func(a *Action) string { return a.Requester }),
 		text(func(a *Action) string { return a.CorrelationID }),
 		text(func(a *Action) string { return a.AgentCorrelationID }),

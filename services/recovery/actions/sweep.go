@@ -38,7 +38,7 @@ func sweepOnce(ctx context.Context, tx pgx.Tx) (int, error) {
 	if err != nil || len(rows) == 0 {
 		return 0, err
 	}
-	b := &Book{open: make(map[place]*Action, len(rows))}
+	b := &Book{open: map[place]*Action{}}
 	for _, r := range rows {
 		a := &Action{row: r}
 		outcome := "it did not come to its end in its time"

@@ -26,23 +26,23 @@ func Begin(ctx context.Context, tx pgx.Tx, from Beginning) (string, error) {
 	return a.CorrelationID, b.Save(ctx, tx)
 }
 
-// Attempt notes an attempt of the open action of a node and a kind and what came of it, in words; effect: it had the
-// effect of the action. It does nothing if no such action is open.
-func Attempt(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, outcome string, effect bool) error {
+// Attempt notes an attempt of the open action of a node and a kind and what came of it, in words, and returns its
+// correlation id; effect: it had the effect of the action. It does nothing if no such action is open.
+func Attempt(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, outcome string, effect bool) (string, error) {
 	b, err := Open(ctx, tx, nodeID)
 	if err != nil {
-		return err
+		return "", err
 	}
 	a := b.Of(nodeID, kind)
 	switch {
 	case a == nil:
-		return nil
+		return "", nil
 	case effect:
 		a.TakeEffect(b.now, outcome)
 	default:
 		a.Attempt(outcome)
 	}
-	return b.Save(ctx, tx)
+	return a.CorrelationID, b.Save(ctx, tx)
 }
 
 // Over ends the open action of a node and a kind as succeeded: its reason has ended. It does nothing if no such action
