@@ -18,7 +18,8 @@ var without = []string{
 	"lifecycle.unaccounted_instance", "lifecycle.woken_instance", "readmodel.finding", "readmodel.observation",
 	"readmodel.recovery_record", "readmodel.verdict", "readmodel.verdict_period", "recovery.class_sighting",
 	"lifecycle.task_backlog", "lifecycle.verdict_cordon", "recovery.watch_emptied",
-	"recovery.host_record", "recovery.instance", "recovery.recovery_record", "recovery.suspect", "recovery.verdict",
+	"recovery.host_record", "recovery.instance", "recovery.recovery_action", "recovery.recovery_record",
+	"recovery.suspect", "recovery.verdict",
 	"recovery.verdict_period", "recovery.watch_run",
 	"recovery.workspace_epoch",
 }
