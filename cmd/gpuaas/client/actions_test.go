@@ -30,7 +30,7 @@ func TestRecoveryActions(t *testing.T) {
 	f := mesh(t)
 	always(f, "ListActions", &readmodelv1.ListActionsResponse{Items: recoveryActions()})
 	always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: node()})
-	got := call(t, "nodes", "actions", "node-1", "--state", "open", "-o", "wide").wants(t, 0)
+	got := call(t, "nodes", "actions", nodeID, "--state", "open", "-o", "wide").wants(t, 0)
 	for _, want := range []string{
 		"re_enrolment", "open", "cert_expired", "certificate 0a was issued", "auto_recovery", "c-1", "5s", "control plane",
 		"orbit (of a newer version)",
