@@ -121,8 +121,8 @@ func stamp(t *time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(*t)
 }
 
-// Action is an action that a transaction has locked, or begins. Its methods change it in memory; Save of its Book writes
-// it.
+// Action is an action that a transaction has locked, or begins. Its methods change it in memory; Save of its Book
+// writes it.
 type Action struct {
 	row
 	kind    Kind

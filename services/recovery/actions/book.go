@@ -25,7 +25,7 @@ type Book struct {
 	now    time.Time
 	all    []*Action
 	open   map[place]*Action // the last one of each place
-	unread map[place]bool // open ones of a newer build
+	unread map[place]bool    // open ones of a newer build
 }
 
 // place is where at most one action is open.

@@ -44,7 +44,6 @@ var (
 		FROM recovery.recovery_action a LEFT JOIN recovery.identity i USING (node_id)
 		WHERE a.node_id = $3::uuid AND a.action_id < $1::uuid AND ($4 = '' OR a.state = $4)
 		ORDER BY a.action_id DESC LIMIT $2`)
-
 )
 
 // Server implements ActionService. Safe for concurrent use.

@@ -79,9 +79,9 @@ func actionsCommand(p *kit.Program) *cobra.Command {
 	var state string
 	cmd := &cobra.Command{
 		Use: "actions [NODE]", Short: "List recovery actions, the newest first: what was done to have nodes healthy again",
-		Long: "List recovery actions of a node, or of all nodes and the control plane. Each is one recovery from the first\n" +
-			"rejection to the healthy verdict, under one correlation id, which events, audit entries and logs of it have too. It is\n" +
-			"open, succeeded, failed (it did not come to its end in its time) or superseded (a person's decision or another\n" +
+		Long: "List recovery actions of a node, or of all nodes and the control plane. Each is one recovery from the\n" +
+			"first rejection to the healthy verdict, under one correlation id, which its events have too. It is open,\n" +
+			"succeeded, failed (it did not come to its end in its time) or superseded (a person's decision or another\n" +
 			"action took its place). EFFECT AFTER and ENDED AFTER are counted from the first rejection, or where nothing was\n" +
 			"refused from its begin.",
 		Example: "  gpuaas nodes actions node-1\n  gpuaas nodes actions --state open\n" +

@@ -7,7 +7,8 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 )
 
-// RecoveryActions serves ActionService. Every answer comes from recovery, which owns the actions; readmodel keeps no copy.
+// RecoveryActions serves ActionService. Every answer comes from recovery, which owns the actions; readmodel keeps no
+// copy.
 type RecoveryActions struct{ owners Owners }
 
 // NewRecoveryActions returns the server.
