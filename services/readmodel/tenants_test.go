@@ -221,7 +221,7 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 			Profile: "default", Until: timestamppb.New(time.Now().Add(time.Hour)), Reason: "because",
 		}},
 		"ActionService/ListActions": {nil, &readmodelv1.ListActionsRequest{NodeId: x.NodeID}},
-		"TrustService/GetTrust": generic, "TrustService/RunPreflight": generic,
+		"TrustService/GetTrust":     generic, "TrustService/RunPreflight": generic,
 		"HostFactsService/AcceptHostFacts": {&readmodelv1.AcceptHostFactsRequest{Node: x.NodeID, Reason: "because"}},
 		"DiagnosticsService/MergeDiagnostics": {&readmodelv1.MergeDiagnosticsRequest{
 			Node: x.NodeID, Records: []*recoveryv1.HostRecord{{Code: "dns_failed"}},

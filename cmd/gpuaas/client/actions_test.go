@@ -44,7 +44,9 @@ func TestRecoveryActions(t *testing.T) {
 		t.Errorf("%v", req)
 	}
 	got = call(t, "nodes", "actions", "-o", "json").wants(t, 0)
-	for _, want := range []string{`"kind": "re_enrolment"`, `"state": "open"`, `"healthy_at": null`, `"unknown": "orbit"`} {
+	for _, want := range []string{
+		`"kind": "re_enrolment"`, `"state": "open"`, `"healthy_at": null`, `"unknown": "orbit"`,
+	} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}
@@ -60,8 +62,8 @@ func TestADetailedNodeHasItsOpenActions(t *testing.T) {
 	always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: node()})
 	always(f, "ListActions", &readmodelv1.ListActionsResponse{Items: recoveryActions()[:1]})
 	got := call(t, "nodes", "get", "node-1").wants(t, 0)
-	const want = "recovery: open\tre_enrolment since 2026-01-02T03:04:12.500Z, 2 attempts, fails 2026-01-02T03:04:50.500Z: " +
-		"certificate 0a was issued (correlation c-1)"
+	const want = "recovery: open\tre_enrolment since 2026-01-02T03:04:12.500Z, 2 attempts, " +
+		"fails 2026-01-02T03:04:50.500Z: certificate 0a was issued (correlation c-1)"
 	if !strings.Contains(got.out, want) {
 		t.Errorf("%s", got.out)
 	}
