@@ -107,6 +107,7 @@ type Client struct {
 	Projections   readmodelv1connect.ProjectionServiceClient
 	Events        readmodelv1connect.EventServiceClient
 	Diagnostics   readmodelv1connect.DiagnosticsServiceClient
+	Actions       readmodelv1connect.ActionServiceClient
 
 	http *http.Client
 }
@@ -149,6 +150,7 @@ func Dial(cfg Config) (*Client, error) {
 		Events:        readmodelv1connect.NewEventServiceClient(hc, base, options...),
 		Diagnostics:   readmodelv1connect.NewDiagnosticsServiceClient(hc, base, options...),
 		http:          hc,
+		Actions:       readmodelv1connect.NewActionServiceClient(hc, base, options...),
 	}, nil
 }
 

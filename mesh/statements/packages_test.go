@@ -61,6 +61,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/readmodel/view"
 	_ "github.com/gpuaas/mesh/services/readmodel/watch"
 	_ "github.com/gpuaas/mesh/services/recovery"
+	_ "github.com/gpuaas/mesh/services/recovery/actions"
 	_ "github.com/gpuaas/mesh/services/recovery/authority"
 	_ "github.com/gpuaas/mesh/services/recovery/castore"
 	_ "github.com/gpuaas/mesh/services/recovery/diagnostics"

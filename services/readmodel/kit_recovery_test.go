@@ -15,6 +15,7 @@ type machines struct {
 	recoveryv1connect.UnimplementedTrustServiceHandler
 	recoveryv1connect.UnimplementedHostFactsServiceHandler
 	recoveryv1connect.UnimplementedDiagnosticsServiceHandler
+	recoveryv1connect.UnimplementedActionServiceHandler
 
 	owners *owners
 }
@@ -23,6 +24,7 @@ type machines struct {
 // tenant is refused before anything is looked up.
 var ofMachines = map[string]bool{
 	"TokenService": true, "TrustService": true, "HostFactsService": true, "DiagnosticsService": true,
+	"ActionService": true,
 }
 
 func (m machines) ListTokens(ctx context.Context,
@@ -30,6 +32,14 @@ func (m machines) ListTokens(ctx context.Context,
 ) (*recoveryv1.ListTokensResponse, error) {
 	return &recoveryv1.ListTokensResponse{
 		Items: []*recoveryv1.RecoveryToken{{NodeId: r.GetNodeId(), NodeName: hiddenNode}},
+	}, m.owners.note(ctx, r)
+}
+
+func (m machines) ListActions(ctx context.Context,
+	r *recoveryv1.ListActionsRequest,
+) (*recoveryv1.ListActionsResponse, error) {
+	return &recoveryv1.ListActionsResponse{
+		Items: []*recoveryv1.RecoveryAction{{NodeId: r.GetNodeId(), NodeName: hiddenNode}},
 	}, m.owners.note(ctx, r)
 }
 

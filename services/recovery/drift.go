@@ -5,6 +5,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/diagnostics"
 	"github.com/gpuaas/mesh/services/recovery/drift"
 )
@@ -33,6 +34,10 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 		return err
 	}
 	if err := s.internal.Mount(recoveryv1connect.NewHealthServiceHandler(drift.NewServer(judge), options...)); err != nil {
+		return err
+	}
+	err = s.internal.Mount(recoveryv1connect.NewActionServiceHandler(actions.NewServer(b.DB), options...))
+	if err != nil {
 		return err
 	}
 	b.Consumes(drift.ConsumerName)

@@ -24,6 +24,9 @@ var terms = []retention.Table{
 	{
 		Name: "token_extensions", Key: policy.RetentionRecoveriesSeconds, Table: "token_extension", ID: "extension_id",
 	},
+	{
+		Name: "recovery_actions", Key: policy.RetentionRecoveriesSeconds, Table: "recovery_action", ID: "action_id",
+	},
 	{Name: "incidents", Key: policy.RetentionRecoveriesSeconds, Table: "incident", ID: "incident_id"},
 }
 

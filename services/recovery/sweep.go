@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/keys"
@@ -48,6 +49,13 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 				return err
 			},
 		},
+		background.Job{Name: "recovery-actions", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
+			failed, err := actions.Sweep(ctx, deps.Pool)
+			if failed > 0 {
+				wake.Notify()
+			}
+			return err
+		}},
 		background.Job{Name: "key-incidents", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			told, err := keys.Sweep(ctx, deps.Pool)
 			if told {

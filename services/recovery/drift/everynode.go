@@ -61,6 +61,9 @@ func judgeEveryNode(ctx context.Context, tx pgx.Tx, s *seen, set policy.Set) (bo
 	if err != nil {
 		return false, err
 	}
+	if v.Reason == 0 { // the end belongs to what has ended
+		v.CorrelationID = present.body.GetCorrelationId()
+	}
 	if s.endedByAnother(present.body, v) || !present.become(v, list, health{}, s.Now) {
 		return false, nil
 	}

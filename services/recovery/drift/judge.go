@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/silence"
 )
 
@@ -228,6 +229,7 @@ type turn struct {
 	more   bool
 
 	reasons reasonsOf // that verdicts began or ended with; nil: none
+	actions *actions.Book // the open ones of the nodes
 }
 
 // take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent for
@@ -288,6 +290,9 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 	if err := t.trust.learn(ctx, tx, t.nodes, t.seen.Now); err != nil {
 		return err
 	}
+	if t.actions, err = actions.OpenAt(ctx, tx, t.seen.Now, idsOf(t.nodes)...); err != nil {
+		return err
+	}
 	var changed []*standing
 	for _, id := range idsOf(t.nodes) {
 		n := t.nodes[id]
@@ -319,6 +324,7 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 			n.unproven()
 		}
 		h := t.healthOf(n, verdict, list)
+		t.act(n, was, &verdict, h, list)
 		if v.become(verdict, list, h, t.seen.Now) {
 			changed = append(changed, v)
 			t.turned(was.GetReason(), verdict.Reason)
@@ -330,7 +336,10 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 	if err := save(ctx, tx, t.nodes); err != nil {
 		return err
 	}
-	return saveVerdicts(ctx, tx, changed)
+	if err := saveVerdicts(ctx, tx, changed); err != nil {
+		return err
+	}
+	return t.actions.Save(ctx, tx)
 }
 
 // proves reports whether a reason that was concluded without some of the evidence may take the place of the present

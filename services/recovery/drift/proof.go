@@ -35,7 +35,8 @@ func (n *node) mismatched(at time.Time) {
 // proofChanged reports whether there is news of what proves the node healthy: its session is on the current certificate
 // now, or another one issued that. That it is not, for a moment, is none.
 func (n *node) proofChanged() bool {
-	return n.matched() && !n.stored.matched() || n.Issuer != n.stored.Issuer && n.stored.Issuer != ""
+	return n.matched() && (!n.stored.matched() || n.Serial != n.stored.Serial) ||
+		n.Issuer != n.stored.Issuer && n.stored.Issuer != ""
 }
 
 // proof returns what is known of the node, but for its replica and its issuer.

@@ -1,6 +1,7 @@
 package enrol
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -53,24 +54,37 @@ func passes(err error) bool {
 	}
 }
 
-// reportAttempt appends the event of an attempt after its proof, unless one of the same outcome was appended within the
-// minute. outcome is unspecified for a certificate that was issued.
-func reportAttempt(ctx context.Context, tx pgx.Tx, nodeID string, way Kind, outcome commonv1.Reason) error {
-	version, err := pg.Value[int64](ctx, tx, noteAttempt, nodeID, names.Of(outcome))
+// attempt is one attempt to enrol after its proof.
+type attempt struct {
+	nodeID  string
+	way     Kind
+	outcome commonv1.Reason // unspecified for a certificate that was issued
+	// given is the correlation id that the agent gave, and correlation that of the recovery action that it belongs to.
+	given, correlation string
+}
+
+// reportAttempt appends the event of an attempt, unless one of the same outcome was appended within the minute. One
+// that was refused is noted on the recovery action that is open.
+func reportAttempt(ctx context.Context, tx pgx.Tx, a attempt) error {
+	version, err := pg.Value[int64](ctx, tx, noteAttempt, a.nodeID, names.Of(a.outcome))
 	if pg.IsNoRows(err) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("note attempt: %w", err)
 	}
-	correlation := obs.From(ctx).CorrelationID
+	if a.outcome != commonv1.Reason_REASON_UNSPECIFIED {
+		if a.correlation, err = noteRefused(ctx, tx, a); err != nil {
+			return err
+		}
+	}
 	_, err = events.Append(ctx, tx, events.Event{
-		Kind: kindAttempted, AggregateType: "enrollment_attempt", AggregateID: nodeID + "/" + names.Of(outcome),
+		Kind: kindAttempted, AggregateType: "enrollment_attempt", AggregateID: a.nodeID + "/" + names.Of(a.outcome),
 		AggregateVersion: version,
 		Payload: &recoveryv1.EnrollmentAttempted{
-			NodeId: nodeID, Way: string(way), Outcome: outcome, Count: version, AttemptCorrelationId: correlation,
+			NodeId: a.nodeID, Way: string(a.way), Outcome: a.outcome, Count: version, AttemptCorrelationId: a.given,
 		},
-		Correlation: events.Correlation{CorrelationID: correlation, NodeID: nodeID},
+		Correlation: events.Correlation{CorrelationID: cmp.Or(a.correlation, a.given), NodeID: a.nodeID},
 	})
 	if err != nil {
 		return fmt.Errorf("report attempt: %w", err)
@@ -85,7 +99,9 @@ func (e *Enroller) reportRefusal(ctx context.Context, nodeID string, way Kind, r
 	}
 	noting, appended := events.Noting(ctx)
 	err := pg.InTx(noting, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		return reportAttempt(ctx, tx, nodeID, way, fault.ReasonOf(refusal))
+		return reportAttempt(ctx, tx, attempt{
+			nodeID: nodeID, way: way, outcome: fault.ReasonOf(refusal), given: obs.From(ctx).CorrelationID,
+		})
 	})
 	if err != nil {
 		e.deps.Logger.WarnContext(ctx, "attempt to enrol not reported", slog.String(obs.KeyNodeID, nodeID),

@@ -12,6 +12,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
@@ -48,6 +49,7 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		if err != nil {
 			return err
 		}
+		before := r.InstanceID
 		if a.token.Kind == KindRecovery {
 			err = e.storeRecovery(ctx, tx, r, a, c, serial, m)
 		} else {
@@ -59,7 +61,14 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		if made.offered, err = e.offer(ctx, tx, r, serial.Serial, a.recoveryKey, m.Era); err != nil {
 			return err
 		}
-		if err := reportAttempt(ctx, tx, r.NodeID, a.token.Kind, commonv1.Reason_REASON_UNSPECIFIED); err != nil {
+		given := obs.From(ctx).CorrelationID
+		if ctx, err = noteEnrolled(ctx, tx, a, before, serial.Serial); err != nil {
+			return err
+		}
+		err = reportAttempt(ctx, tx, attempt{
+			nodeID: r.NodeID, way: a.token.Kind, given: given, correlation: obs.From(ctx).CorrelationID,
+		})
+		if err != nil {
 			return err
 		}
 		if _, err := identity.Save(ctx, tx, r); err != nil {

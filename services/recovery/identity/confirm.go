@@ -125,6 +125,9 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 	if err := confirmTokens(ctx, tx, first); err != nil {
 		return fail(err)
 	}
+	if err := noteSessions(ctx, tx, promoted, first); err != nil {
+		return fail(err)
+	}
 	if err := missing.judge(ctx, tx, s.limits(), moment); err != nil {
 		return fail(err)
 	}

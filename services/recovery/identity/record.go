@@ -48,6 +48,7 @@ type Record struct {
 	CreatedAt          time.Time       `db:"created_at"`
 
 	correlationForNext string          `db:"-"`
+	correlated         string          `db:"-"` // the correlation id of the recovery action that the change belongs to
 	ended              commonv1.Reason `db:"-"` // the reason with which a retired instance is refused; see MarkEnded
 	unreadState        string          `db:"-"` // as it is stored, where this build does not know it
 	unreadRefusal      string          `db:"-"`

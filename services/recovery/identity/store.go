@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -199,6 +200,9 @@ func Save(ctx context.Context, tx pgx.Tx, records ...*Record) (string, error) {
 	if len(records) == 0 {
 		return "", nil
 	}
+	if err := noteActions(ctx, tx, records); err != nil {
+		return "", err
+	}
 	if _, err := pg.Exec(ctx, tx, takeAuthorityLock, int64(authorityLock)); err != nil {
 		return "", fmt.Errorf("take authority lock: %w", err)
 	}
@@ -228,7 +232,7 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 	correlation := obs.From(ctx).CorrelationID
 	for i, r := range records {
 		r.Version++
-		r.correlationForNext = correlation
+		r.correlationForNext = cmp.Or(r.correlated, correlation)
 		rows[i], evs[i] = r.row(), r.event()
 		if r.decided != "" {
 			evs = append(evs, audit.Event(ctx, r.decision()))
@@ -250,7 +254,7 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 		return "", fmt.Errorf("append node events: %w", err)
 	}
 	for _, r := range records {
-		r.decided = ""
+		r.decided, r.correlated = "", ""
 	}
 	return pos, nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/wallclock"
+	"github.com/gpuaas/mesh/services/recovery/actions"
 )
 
 // Stop is a time in which no certificate is issued.
@@ -299,9 +300,15 @@ func (p *Preflight) enter(ctx context.Context, tx pgx.Tx, row preflightRow, next
 		if next.IncidentID, err = raise(ctx, tx, next); err != nil || was {
 			return err
 		}
+		if err := beginRepair(ctx, tx, next); err != nil {
+			return err
+		}
 		return p.stopped(ctx, tx, Stop{From: *next.Since, Reason: next.Summary})
 	case was:
 		if err := settle(ctx, tx); err != nil {
+			return err
+		}
+		if err := actions.Over(ctx, tx, "", actions.CARepair, "the ingress trusts what the authority signs"); err != nil {
 			return err
 		}
 		stop := Stop{Until: *next.Since, Reason: row.Summary}

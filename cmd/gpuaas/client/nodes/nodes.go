@@ -147,7 +147,7 @@ func recoveryText(pr *output.Printer, n *readmodelv1.Node) string {
 // Command returns the commands about nodes.
 func Command(p *kit.Program) *cobra.Command {
 	return kit.Group("nodes", "The fleet: machines, and instances of workspaces", []string{"node"},
-		listCommand(p), getCommand(p), verdictsCommand(p), watchCommand(p), enrollCommand(p),
+		listCommand(p), getCommand(p), verdictsCommand(p), actionsCommand(p), watchCommand(p), enrollCommand(p),
 		identityCommand(p, recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD,
 			"Close the node's session and give it no work until it is reactivated"),
 		identityCommand(p, recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE, "Set a suspicious node aside"),
@@ -192,8 +192,11 @@ func getCommand(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas nodes get node-1", Args: kit.Args("NODE"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
-			return kit.Get(ctx, s, View, s.Query.GetNode, &readmodelv1.GetNodeRequest{Node: args[0], Health: true},
-				(*readmodelv1.GetNodeResponse).GetNode)
+			answer, err := s.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: args[0], Health: true})
+			if err != nil {
+				return err
+			}
+			return output.One(s.Printer, withActions(ctx, s, answer.GetNode()), answer.GetNode())
 		}),
 	}
 }

@@ -108,6 +108,7 @@ func TestColumnsAreFields(t *testing.T) {
 		"nodes.MergedView":          declared(nodes.MergedView),
 		"nodes.TaskView":            declared(nodes.TaskView),
 		"nodes.VerdictsView":        declared(nodes.VerdictsView),
+		"nodes.ActionView":          declared(nodes.ActionView),
 		"nodes.View":                declared(nodes.View),
 		"operations.DryRunView":     declared(operations.DryRunView),
 		"operations.View":           declared(operations.View),

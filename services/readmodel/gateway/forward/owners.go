@@ -28,6 +28,7 @@ type Owners struct {
 	HostFacts   recoveryv1connect.HostFactsServiceClient
 	Keys        recoveryv1connect.KeyServiceClient
 	Tokens      recoveryv1connect.TokenServiceClient
+	Actions     recoveryv1connect.ActionServiceClient
 	Health      recoveryv1connect.HealthServiceClient
 	Diagnostics recoveryv1connect.DiagnosticsServiceClient
 	Collected   lifecyclev1connect.DiagnosticsServiceClient
