@@ -24,6 +24,7 @@ var terms = []retention.Table{
 	{
 		Name: "token_extensions", Key: policy.RetentionRecoveriesSeconds, Table: "token_extension", ID: "extension_id",
 	},
+	{Name: "profiles", Key: policy.RetentionRecoveriesSeconds, Table: "profile", ID: "profile_id"},
 	{Name: "incidents", Key: policy.RetentionRecoveriesSeconds, Table: "incident", ID: "incident_id"},
 }
 
