@@ -220,6 +220,8 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		"TokenService/ExtendTokens": {&readmodelv1.ExtendTokensRequest{
 			Profile: "default", Until: timestamppb.New(time.Now().Add(time.Hour)), Reason: "because",
 		}},
+		"ProfileService/ListProfiles": generic, "ProfileService/SetProfile": generic,
+		"ProfileService/ActivateProfile": generic, "ProfileService/RetireProfile": generic,
 		"TrustService/GetTrust": generic, "TrustService/RunPreflight": generic,
 		"HostFactsService/AcceptHostFacts": {&readmodelv1.AcceptHostFactsRequest{Node: x.NodeID, Reason: "because"}},
 		"DiagnosticsService/MergeDiagnostics": {&readmodelv1.MergeDiagnosticsRequest{

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/nodes"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/people"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/profiles"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/records"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/tokens"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/workspaces"
@@ -54,6 +55,7 @@ func Commands(p *kit.Program) []*cobra.Command {
 		records.FindingsCommand(p), nodes.TasksCommand(p), records.AuditCommand(p), records.EventsCommand(p),
 		controlplane.PolicyCommand(p), controlplane.ExplainCommand(p), records.IncidentsCommand(p), records.BrakeCommand(p),
 		controlplane.RollbackCommand(p), controlplane.KeysCommand(p), controlplane.CACommand(p), tokens.Command(p),
+		profiles.Command(p),
 		controlplane.RetentionCommand(p),
 		controlplane.ProjectionsCommand(p), controlplane.ConfigCommand(p),
 	}

@@ -47,6 +47,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedHostFactsServiceHandler
 	readmodelv1connect.UnimplementedKeyServiceHandler
 	readmodelv1connect.UnimplementedTokenServiceHandler
+	readmodelv1connect.UnimplementedProfileServiceHandler
 	readmodelv1connect.UnimplementedDiagnosticsServiceHandler
 	readmodelv1connect.UnimplementedTrustServiceHandler
 	readmodelv1connect.UnimplementedRetentionServiceHandler
@@ -209,6 +210,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewHostFactsServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewKeyServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewTokenServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewProfileServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewDiagnosticsServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewTrustServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRetentionServiceHandler(f, options...) },
