@@ -126,7 +126,8 @@ func TestProfilesAreOfferedOnce(t *testing.T) {
 	})
 }
 
-// TestAnswersToOffers checks that what an agent has taken, or refused, is reported, and that an answer to no offer is not.
+// TestAnswersToOffers checks that what an agent has taken, or refused, is reported, and an answer to no
+// offer is not.
 func TestAnswersToOffers(t *testing.T) {
 	k := newKit(t)
 	k.backend.SendProfiles(version("site", "profile", 1, false, true), version("site", "next", 2, true, false))

@@ -19,9 +19,9 @@ import (
 // profileEvery is the least time between two checks whether the file of certificate authorities has changed.
 const profileEvery = 2 * time.Second
 
-// profileFile has the profile that this replica is configured with, with the present content of the file of certificate
-// authorities. A file that cannot be read is logged, and read again at the next check; until then the profile keeps the content that
-// was read before. It is safe for concurrent use.
+// profileFile has the profile that this replica is configured with, with the present content of the file of
+// certificate authorities. A file that cannot be read is logged, and read again at the next check; until then the
+// profile keeps the content that was read before. It is safe for concurrent use.
 type profileFile struct {
 	logger *slog.Logger
 	cfg    Profile

@@ -206,7 +206,9 @@ func (s *Service) serveInternal(
 	opts, mount := s.internal.HandlerOptions(), s.internal.Mount
 	return errors.Join(
 		mount(recoveryv1connect.NewSessionServiceHandler(
-			&sessions{identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy, profiles: s.profiles}, opts...)),
+			&sessions{
+				identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy, profiles: s.profiles,
+			}, opts...)),
 		mount(commonv1connect.NewAnnounceServiceHandler(rows, opts...)),
 		mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)),
 		mount(recoveryv1connect.NewIdentityServiceHandler(

@@ -42,8 +42,8 @@ func (s *Session) OfferProfile(fingerprint string) bool {
 	return true
 }
 
-// ProfileAnswered records the answer to an offer, which is the first, and returns false for any other answer. Facts that
-// are not nil are of the profile that the agent has now.
+// ProfileAnswered records the first answer to an offer, and returns false for any other answer. Facts that are not
+// nil are of the profile that the agent has now.
 func (s *Session) ProfileAnswered(fingerprint string, facts *commonv1.ProfileFacts) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -79,7 +79,8 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	h.join = res.GetJoinState()
 	h.sess.Welcomed(hello.GetNodeInstanceId(), res.GetGeneration(), nonce, hello.GetReplacesNonce(), roster.AgentFacts{
 		Version: hello.GetAgentVersion(), Protocol: hello.GetProtocolVersion(), LedgerID: hello.GetLedgerId(),
-		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: boundedProfile(hello.GetProfile()), Diags: hello.GetDiagnostics(),
+		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: boundedProfile(hello.GetProfile()),
+		Diags:     hello.GetDiagnostics(),
 		TaskTypes: hello.GetTaskTypes(),
 		Recovery:  boundedRecovery(hello.GetRecovery()),
 	})

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/authority"
 )
 
-// TestProfilesFollowTheSnapshot checks that a watcher is sent the profiles after its snapshot, and once for each change.
+// TestProfilesFollowTheSnapshot checks that a watcher is sent the profiles after its snapshot, and once for each
+// change.
 func TestProfilesFollowTheSnapshot(t *testing.T) {
 	testkit.IO(t)
 	var now atomic.Pointer[recoveryv1.AuthorityProfiles]

@@ -134,7 +134,9 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name, profile string, l
 	}
 	_, err = e.deps.Audit.Record(ctx, tx, audit.Entry{
 		Action: "node.bootstrap.issue", Actor: by, SubjectType: "node", SubjectID: r.NodeID, NodeID: r.NodeID,
-		Details: map[string]any{"name": name, "expires_at": out.ExpiresAt, "again": tokenID != "", "profile": e.deps.Profiles.Name(r.Profile)},
+		Details: map[string]any{
+			"name": name, "expires_at": out.ExpiresAt, "again": tokenID != "", "profile": e.deps.Profiles.Name(r.Profile),
+		},
 	})
 	return out, err
 }

@@ -20,7 +20,7 @@ import (
 
 func tlsServer(raw net.Conn, cfg *tls.Config) *tls.Conn { return tls.Server(raw, cfg) }
 
-// TestAVersionGoesThroughItsPhases checks what each verb does, and what the book and the replicas of nodeapi know of it.
+// TestAVersionGoesThroughItsPhases checks what each verb does, and what the book and replicas of nodeapi know.
 func TestAVersionGoesThroughItsPhases(t *testing.T) {
 	s := newSite(t)
 	if err := s.book.Configure(s.ctx, content("127.0.0.1:1", s.authorities.ServiceRoots.PEM())); err != nil {

@@ -37,7 +37,8 @@ func TestReadsAreKnown(t *testing.T) {
 		"CollectDiagnostics",
 		"CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
 		"ExtendTokens", "ForceRelease", "ForgetConsumer", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
-		"RebuildProjections", "ReleaseBrake", "RetireProfile", "RetryRelease", "RevokeTokens", "RotateKey", "RunPreflight", "SetCordon",
+		"RebuildProjections", "ReleaseBrake", "RetireProfile", "RetryRelease", "RevokeTokens", "RotateKey",
+		"RunPreflight", "SetCordon",
 		"SetPolicy", "SetProfile",
 	}
 	if diff := cmp.Diff(want, commands); diff != "" {

@@ -80,8 +80,8 @@ func setCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set NAME --api A --recovery URL --ca-bundle FILE --reason TEXT",
 		Short: "Announce endpoints and trust of a profile as its next version",
-		Long: "Announce endpoints and trust of a profile. Recovery connects to each endpoint first: the version is announced\n" +
-			"if all prove to be what they are to be under the trust that comes with them, else nothing changes. Connected\n" +
+		Long: "Announce endpoints and trust of a profile. Recovery connects to each endpoint first: the version is\n" +
+			"announced if all prove to be what they are to be under the trust that comes with them, else nothing changes. Connected\n" +
 			"nodes of the profile are then offered it, and verify it from where they are; until it is activated, nodes enrol\n" +
 			"with the version before. A version that was announced before it is retiring then. Needs the role operator.",
 		Example: "  gpuaas profiles set default --api agents.example.org:8443 --recovery https://enroll.example.org \\\n" +
@@ -133,8 +133,8 @@ func activateCommand(p *kit.Program) *cobra.Command {
 	req := &readmodelv1.ActivateProfileRequest{}
 	cmd := &cobra.Command{
 		Use: "activate NAME VERSION --reason TEXT", Short: "Give a version of a profile to nodes as they enrol",
-		Long: "Make a version that is announced or retiring the active one of its profile: nodes get it as they enrol. The\n" +
-			"one that was active is retiring then, and nodes that have it are well. To go back, activate the former one\n" +
+		Long: "Make a version that is announced or retiring the active one of its profile: nodes get it as they enrol.\n" +
+			"The one that was active is retiring then, and nodes that have it are well. To go back, activate the former one\n" +
 			"again. Needs the role operator.",
 		Example: "  gpuaas profiles activate default 4 --reason 'all nodes have it'",
 		Args:    kit.Args("NAME", "VERSION"),
@@ -159,8 +159,8 @@ func retireCommand(p *kit.Program) *cobra.Command {
 	req := &readmodelv1.RetireProfileRequest{}
 	cmd := &cobra.Command{
 		Use: "retire NAME VERSION --reason TEXT", Short: "End a version of a profile that is not active",
-		Long: "End a version of a profile: nodes that report it have drifted from then on. It is refused while nodes report\n" +
-			"it, unless it is forced, as when its endpoints must not be used any more. The active version is never retired:\n" +
+		Long: "End a version of a profile: nodes that report it have drifted from then on. It is refused while nodes\n" +
+			"report it, unless it is forced, as when its endpoints must not be used any more. The active version is never retired:\n" +
 			"activate another one first. `profiles set` with the same content announces it again. Needs the role operator.",
 		Example: "  gpuaas profiles retire default 3 --reason 'the old site is closed'",
 		Args:    kit.Args("NAME", "VERSION"),
