@@ -1,7 +1,6 @@
 package roster
 
 import (
-	"cmp"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -343,11 +342,13 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 	if len(s.diags) == 0 {
 		f.Diagnostics = newest(s.agent.Diags, keptDiagnostics)
 	}
-	f.Profile = s.profile.facts
 	if withHost {
 		f.Host, f.Diagnostics = s.agent.Host, s.agent.Diags
-		f.Profile = cmp.Or(f.Profile, s.agent.Profile)
+		f.Profile = s.agent.Profile
 		f.TaskTypes = s.agent.TaskTypes
+	}
+	if s.profile.facts != nil {
+		f.Profile = s.profile.facts
 	}
 	if s.clockOffset != 0 {
 		f.ClockOffset = durationpb.New(s.clockOffset)

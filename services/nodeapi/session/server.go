@@ -145,8 +145,10 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	lim := config.Or(cfg.Limits, defaultLimits)
 	cfg.Clock = cmp.Or(cfg.Clock, &Clock{})
 	cfg.TaskKeys, cfg.ServiceRoots = cmp.Or(cfg.TaskKeys, &KeyList{}), cmp.Or(cfg.ServiceRoots, &RootList{})
-	s := &Server{deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), profiles: newProfileBook(),
-		draining: make(chan struct{})}
+	s := &Server{
+		deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), profiles: newProfileBook(),
+		draining: make(chan struct{}),
+	}
 	s.openings = batch.New(256, 2, s.openBatch)
 	s.confirms = batch.New(256, 2, s.confirmBatch)
 	s.readies = batch.New(256, 2, s.readyBatch)

@@ -79,10 +79,10 @@ func (n *node) profileJudged(r *reportedProfile) {
 	e := Evidence{
 		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_ENDPOINT, Source: session, ObservedAt: r.ReportedAt,
 	}
-	switch {
-	case r.Phase == "":
+	switch r.Phase {
+	case "":
 		e.Detail = "it reports a profile that recovery does not know, of fingerprint " + cut(r.Fingerprint, 16)
-	case r.Phase == retiredPhase:
+	case retiredPhase:
 		e.Detail = fmt.Sprintf("it reports version %d of profile %s, which is retired", r.Number, r.Of)
 		if r.PhaseAt != nil && r.PhaseAt.After(e.ObservedAt) {
 			e.ObservedAt = *r.PhaseAt

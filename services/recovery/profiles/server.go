@@ -231,18 +231,15 @@ func mayRetire(ctx context.Context, c *change, r *row, force bool) error {
 func (s *Server) decide(ctx context.Context, by, reason string, entry audit.Entry,
 	fn func(ctx context.Context, c *change) error,
 ) (*change, error) {
-	err := error(nil)
-	var done *change
 	if reason == "" {
-		err = fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
-	} else {
-		done, err = s.book.do(ctx, by, reason, entry, func(ctx context.Context, c *change) error {
-			if err := rollback.Refuse(ctx, c.tx); err != nil {
-				return err
-			}
-			return fn(ctx, c)
-		})
+		return nil, s.book.deps.Audit.Refuse(ctx, entry, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, ""))
 	}
+	done, err := s.book.do(ctx, by, reason, entry, func(ctx context.Context, c *change) error {
+		if err := rollback.Refuse(ctx, c.tx); err != nil {
+			return err
+		}
+		return fn(ctx, c)
+	})
 	if err != nil {
 		return nil, s.book.deps.Audit.Refuse(ctx, entry, pg.Fault(err))
 	}

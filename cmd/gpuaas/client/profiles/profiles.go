@@ -81,9 +81,10 @@ func setCommand(p *kit.Program) *cobra.Command {
 		Use:   "set NAME --api A --recovery URL --ca-bundle FILE --reason TEXT",
 		Short: "Announce endpoints and trust of a profile as its next version",
 		Long: "Announce endpoints and trust of a profile. Recovery connects to each endpoint first: the version is\n" +
-			"announced if all prove to be what they are to be under the trust that comes with them, else nothing changes. Connected\n" +
-			"nodes of the profile are then offered it, and verify it from where they are; until it is activated, nodes enrol\n" +
-			"with the version before. A version that was announced before it is retiring then. Needs the role operator.",
+			"announced if all prove to be what they are to be under the trust that comes with them, else nothing\n" +
+			"changes. Connected nodes of the profile are then offered it, and verify it from where they are; until it is\n" +
+			"activated, nodes enrol with the version before. A version that was announced before it is retiring then.\n" +
+			"Needs the role operator.",
 		Example: "  gpuaas profiles set default --api agents.example.org:8443 --recovery https://enroll.example.org \\\n" +
 			"      --ca-bundle services.pem --reason 'the site is moved'",
 		Args: kit.Args("NAME"),
@@ -134,8 +135,8 @@ func activateCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "activate NAME VERSION --reason TEXT", Short: "Give a version of a profile to nodes as they enrol",
 		Long: "Make a version that is announced or retiring the active one of its profile: nodes get it as they enrol.\n" +
-			"The one that was active is retiring then, and nodes that have it are well. To go back, activate the former one\n" +
-			"again. Needs the role operator.",
+			"The one that was active is retiring then, and nodes that have it are well. To go back, activate the former\n" +
+			"one again. Needs the role operator.",
 		Example: "  gpuaas profiles activate default 4 --reason 'all nodes have it'",
 		Args:    kit.Args("NAME", "VERSION"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
@@ -160,8 +161,9 @@ func retireCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "retire NAME VERSION --reason TEXT", Short: "End a version of a profile that is not active",
 		Long: "End a version of a profile: nodes that report it have drifted from then on. It is refused while nodes\n" +
-			"report it, unless it is forced, as when its endpoints must not be used any more. The active version is never retired:\n" +
-			"activate another one first. `profiles set` with the same content announces it again. Needs the role operator.",
+			"report it, unless it is forced, as when its endpoints must not be used any more. The active version is never\n" +
+			"retired: activate another one first. `profiles set` with the same content announces it again. Needs the role\n" +
+			"operator.",
 		Example: "  gpuaas profiles retire default 3 --reason 'the old site is closed'",
 		Args:    kit.Args("NAME", "VERSION"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
