@@ -46,6 +46,9 @@ var elsewhere = map[string]string{
 	"recovery.watchdog.before_request": "it asks for what is lost for good, of which there is none here: " +
 		"TestTheWatchdogRecreatesOnceThoughItIsKilled",
 	"recovery.watchdog.after_request": "as above",
+	"recovery.profile.phase":          "no profile changes here: TestAnActivationThatIsKilled of recovery/profiles",
+	"recovery.profile.before_commit":  "as above",
+	"recovery.profile.after_commit":   "as above",
 }
 
 // literals returns the kill points that stand in the source of a part of the tree.

@@ -108,6 +108,7 @@ type Client struct {
 	Events        readmodelv1connect.EventServiceClient
 	Diagnostics   readmodelv1connect.DiagnosticsServiceClient
 	Actions       readmodelv1connect.ActionServiceClient
+	Profiles      readmodelv1connect.ProfileServiceClient
 
 	http *http.Client
 }
@@ -151,6 +152,7 @@ func Dial(cfg Config) (*Client, error) {
 		Diagnostics:   readmodelv1connect.NewDiagnosticsServiceClient(hc, base, options...),
 		http:          hc,
 		Actions:       readmodelv1connect.NewActionServiceClient(hc, base, options...),
+		Profiles:      readmodelv1connect.NewProfileServiceClient(hc, base, options...),
 	}, nil
 }
 

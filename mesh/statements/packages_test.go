@@ -71,6 +71,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/identity"
 	_ "github.com/gpuaas/mesh/services/recovery/keys"
 	_ "github.com/gpuaas/mesh/services/recovery/policyadmin"
+	_ "github.com/gpuaas/mesh/services/recovery/profiles"
 	_ "github.com/gpuaas/mesh/services/recovery/rollback"
 	_ "github.com/gpuaas/mesh/services/recovery/storage"
 	_ "github.com/gpuaas/mesh/services/recovery/tokens"

@@ -96,12 +96,14 @@ func (s *Service) build(ctx context.Context) error {
 			}
 		},
 		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
+		Profile:  func(sess *roster.Session) { s.facts.Session(sess.ProfileChanged()) },
 		Clock:    func(sess *roster.Session, by time.Duration) { s.facts.Session(sess.ClockChanged(by)) },
 		Rejected: rejections.Refused,
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}); err != nil {
 		return err
 	}
+	view.OnProfiles(s.server.Profiles)
 	b.Health.Ready("authority", func(context.Context) error { return view.Health() })
 	b.Health.Ready("beat", beats.Health)
 	for name, run := range s.server.Tasks() {

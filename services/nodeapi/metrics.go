@@ -9,15 +9,16 @@ import (
 
 // metrics of the service. Labels come from closed sets; ids are never labels.
 type metrics struct {
-	rejects *prometheus.CounterVec
-	claims  *prometheus.CounterVec
-	forgot  prometheus.Counter
-	shed    prometheus.Counter
-	opened  *prometheus.CounterVec
-	refused *prometheus.CounterVec
-	frames  *prometheus.CounterVec
-	offered prometheus.Counter
-	acked   prometheus.Counter
+	rejects  *prometheus.CounterVec
+	claims   *prometheus.CounterVec
+	forgot   prometheus.Counter
+	shed     prometheus.Counter
+	opened   *prometheus.CounterVec
+	refused  *prometheus.CounterVec
+	frames   *prometheus.CounterVec
+	profiles *prometheus.CounterVec
+	offered  prometheus.Counter
+	acked    prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error) {
@@ -50,6 +51,10 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 			Name: "agent_frames_total",
 			Help: "Frames of agents, by kind.",
 		}, []string{"kind"}),
+		profiles: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "agent_profile_offers_total",
+			Help: "Offers of another profile to agents, and their answers: taken, refused, or to no offer.",
+		}, []string{"outcome"}),
 		offered: prometheus.NewCounter(prometheus.CounterOpts{Name: "tasks_offered_total", Help: "Tasks offered to agents."}),
 		acked: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "task_results_acknowledged_total",
@@ -58,7 +63,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.rejects, m.claims, m.forgot, m.shed, m.opened, m.refused, m.frames, m.offered, m.acked,
+		m.rejects, m.claims, m.forgot, m.shed, m.opened, m.refused, m.frames, m.profiles, m.offered, m.acked,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_streams", Help: "Streams of agents that stand open here."},
 			open),
 	} {
@@ -84,6 +89,9 @@ func (m *metrics) Shed() { m.shed.Inc() }
 
 // Opened counts a stream that ended.
 func (m *metrics) Opened(outcome string) { m.opened.WithLabelValues(outcome).Inc() }
+
+// Profile counts an offer of a profile, or the answer to one.
+func (m *metrics) Profile(outcome string) { m.profiles.WithLabelValues(outcome).Inc() }
 
 // Refused counts a denial. Reasons come from the closed enumeration.
 func (m *metrics) Refused(reason string) { m.refused.WithLabelValues(reason).Inc() }

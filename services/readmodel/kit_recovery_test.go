@@ -13,6 +13,7 @@ import (
 type machines struct {
 	recoveryv1connect.UnimplementedTokenServiceHandler
 	recoveryv1connect.UnimplementedTrustServiceHandler
+	recoveryv1connect.UnimplementedProfileServiceHandler
 	recoveryv1connect.UnimplementedHostFactsServiceHandler
 	recoveryv1connect.UnimplementedDiagnosticsServiceHandler
 	recoveryv1connect.UnimplementedActionServiceHandler
@@ -25,6 +26,7 @@ type machines struct {
 var ofMachines = map[string]bool{
 	"TokenService": true, "TrustService": true, "HostFactsService": true, "DiagnosticsService": true,
 	"ActionService": true,
+	"ProfileService": true,
 }
 
 func (m machines) ListTokens(ctx context.Context,
@@ -57,6 +59,35 @@ func (m machines) ExtendTokens(ctx context.Context,
 	return &recoveryv1.ExtendTokensResponse{
 		Extension: &recoveryv1.TokenExtension{Profile: r.GetProfile(), Reason: "for " + hiddenNode},
 	}, m.owners.note(ctx, r)
+}
+
+// hiddenProfile is a version whose texts are for people of the operator.
+func hiddenProfile() *recoveryv1.ProfileVersion {
+	return &recoveryv1.ProfileVersion{Profile: &commonv1.Profile{Name: hiddenNode}, Reason: "for " + hiddenNode}
+}
+
+func (m machines) ListProfiles(ctx context.Context,
+	r *recoveryv1.ListProfilesRequest,
+) (*recoveryv1.ListProfilesResponse, error) {
+	return &recoveryv1.ListProfilesResponse{Items: []*recoveryv1.ProfileVersion{hiddenProfile()}}, m.owners.note(ctx, r)
+}
+
+func (m machines) SetProfile(ctx context.Context,
+	r *recoveryv1.SetProfileRequest,
+) (*recoveryv1.SetProfileResponse, error) {
+	return &recoveryv1.SetProfileResponse{Profile: hiddenProfile()}, m.owners.note(ctx, r)
+}
+
+func (m machines) ActivateProfile(ctx context.Context,
+	r *recoveryv1.ActivateProfileRequest,
+) (*recoveryv1.ActivateProfileResponse, error) {
+	return &recoveryv1.ActivateProfileResponse{Profile: hiddenProfile()}, m.owners.note(ctx, r)
+}
+
+func (m machines) RetireProfile(ctx context.Context,
+	r *recoveryv1.RetireProfileRequest,
+) (*recoveryv1.RetireProfileResponse, error) {
+	return &recoveryv1.RetireProfileResponse{Profile: hiddenProfile()}, m.owners.note(ctx, r)
 }
 
 func (m machines) GetTrust(ctx context.Context, r *recoveryv1.GetTrustRequest) (*recoveryv1.GetTrustResponse, error) {

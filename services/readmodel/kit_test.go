@@ -272,6 +272,7 @@ func (k *kit) configure() readmodel.Config {
 		k.mount(s)(recoveryv1connect.NewRollbackServiceHandler(k.owners, s.HandlerOptions()...))
 		m := machines{owners: k.owners}
 		k.mount(s)(recoveryv1connect.NewTokenServiceHandler(m, s.HandlerOptions()...))
+		k.mount(s)(recoveryv1connect.NewProfileServiceHandler(m, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewTrustServiceHandler(m, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewActionServiceHandler(m, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewHostFactsServiceHandler(m, s.HandlerOptions()...))

@@ -227,6 +227,12 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		}},
 		"ActionService/ListActions": {nil, &readmodelv1.ListActionsRequest{NodeId: x.NodeID}},
 		"TrustService/GetTrust":     generic, "TrustService/RunPreflight": generic,
+		"ProfileService/ListProfiles": generic,
+		"ProfileService/SetProfile": {&readmodelv1.SetProfileRequest{
+			Name: "site", ApiUrl: "a:1", RecoveryUrl: "https://a:2", CaBundlePem: []byte("pem"), Reason: "because",
+		}},
+		"ProfileService/ActivateProfile":   {&readmodelv1.ActivateProfileRequest{Name: "site", Version: 1, Reason: "because"}},
+		"ProfileService/RetireProfile":     {&readmodelv1.RetireProfileRequest{Name: "site", Version: 1, Reason: "because"}},
 		"HostFactsService/AcceptHostFacts": {&readmodelv1.AcceptHostFactsRequest{Node: x.NodeID, Reason: "because"}},
 		"DiagnosticsService/MergeDiagnostics": {&readmodelv1.MergeDiagnosticsRequest{
 			Node: x.NodeID, Records: []*recoveryv1.HostRecord{{Code: "dns_failed"}},

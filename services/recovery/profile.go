@@ -1,8 +1,7 @@
 package recovery
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,17 +9,20 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/services/recovery/profiles"
 )
 
 // profileEvery is the least time between two checks whether the file of certificate authorities has changed.
 const profileEvery = 2 * time.Second
 
-// profiles has the profile that agents are sent, with the present content of the file of certificate authorities. A
-// file that cannot be read is logged, and read again at the next check; until then the profile keeps the content that
-// was read before. It is safe for concurrent use.
-type profiles struct {
+// profileFile has the profile that this replica is configured with, with the present content of the file of
+// certificate authorities. A file that cannot be read is logged, and read again at the next check; until then the
+// profile keeps the content that was read before. It is safe for concurrent use.
+type profileFile struct {
 	logger *slog.Logger
 	cfg    Profile
 	every  time.Duration // see profileEvery
@@ -34,8 +36,8 @@ type profiles struct {
 }
 
 // readProfile reads the profile for the first time.
-func readProfile(logger *slog.Logger, cfg Profile) (*profiles, error) {
-	p := &profiles{logger: logger, cfg: cfg, every: profileEvery, file: describeFile(cfg.CAFile), checked: time.Now()}
+func readProfile(logger *slog.Logger, cfg Profile) (*profileFile, error) {
+	p := &profileFile{logger: logger, cfg: cfg, every: profileEvery, file: describeFile(cfg.CAFile), checked: time.Now()}
 	var err error
 	if p.profile, err = p.read(); err != nil {
 		return nil, err
@@ -45,7 +47,7 @@ func readProfile(logger *slog.Logger, cfg Profile) (*profiles, error) {
 
 // current returns the profile, read anew if the file has changed. One caller at a time checks the file; the others do
 // not wait for it, since the file system may hang.
-func (p *profiles) current() *commonv1.Profile {
+func (p *profileFile) current() *commonv1.Profile {
 	p.mu.Lock()
 	if p.checking || time.Since(p.checked) < p.every {
 		defer p.mu.Unlock()
@@ -75,16 +77,14 @@ func (p *profiles) current() *commonv1.Profile {
 		return p.profile
 	}
 	p.file, p.failure = file, ""
-	if profile != nil && profile.GetFingerprint() != p.profile.GetFingerprint() {
-		p.logger.Info("the profile that agents are told has changed", slog.String("fingerprint", profile.GetFingerprint()))
+	if profile != nil {
 		p.profile = profile
 	}
 	return p.profile
 }
 
-// read reads the file and returns the profile. Its fingerprint covers all its fields, so that an agent and its control
-// plane notice when they have different profiles.
-func (p *profiles) read() (*commonv1.Profile, error) {
+// read reads the file and returns the profile.
+func (p *profileFile) read() (*commonv1.Profile, error) {
 	bundle, err := pki.LoadBundle(p.cfg.CAFile)
 	if err != nil {
 		return nil, fmt.Errorf("load what agents trust: %w", err)
@@ -93,14 +93,7 @@ func (p *profiles) read() (*commonv1.Profile, error) {
 		Name: p.cfg.Name, ApiUrl: p.cfg.APIURL, RecoveryUrl: p.cfg.RecoveryURL, TerminalUrl: p.cfg.TerminalURL,
 		CaBundlePem: bundle.PEM(), RecoveryCaBundlePem: bundle.PEM(),
 	}
-	sum := sha256.New()
-	for _, part := range []string{
-		out.GetName(), out.GetApiUrl(), out.GetRecoveryUrl(), out.GetTerminalUrl(), string(out.GetCaBundlePem()),
-		string(out.GetRecoveryCaBundlePem()),
-	} {
-		fmt.Fprintf(sum, "%d:%s", len(part), part)
-	}
-	out.Fingerprint = hex.EncodeToString(sum.Sum(nil))
+	out.Fingerprint = profiles.Fingerprint(out)
 	return out, nil
 }
 
@@ -111,4 +104,51 @@ func describeFile(path string) string {
 		return err.Error()
 	}
 	return fmt.Sprintf("%d %s %d", info.Size(), info.Mode(), info.ModTime().UnixNano())
+}
+
+// openProfiles reads the profiles that nodes are given, after the configured one was taken among them.
+func (s *Service) openProfiles(ctx context.Context, wakes *signals) error {
+	b := s.base
+	file, err := readProfile(b.Logger, s.cfg.Profile)
+	if err != nil {
+		return err
+	}
+	s.profiles, err = profiles.NewBook(profiles.Deps{
+		Logger: b.Logger, Pool: b.DB, Default: s.cfg.Profile.Name, TrustDomain: b.Config.TrustDomain, Wake: b.Wake,
+		Changed: &wakes.changed, Audit: b.Audit,
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.profiles.Configure(ctx, file.current()); err != nil {
+		return err
+	}
+	b.Add(
+		app.Task{Name: "profiles", Run: s.profiles.Run},
+		app.Task{Name: "configured-profile", Run: func(ctx context.Context) error { return s.followProfile(ctx, file) }},
+	)
+	return nil
+}
+
+// followProfile takes what the configured profile has become among the profiles, until ctx ends. A content that could
+// not be taken is taken at the next check.
+func (s *Service) followProfile(ctx context.Context, file *profileFile) error {
+	taken := file.current().GetFingerprint()
+	return app.Every(ctx, s.base.Logger, "configured-profile", profileEvery, func(ctx context.Context) error {
+		now := file.current()
+		if now.GetFingerprint() == taken {
+			return nil
+		}
+		if err := s.profiles.Configure(ctx, now); err != nil {
+			return err
+		}
+		taken = now.GetFingerprint()
+		return nil
+	})
+}
+
+// addProfiles mounts the verbs of profiles. It comes after the internal port.
+func (s *Service) addProfiles() error {
+	return s.internal.Mount(recoveryv1connect.NewProfileServiceHandler(profiles.NewServer(s.profiles),
+		s.internal.HandlerOptions()...))
 }

@@ -19,7 +19,7 @@ import (
 type rootsFile struct {
 	t    *testing.T
 	path string
-	p    *profiles
+	p    *profileFile
 	logs bytes.Buffer
 }
 

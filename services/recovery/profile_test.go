@@ -1,14 +1,19 @@
 package recovery_test
 
 import (
+	"crypto/tls"
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/rpc/calls"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
@@ -66,3 +71,92 @@ func TestTheProfileFollowsItsFile(t *testing.T) {
 	put(string(former))
 	until(func(now string) bool { return now == first })
 }
+
+// Scenario: a person sets another profile, and a machine is enrolled with it by name, over the real ports.
+func TestANodeIsEnrolledWithAProfileByName(t *testing.T) {
+	m := start(t)
+	console, url := m.client("readmodel")
+	options := calls.Options(calls.Config{Asserter: m.asserter})
+	people := recoveryv1connect.NewProfileServiceClient(console, url, options...)
+	nodes := recoveryv1connect.NewIdentityServiceClient(console, url, options...)
+	set := &recoveryv1.SetProfileRequest{
+		Name: "edge", ApiUrl: m.service.EnrollAddr(), RecoveryUrl: "https://" + m.service.EnrollAddr(),
+		CaBundlePem: m.authorities.ServiceRoots.PEM(), Reason: "the second site",
+	}
+	if _, err := people.SetProfile(m.asPerson("operator"), set); !fault.Has(err, unverified) {
+		t.Fatalf("recovery answers at the address of the node API: %v", err)
+	}
+	if _, err := people.SetProfile(m.asPerson("viewer"), set); !fault.Has(err,
+		commonv1.Reason_REASON_PERMISSION_DENIED) {
+		t.Fatalf("a viewer sets a profile: %v", err)
+	}
+	api, err := pki.ServerTLS(m.authorities.ServerTLS(t, "nodeapi"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lis, err := tls.Listen("tcp", "127.0.0.1:0", api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	go func() {
+		for {
+			conn, err := lis.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 1)) // with the handshake
+			_ = conn.Close()
+		}
+	}()
+	set.ApiUrl = lis.Addr().String()
+	edge, err := people.SetProfile(m.asPerson("operator"), set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issue := func(name, profile string) (*recoveryv1.IssueBootstrapResponse, error) {
+		return nodes.IssueBootstrap(m.asPerson("operator"), &recoveryv1.IssueBootstrapRequest{Name: name, Profile: profile})
+	}
+	if _, err := issue("node-1", "edge"); !fault.Has(err, commonv1.Reason_REASON_PROFILE_UNKNOWN) {
+		t.Fatalf("a profile is given that is announced alone: %v", err)
+	}
+	if _, err := people.ActivateProfile(m.asPerson("operator"), &recoveryv1.ActivateProfileRequest{
+		Name: "edge", Version: edge.GetProfile().GetProfile().GetVersion(), Reason: "it is up",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := issue("node-1", "edge")
+	if err != nil || bundle.GetProfile().GetApiUrl() != set.GetApiUrl() {
+		t.Fatalf("%v %v", bundle, err)
+	}
+	if other, err := issue("node-2", ""); err != nil || other.GetProfile().GetName() != "test" {
+		t.Fatalf("%v %v", other, err)
+	}
+	again, err := issue("node-1", "") // it keeps its profile
+	if err != nil || again.GetProfile().GetName() != "edge" {
+		t.Fatalf("%v %v", again, err)
+	}
+	machine := recoveryv1connect.NewEnrollmentServiceClient(m.authorities.Client(t, "recovery", nil),
+		"https://"+m.service.EnrollAddr(), calls.Options(calls.Config{})...)
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	csr, err := pki.NewAnonymousCSR(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enrolled, err := machine.Enroll(m.ctx, &recoveryv1.EnrollRequest{Token: again.GetToken(), Csr: csr})
+	if err != nil || enrolled.GetProfile().GetFingerprint() != edge.GetProfile().GetProfile().GetFingerprint() ||
+		enrolled.GetProfile().GetVersion() != 1 {
+		t.Fatalf("%v %v", enrolled, err)
+	}
+	for _, e := range testkit.Events(t, m.db.Pool(pg.RoleRecovery), `kind = 'node_identity.changed'`) {
+		n := &recoveryv1.NodeIdentity{}
+		if err := e.Decode(n); err != nil || n.GetName() == "node-1" && n.GetProfile() != "edge" {
+			t.Errorf("%v %v", n, err)
+		}
+	}
+}
+
+const unverified = commonv1.Reason_REASON_PROFILE_UNVERIFIED

@@ -27,6 +27,7 @@ var terms = []retention.Table{
 	{
 		Name: "recovery_actions", Key: policy.RetentionRecoveriesSeconds, Table: "recovery_action", ID: "action_id",
 	},
+	{Name: "profiles", Key: policy.RetentionRecoveriesSeconds, Table: "profile", ID: "profile_id"},
 	{Name: "incidents", Key: policy.RetentionRecoveriesSeconds, Table: "incident", ID: "incident_id"},
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/authority"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/profiles"
 )
 
 // sessions implements SessionService.
@@ -27,6 +28,7 @@ type sessions struct {
 	enroller   *enrol.Enroller
 	poller     *authority.Poller
 	policy     policy.Reader
+	profiles   *profiles.Book
 }
 
 // OpenSessions decides about a batch of Hellos.
@@ -36,7 +38,7 @@ func (s *sessions) OpenSessions(ctx context.Context,
 	results, moment, err := s.identities.Open(ctx, req.GetSessions())
 	return &recoveryv1.OpenSessionsResponse{
 		Results: results, ServerTime: timestamppb.New(moment.Now), Policy: enrol.NodePolicy(s.policy.Current()),
-		ProfileFingerprint: s.enroller.Profile().GetFingerprint(),
+		ProfileFingerprint: s.profiles.Told().GetFingerprint(),
 	}, shown(err)
 }
 
@@ -103,11 +105,11 @@ type persons struct {
 func (s *persons) IssueBootstrap(ctx context.Context,
 	req *recoveryv1.IssueBootstrapRequest,
 ) (*recoveryv1.IssueBootstrapResponse, error) {
-	bundle, err := s.enroller.IssueBootstrap(ctx, req.GetName(), req.GetValidFor().AsDuration(), req.GetIdempotencyKey(),
-		rpc.ActorFrom(ctx))
+	bundle, err := s.enroller.IssueBootstrap(ctx, req.GetName(), req.GetProfile(), req.GetValidFor().AsDuration(),
+		req.GetIdempotencyKey(), rpc.ActorFrom(ctx))
 	return &recoveryv1.IssueBootstrapResponse{
 		NodeId: bundle.NodeID, Token: bundle.Token, ExpiresAt: timestamppb.New(bundle.ExpiresAt),
-		Profile: s.enroller.Profile(), Pos: bundle.Pos,
+		Profile: bundle.Profile, Pos: bundle.Pos,
 	}, shown(err)
 }
 

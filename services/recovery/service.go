@@ -29,6 +29,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
+	"github.com/gpuaas/mesh/services/recovery/profiles"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/storage"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
@@ -55,6 +56,7 @@ type Service struct {
 	owned    bool           // the service must close the signer
 	castore  *castore.Store // nil if the authority has no database of its own
 	keys     signingKeys
+	profiles *profiles.Book
 }
 
 // New builds a replica. It listens, and serves nothing before Run.
@@ -90,16 +92,15 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.openKeys(ctx); err != nil {
 		return err
 	}
-	told, err := readProfile(b.Logger, s.cfg.Profile)
-	if err != nil {
-		return err
-	}
 	lc, err := b.Peer("lifecycle", s.cfg.Peers.Lifecycle, nil)
 	if err != nil {
 		return err
 	}
 	metrics := b.Registry.ForService(b.Name)
 	wakes := &signals{}
+	if err := s.openProfiles(ctx, wakes); err != nil {
+		return err
+	}
 	identities, err := identity.New(identity.Deps{
 		Logger: b.Logger, Pool: b.DB, Keys: &s.keys.join, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed,
 		Told: &wakes.told, Audit: b.Audit, Policy: b.Policy,
@@ -116,7 +117,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	enroller, err := enrol.New(enrol.Deps{
-		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: told.current,
+		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profiles: s.profiles,
 		TaskKeys: s.keys.taskKeys, RecoveryTokens: s.keys.tokens, JoinStates: &s.keys.join, Wake: b.Wake,
 		Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	}, enrol.Config{
@@ -130,7 +131,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	poller, err := authority.New(authority.Deps{
 		Logger: b.Logger, Registerer: metrics, Pool: b.DB,
-		Changed: &wakes.changed,
+		Changed: &wakes.changed, Profiles: s.profiles.Authority,
 	}, authority.Config{RetiredFor: s.cfg.RetiredFor})
 	if err != nil {
 		return err
@@ -157,8 +158,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.serveInternal(ctx, identities, enroller, poller, admin); err != nil {
 		return err
 	}
-	err = errors.Join(s.addWatchdog(lc), s.addDrift(lc), s.addRollback(), s.addKeys(), s.addTokens(enroller),
-		s.addTrust(witness, enroller),
+	err = errors.Join(s.addWatchdog(lc), s.addDrift(lc), s.addRollback(), s.addKeys(), s.addTokens(),
+		s.addTrust(witness), s.addProfiles(),
 		s.serveEnrolment(ctx, enroller))
 	if err != nil {
 		return err
@@ -205,7 +206,9 @@ func (s *Service) serveInternal(
 	opts, mount := s.internal.HandlerOptions(), s.internal.Mount
 	return errors.Join(
 		mount(recoveryv1connect.NewSessionServiceHandler(
-			&sessions{identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy}, opts...)),
+			&sessions{
+				identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy, profiles: s.profiles,
+			}, opts...)),
 		mount(commonv1connect.NewAnnounceServiceHandler(rows, opts...)),
 		mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)),
 		mount(recoveryv1connect.NewIdentityServiceHandler(

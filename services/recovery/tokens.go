@@ -3,17 +3,16 @@ package recovery
 import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
 )
 
 // addTokens mounts the verbs of recovery tokens and adds the task that records when nothing was issued. It comes after
 // the internal port.
-func (s *Service) addTokens(enroller *enrol.Enroller) error {
+func (s *Service) addTokens() error {
 	b := s.base
 	server, err := tokens.NewServer(tokens.Deps{
 		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Audit: b.Audit,
-		Profile: func() string { return enroller.Profile().GetName() },
+		Profiles: s.profiles.Names,
 	})
 	if err != nil {
 		return err

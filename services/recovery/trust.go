@@ -10,7 +10,6 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
-	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
 	"github.com/gpuaas/mesh/services/recovery/trust"
 )
@@ -20,11 +19,11 @@ const partIngressTrust = "ingress_trust"
 
 // addTrust builds this replica's part in the preflight, and mounts its verbs. It must be called after the internal port
 // is made.
-func (s *Service) addTrust(signer ca.Signer, enroller *enrol.Enroller) error {
+func (s *Service) addTrust(signer ca.Signer) error {
 	b := s.base
 	preflight, err := trust.New(trust.Deps{
 		Logger: b.Logger, Pool: b.DB, Signer: signer, Services: b.Services, TrustDomain: b.Config.TrustDomain,
-		Replica: b.ReplicaID, Address: func() string { return enroller.Profile().GetApiUrl() }, Told: s.toldRoots,
+		Replica: b.ReplicaID, Address: func() string { return s.profiles.Told().GetApiUrl() }, Told: s.toldRoots,
 		Wake: b.Wake,
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
 			return tokens.Untrusted(ctx, tx, stop.From, stop.Until) // time in which nothing is issued ages no token
@@ -39,13 +38,13 @@ func (s *Service) addTrust(signer ca.Signer, enroller *enrol.Enroller) error {
 }
 
 // toldRoots returns the roots of the profile that agents are told, with those of the services' issuer, which agents
-// learn of when it has changed. It returns nil if the file of the profile cannot be read.
+// learn of when it has changed. It returns nil if there are none.
 func (s *Service) toldRoots() *pki.Bundle {
-	told, err := pki.LoadBundle(s.cfg.Profile.CAFile)
+	told, err := pki.DecodeCertificates(s.profiles.Told().GetCaBundlePem())
 	if err != nil {
 		return nil
 	}
-	all, err := pki.NewBundle(slices.Concat(told.Roots(), s.base.Services.Roots())...)
+	all, err := pki.NewBundle(slices.Concat(told, s.base.Services.Roots())...)
 	if err != nil {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/nodes"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/people"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/profiles"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/records"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/tokens"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/workspaces"
@@ -55,6 +56,7 @@ func Commands(p *kit.Program) []*cobra.Command {
 		controlplane.PolicyCommand(p), controlplane.ExplainCommand(p), records.IncidentsCommand(p), records.BrakeCommand(p),
 		records.NotificationsCommand(p),
 		controlplane.RollbackCommand(p), controlplane.KeysCommand(p), controlplane.CACommand(p), tokens.Command(p),
+		profiles.Command(p),
 		controlplane.RetentionCommand(p),
 		controlplane.ProjectionsCommand(p), controlplane.ConfigCommand(p),
 	}

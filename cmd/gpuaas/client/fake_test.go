@@ -49,6 +49,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedKeyServiceHandler
 	readmodelv1connect.UnimplementedTokenServiceHandler
 	readmodelv1connect.UnimplementedActionServiceHandler
+	readmodelv1connect.UnimplementedProfileServiceHandler
 	readmodelv1connect.UnimplementedDiagnosticsServiceHandler
 	readmodelv1connect.UnimplementedTrustServiceHandler
 	readmodelv1connect.UnimplementedRetentionServiceHandler
@@ -213,6 +214,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewKeyServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewTokenServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewActionServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewProfileServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewDiagnosticsServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewTrustServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRetentionServiceHandler(f, options...) },

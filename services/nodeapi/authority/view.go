@@ -50,6 +50,8 @@ type View struct {
 
 	// onChange is called in the order of the decisions, before the lease is renewed by a later pong.
 	onChange func(*recoveryv1.NodeAuthority)
+	// onProfiles is called with the valid versions of profiles, if recovery sends them.
+	onProfiles atomic.Pointer[func(*recoveryv1.AuthorityProfiles)]
 
 	start   time.Time
 	leaseTo atomic.Int64 // nanoseconds after start, monotonic
@@ -75,6 +77,10 @@ func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream
 		fresh: make(chan struct{}), lapsed: true,
 	}
 }
+
+// OnProfiles registers f, which is called with the valid versions of profiles: once the view has its nodes, and after
+// each change. f must not block.
+func (v *View) OnProfiles(f func(*recoveryv1.AuthorityProfiles)) { v.onProfiles.Store(&f) }
 
 // Fresh reports whether the view's lease stands, so that decisions may rest on the view.
 func (v *View) Fresh() bool {
@@ -173,6 +179,10 @@ func (v *View) runOnce(ctx context.Context) error {
 			snapshot, whole = nil, true
 		case *recoveryv1.WatchAuthorityResponse_Delta:
 			v.apply(f.Delta)
+		case *recoveryv1.WatchAuthorityResponse_Profiles:
+			if notify := v.onProfiles.Load(); notify != nil {
+				(*notify)(f.Profiles)
+			}
 		case *recoveryv1.WatchAuthorityResponse_Pong:
 			if at, ok := pings.take(f.Pong.GetPingId()); ok && whole {
 				v.renew(at)

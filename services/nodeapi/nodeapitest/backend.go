@@ -57,6 +57,7 @@ type Backend struct {
 	replaced   map[string]string // session → the nonce that its Hello named
 	sequence   int64
 	watchers   map[*watcher]struct{}
+	profiles   *recoveryv1.AuthorityProfiles // nil: none are sent
 	silent     bool
 	rpcs       map[string]int
 	challenges []*recoveryv1.ReportChallengeRequest

@@ -70,6 +70,7 @@ func (p *Backend) WatchAuthority(ctx context.Context,
 	w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_SnapshotEnd{
 		SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{Sequence: p.sequence},
 	}})
+	p.putProfilesLocked(w)
 	p.watchers[w] = struct{}{}
 	p.mu.Unlock()
 	defer func() {

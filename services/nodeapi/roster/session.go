@@ -75,6 +75,7 @@ type Session struct {
 	replaces     string
 	instanceID   string
 	agent        AgentFacts
+	profile      profileOf
 	clockOffset  time.Duration          // of the host's clock, as last reported; zero: none is known
 	diags        []*commonv1.Diagnostic // keptDiagnostics of Hello's, once they were reported, and of the reports since
 	version      int64
@@ -114,6 +115,7 @@ func (s *Session) Welcomed(instanceID string, generation int64, nonce, replaces 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.instanceID, s.generation, s.nonce, s.replaces, s.agent = instanceID, generation, nonce, replaces, facts
+	s.profile.reported = facts.Profile.GetFingerprint()
 }
 
 // SetInterval records the heartbeat interval that the agent is told to use. The policy's bound of silence as it is now
@@ -341,8 +343,12 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 		f.Diagnostics = newest(s.agent.Diags, keptDiagnostics)
 	}
 	if withHost {
-		f.Host, f.Profile, f.Diagnostics = s.agent.Host, s.agent.Profile, s.agent.Diags
+		f.Host, f.Diagnostics = s.agent.Host, s.agent.Diags
+		f.Profile = s.agent.Profile
 		f.TaskTypes = s.agent.TaskTypes
+	}
+	if s.profile.facts != nil {
+		f.Profile = s.profile.facts
 	}
 	if s.clockOffset != 0 {
 		f.ClockOffset = durationpb.New(s.clockOffset)

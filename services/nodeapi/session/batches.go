@@ -16,7 +16,7 @@ func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) 
 		return nil, fmt.Errorf("open sessions: %w", err)
 	}
 	s.cfg.Clock.Set(sent, wallclock.Now(), res.GetServerTime().AsTime())
-	s.profile.set(res.GetProfileFingerprint())
+	s.profiles.tell(res.GetProfileFingerprint())
 	return res.GetResults(), nil
 }
 

@@ -95,21 +95,3 @@ func (c *Clock) span(now instant) (time.Time, time.Time) {
 
 // Now returns the database's time.
 func (c *Clock) Now() time.Time { return wallclock.Now().Add(c.Offset()) }
-
-// profilePrint is the fingerprint of the profile that recovery holds for agents.
-type profilePrint struct {
-	mu          sync.Mutex
-	fingerprint string
-}
-
-func (p *profilePrint) set(fingerprint string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.fingerprint = fingerprint
-}
-
-func (p *profilePrint) get() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.fingerprint
-}

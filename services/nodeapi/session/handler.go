@@ -170,6 +170,8 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 		}
 	case *nodev1.ConnectRequest_CertificateStored:
 		// The next certificate counts when a session is ready on it; an acknowledgement changes nothing.
+	case *nodev1.ConnectRequest_ProfileAnswer:
+		h.profileAnswered(f.ProfileAnswer)
 	case *nodev1.ConnectRequest_Goodbye:
 		h.sess.Depart(f.Goodbye.GetReason())
 		return errHungUp
@@ -193,7 +195,7 @@ func (h *handler) heartbeat(f *nodev1.Heartbeat) {
 		h.diagnose(h.diags.take(nil, now))
 	}
 	if h.pace.heartbeat(now, h.server.lim.HeartbeatsPerSec) {
-		h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))
+		h.sess.SendInline(h.server.heartbeatAck(h.sess, f.GetSequence()))
 	}
 }
 

@@ -79,7 +79,8 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	h.join = res.GetJoinState()
 	h.sess.Welcomed(hello.GetNodeInstanceId(), res.GetGeneration(), nonce, hello.GetReplacesNonce(), roster.AgentFacts{
 		Version: hello.GetAgentVersion(), Protocol: hello.GetProtocolVersion(), LedgerID: hello.GetLedgerId(),
-		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: hello.GetProfile(), Diags: hello.GetDiagnostics(),
+		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: boundedProfile(hello.GetProfile()),
+		Diags:     hello.GetDiagnostics(),
 		TaskTypes: hello.GetTaskTypes(),
 		Recovery:  boundedRecovery(hello.GetRecovery()),
 	})
@@ -92,7 +93,7 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID,
 		TaskKeys: h.listed.GetTaskKeys().GetKeys(), ServiceRoots: h.rooted.GetServiceRoots(),
 		Policy: h.policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
-		ProfileFingerprint: h.server.profile.get(),
+		ProfileFingerprint: h.server.profileTold(h.sess),
 	}}})
 	return h.ready(ctx, res.GetGeneration())
 }

@@ -72,6 +72,7 @@ type Metrics interface {
 	Opened(outcome string)
 	Refused(reason string)
 	Frame(kind string)
+	Profile(outcome string)
 }
 
 // Deps of the server.
@@ -87,6 +88,8 @@ type Deps struct {
 	Diagnose  func(s *roster.Session, d []*commonv1.Diagnostic)
 	Host      func(s *roster.Session, changed *commonv1.HostFacts)
 	Policy    func() *commonv1.NodePolicy
+	// Profile is called when the agent of an admitted session has another profile.
+	Profile func(s *roster.Session)
 	// Clock is called when it changes how far the clock of an admitted session's host is from the database's.
 	Clock func(s *roster.Session, offset time.Duration)
 	// Rejected is called with each refused handshake. It must not block; nil: it is not called.
@@ -122,7 +125,7 @@ type Server struct {
 	grpc     *grpc.Server
 	validate protovalidate.Validator
 	budgets  *budgets
-	profile  profilePrint
+	profiles *profileBook
 
 	openings *batch.Batcher[*recoveryv1.OpenSession, *recoveryv1.OpenResult]
 	confirms *batch.Batcher[*recoveryv1.ConfirmSession, *recoveryv1.ConfirmResult]
@@ -142,7 +145,10 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	lim := config.Or(cfg.Limits, defaultLimits)
 	cfg.Clock = cmp.Or(cfg.Clock, &Clock{})
 	cfg.TaskKeys, cfg.ServiceRoots = cmp.Or(cfg.TaskKeys, &KeyList{}), cmp.Or(cfg.ServiceRoots, &RootList{})
-	s := &Server{deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), draining: make(chan struct{})}
+	s := &Server{
+		deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), profiles: newProfileBook(),
+		draining: make(chan struct{}),
+	}
 	s.openings = batch.New(256, 2, s.openBatch)
 	s.confirms = batch.New(256, 2, s.confirmBatch)
 	s.readies = batch.New(256, 2, s.readyBatch)
@@ -213,6 +219,7 @@ func (s *Server) Serve(lis net.Listener) error {
 func (s *Server) Tasks() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"opens": s.openings.Run, "confirms": s.confirms.Run, "readies": s.readies.Run, "keys-of-agents": s.keys.Run,
+		"profile-offers": s.offerProfiles,
 	}
 }
 
@@ -290,9 +297,9 @@ func (s *Server) refuse(stream roster.Stream, err error) error {
 	return fault.ToGRPC(err, "")
 }
 
-func (s *Server) heartbeatAck(sequence int64) *nodev1.ConnectResponse {
+func (s *Server) heartbeatAck(sess *roster.Session, sequence int64) *nodev1.ConnectResponse {
 	return &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{
-		Sequence: sequence, ServerTime: timestamppb.New(s.cfg.Clock.Now()), ProfileFingerprint: s.profile.get(),
+		Sequence: sequence, ServerTime: timestamppb.New(s.cfg.Clock.Now()), ProfileFingerprint: s.profileTold(sess),
 	}}}
 }
 

@@ -23,7 +23,7 @@ func (h *handler) working() func() {
 		if over {
 			return
 		}
-		h.sess.Send(h.server.heartbeatAck(0))
+		h.sess.Send(h.server.heartbeatAck(h.sess, 0))
 		timer.Reset(workingEvery)
 	})
 	return func() {

@@ -198,6 +198,12 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("token.revoke", "node", m.GetNodeId())
 	case *readmodelv1.ExtendTokensRequest:
 		return entry("token.extend", "profile", m.GetProfile())
+	case *readmodelv1.SetProfileRequest:
+		return entry("profile.set", "profile", m.GetName())
+	case *readmodelv1.ActivateProfileRequest:
+		return entry("profile.activate", "profile", m.GetName())
+	case *readmodelv1.RetireProfileRequest:
+		return entry("profile.retire", "profile", m.GetName())
 	case *readmodelv1.RunPreflightRequest:
 		return entry("ca.preflight", "preflight", "mesh")
 	default:

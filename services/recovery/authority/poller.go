@@ -42,6 +42,8 @@ type Deps struct {
 	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
 	Pool       *pgxpool.Pool
 	Changed    *events.Signal // notified after commits of this process
+	// Profiles returns the profiles of nodes, the same message until they have changed. Nil: none are sent.
+	Profiles func() *recoveryv1.AuthorityProfiles
 }
 
 // Poller reads decisions and serves them to any number of watchers.
@@ -63,6 +65,7 @@ type Poller struct {
 	joining  []*watcher
 	forgotAt time.Time
 	failure  error
+	profiles *recoveryv1.AuthorityProfiles // that watchers were sent last
 }
 
 type ping struct {
@@ -169,6 +172,7 @@ func (p *Poller) runOnce(ctx context.Context) error {
 			p.offerLocked(w, &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Delta{Delta: n}})
 		}
 	}
+	p.profilesLocked()
 	for _, w := range joining {
 		if w.ctx.Err() == nil {
 			p.admitLocked(w)
@@ -212,6 +216,7 @@ type decision struct {
 	Sequence           int64  `db:"authority_seq"`
 	ReplacedNonce      string `db:"replaced_nonce"`
 	Launched           bool   `db:"launched" expr:"@.instance_id IS NOT NULL"`
+	Profile            string `db:"profile"`
 }
 
 // decisionsAfter reads the decisions after a number. Where all decisions are read ($3), nodes that were retired longer
@@ -280,6 +285,7 @@ func (d decision) proto(ctx context.Context) *recoveryv1.NodeAuthority {
 		ConfirmedSessionId: d.ConfirmedSessionID, Sequence: d.Sequence,
 		ReplacedNonce: d.ReplacedNonce,
 		Launched:      d.Launched,
+		Profile:       d.Profile,
 	}
 }
 

@@ -26,13 +26,16 @@ const (
 	kindRejected = "ingress.rejected"
 	kindBacklog  = "task_backlog.changed"
 	kindTrust    = "ca_preflight.changed"
+	kindProfile  = "profile.changed"
 )
 
 // Kinds returns the kinds of events that are evidence. That a replica began to listen, or leaves, and that the
-// preflight of the authority has another state, only has the judge look at once: both are in rows.
+// preflight of the authority has another state, only has the judge look at once, and a version of a profile has it
+// judge the nodes that report it: all three are in rows.
 func Kinds() []string {
 	return []string{
 		kindIdentity, kindSession, kindGate, kindReplica, kindAttempt, kindRefused, kindRejected, kindBacklog, kindTrust,
+		kindProfile,
 	}
 }
 
@@ -46,7 +49,7 @@ func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 // rounds of the judge do.
 func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	changes := make([]change, 0, len(records))
-	var facts []string
+	var facts, profiles []string
 	nodes := map[string]*node{}
 	for _, r := range records {
 		c, err := read(r)
@@ -58,16 +61,22 @@ func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 			if c.facts {
 				facts = append(facts, c.nodeID)
 			}
+			if c.profile {
+				profiles = append(profiles, c.nodeID)
+			}
 			nodes[c.nodeID] = &node{}
 		}
 	}
 	if len(changes) == 0 {
-		return nil
+		return profilesChanged(ctx, tx, records)
 	}
 	if err := lock(ctx, tx, nodes); err != nil {
 		return err
 	}
 	if err := loadFacts(ctx, tx, nodes, facts); err != nil {
+		return err
+	}
+	if err := loadProfiles(ctx, tx, nodes, profiles); err != nil {
 		return err
 	}
 	if err := compareClaims(ctx, tx, changes, nodes); err != nil {
@@ -84,10 +93,13 @@ func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 		}
 	}
 	for _, n := range nodes {
-		n.due = n.news() || n.proofChanged()
+		n.due = n.news() || n.proofChanged() || n.profileNews
 		n.mismatched(records[len(records)-1].CreatedAt)
 	}
-	return save(ctx, tx, nodes)
+	if err := save(ctx, tx, nodes); err != nil {
+		return err
+	}
+	return profilesChanged(ctx, tx, records)
 }
 
 // change is what one event is evidence of.
@@ -95,6 +107,7 @@ type change struct {
 	nodeID   string
 	identity bool // it makes the node known
 	facts    bool // it has facts of the host
+	profile  bool // it has the profile of the node
 	claim    *claim
 	apply    func(*node)
 }
@@ -114,7 +127,7 @@ func read(r events.Record) (change, error) {
 		if err := r.Decode(s); err != nil {
 			return change{}, err
 		}
-		return change{nodeID: s.GetNodeId(), facts: tellsFacts(s), apply: func(n *node) {
+		return change{nodeID: s.GetNodeId(), facts: tellsFacts(s), profile: s.GetProfile() != nil, apply: func(n *node) {
 			n.sessionChanged(s, r.AggregateVersion, r.CreatedAt, r.CorrelationID)
 		}}, nil
 	case kindGate:

@@ -262,7 +262,10 @@ func (t *turn) take(ctx context.Context, tx pgx.Tx) error {
 			n.down, n.downSince = true, *n.SilentSince
 		}
 	}
-	return loadEvidence(ctx, tx, t.nodes)
+	if err := loadEvidence(ctx, tx, t.nodes); err != nil {
+		return err
+	}
+	return judgeProfiles(ctx, tx, t.nodes)
 }
 
 func (t *turn) lock(ctx context.Context, tx pgx.Tx, statement *pg.Statement, which any) ([]*node, error) {

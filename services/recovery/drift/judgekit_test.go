@@ -159,6 +159,9 @@ func (k *kit) append(messages ...proto.Message) {
 		case *recoveryv1.Evidence:
 			role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleLifecycle, "task_backlog.changed", "task_backlog",
 				x.GetNodeId()
+		case *recoveryv1.ProfileVersion:
+			e.Kind, e.AggregateType = "profile.changed", "profile"
+			e.AggregateID = x.GetProfile().GetFingerprint()
 		case *nodev1.IngressRejected:
 			role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleNodeAPI, "ingress.rejected", "ingress_rejection",
 				x.GetRejectionId()

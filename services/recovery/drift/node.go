@@ -22,6 +22,10 @@ type node struct {
 	// facts of its host, where events tell of them, and as they are stored; nil: there are none
 	facts, factsWere *factsRow
 
+	// the profile that it reports, where events tell of one; and whether it differs from what is stored
+	profile     *profileRow
+	profileNews bool
+
 	down, lost bool      // it is silent for too long; the replica that served it is lost
 	downSince  time.Time // when it was heard last
 }

@@ -60,6 +60,7 @@ func (n *node) told(s *nodev1.SessionChanged, serving bool, at time.Time, correl
 	e := Evidence{NodeID: n.NodeID, Source: session, ObservedAt: at, CorrelationID: correlation}
 	if serving {
 		n.clockTold(s, e)
+		n.profileTold(s, at)
 	}
 	if !tellsFacts(s) || !ids.Valid(s.GetNodeInstanceId()) {
 		return

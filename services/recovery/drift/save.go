@@ -58,6 +58,9 @@ func save(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error {
 	if err := saveFacts(ctx, tx, nodes); err != nil {
 		return err
 	}
+	if err := saveProfiles(ctx, tx, nodes); err != nil {
+		return err
+	}
 	return saveEvidence(ctx, tx, observed)
 }
 

@@ -1,6 +1,7 @@
 package enrol
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -31,14 +32,18 @@ type Bundle struct {
 	NodeID    string
 	Token     string
 	ExpiresAt time.Time
+	Profile   *commonv1.Profile // of the node: the version that is active now
 	Pos       string
+
+	profile string // of the node, by name
 }
 
 // IssueBootstrap makes a node known and issues its token. It is given for a new name, for a node that is pending, that
 // is on hold (the token ends the hold), or whose certificate was never used; an earlier token of the node that was not
 // used is revoked. A repetition with the same idempotency key by the same person returns the same token id with a new
-// secret while the token is unused; the secret of the first answer, which was lost, is invalid then.
-func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Duration, idempotencyKey,
+// secret while the token is unused; the secret of the first answer, which was lost, is invalid then. A profile becomes
+// the node's; without a name a node keeps the one it has, and a new node has the default.
+func (e *Enroller) IssueBootstrap(ctx context.Context, name, profile string, life time.Duration, idempotencyKey,
 	by string,
 ) (Bundle, error) {
 	if life == 0 {
@@ -49,13 +54,16 @@ func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Du
 			fault.Unmet("valid_for: between 1s and 24h"))
 	}
 	var out Bundle
-	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		var err error
-		if out, err = e.issue(ctx, tx, name, life, idempotencyKey, by); err != nil {
-			return err
-		}
-		return failpoint.Hit("recovery.issue_bootstrap.before_commit")
-	})
+	_, err := e.deps.Profiles.Active(ctx, profile)
+	if err == nil {
+		err = pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+			var err error
+			if out, err = e.issue(ctx, tx, name, profile, life, idempotencyKey, by); err != nil {
+				return err
+			}
+			return failpoint.Hit("recovery.issue_bootstrap.before_commit")
+		})
+	}
 	if pg.IsUnique(err, "identity_name") || pg.IsUnique(err, "token_idempotency") {
 		return Bundle{}, fault.New(commonv1.Reason_REASON_CONFLICT, "", fault.Cause(err))
 	}
@@ -64,12 +72,15 @@ func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Du
 		return Bundle{}, fmt.Errorf("issue bootstrap token: %w", e.deps.Audit.Refuse(ctx, refused, err))
 	}
 	e.committed()
+	if out.Profile, err = e.deps.Profiles.Active(ctx, out.profile); err != nil {
+		return Bundle{}, fmt.Errorf("issue bootstrap token: %w", err)
+	}
 	e.deps.Logger.InfoContext(ctx, "bootstrap token issued", slog.String(obs.KeyNodeID, out.NodeID), slog.String("by", by),
 		slog.Time("expires_at", out.ExpiresAt))
 	return out, nil
 }
 
-func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.Duration, idempotencyKey,
+func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name, profile string, life time.Duration, idempotencyKey,
 	by string,
 ) (Bundle, error) {
 	if err := rollback.Refuse(ctx, tx); err != nil {
@@ -96,24 +107,36 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.
 		return Bundle{}, err
 	}
 	if r == nil {
-		r = &identity.Record{NodeID: ids.New(), Name: name, StateBy: by, StateReason: "made known"}
+		r = &identity.Record{NodeID: ids.New(), Name: name, Profile: profile, StateBy: by, StateReason: "made known"}
 		if _, err := identity.Insert(ctx, tx, r); err != nil {
 			return Bundle{}, err
 		}
 	} else if err := mayBootstrap(r); err != nil {
 		return Bundle{}, err
 	}
+	moved := profile != "" && profile != r.Profile
+	if moved && tokenID != "" {
+		return Bundle{}, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
+	}
+	r.Profile = cmp.Or(profile, r.Profile)
 	out := Bundle{NodeID: r.NodeID}
+	out.profile = r.Profile
 	if out.Token, out.ExpiresAt, err = writeToken(ctx, tx, r.NodeID, tokenID, life, idempotencyKey, by); err != nil {
 		return Bundle{}, err
 	}
 	r.StateReason, r.StateBy = "bootstrap token issued", by
-	if out.Pos, err = identity.SaveQuietly(ctx, tx, r); err != nil {
+	save := identity.SaveQuietly
+	if moved {
+		save = identity.Save // replicas of nodeapi offer the node its profile
+	}
+	if out.Pos, err = save(ctx, tx, r); err != nil {
 		return Bundle{}, err
 	}
 	_, err = e.deps.Audit.Record(ctx, tx, audit.Entry{
 		Action: "node.bootstrap.issue", Actor: by, SubjectType: "node", SubjectID: r.NodeID, NodeID: r.NodeID,
-		Details: map[string]any{"name": name, "expires_at": out.ExpiresAt, "again": tokenID != ""},
+		Details: map[string]any{
+			"name": name, "expires_at": out.ExpiresAt, "again": tokenID != "", "profile": e.deps.Profiles.Name(r.Profile),
+		},
 	})
 	return out, err
 }

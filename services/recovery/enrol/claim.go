@@ -22,6 +22,7 @@ type claim struct {
 	id         string
 	nodeID     string
 	instanceID string // of the node, if the attempt makes a new one
+	profile    string // of the node, by name
 
 	dbTime time.Time // when it was taken, by the database's clock
 	taken  time.Time // the same by this process's monotonic clock
@@ -34,10 +35,10 @@ func (c *claim) now() time.Time { return c.dbTime.Add(time.Since(c.taken)) }
 // for a renewal. An earlier attempt
 // whose lease has run out is abandoned; a certificate that it had signed becomes an orphan. If another attempt's lease
 // stands, takeClaim returns fault enrollment_in_flight.
-func takeClaim(ctx context.Context, tx pgx.Tx, nodeID string, by token, key []byte, lease time.Duration,
+func takeClaim(ctx context.Context, tx pgx.Tx, r *identity.Record, by token, key []byte, lease time.Duration,
 	now time.Time,
 ) (*claim, error) {
-	held, err := pg.One[heldLease](ctx, tx, readClaim, nodeID)
+	held, err := pg.One[heldLease](ctx, tx, readClaim, r.NodeID)
 	switch {
 	case pg.IsNoRows(err):
 	case err != nil:
@@ -50,12 +51,14 @@ func takeClaim(ctx context.Context, tx pgx.Tx, nodeID string, by token, key []by
 			return nil, err
 		}
 	}
-	c := &claim{id: ids.New(), nodeID: nodeID, instanceID: ids.New(), dbTime: now, taken: time.Now()}
+	c := &claim{
+		id: ids.New(), nodeID: r.NodeID, instanceID: ids.New(), profile: r.Profile, dbTime: now, taken: time.Now(),
+	}
 	tokenID, recoveryID := by.ID, ""
 	if by.Kind == KindRecovery {
 		tokenID, recoveryID = "", by.ID
 	}
-	_, err = pg.Exec(ctx, tx, insertClaim, c.id, tokenID, nodeID, key, lease.Seconds(), recoveryID)
+	_, err = pg.Exec(ctx, tx, insertClaim, c.id, tokenID, r.NodeID, key, lease.Seconds(), recoveryID)
 	if err != nil {
 		return nil, fmt.Errorf("claim enrolment: %w", err)
 	}

@@ -65,8 +65,8 @@ type Deps struct {
 	Pool       *pgxpool.Pool
 	Signer     ca.Signer
 	Policy     policy.Reader
-	// Profile returns the profile that agents are sent.
-	Profile func() *commonv1.Profile
+	// Profiles has the profiles that nodes are given.
+	Profiles Profiles
 	// TaskKeys returns the public keys by which agents verify tasks, in the form of GPUAAS_TASK_SIGNING_PUBKEYS.
 	TaskKeys func() (string, error)
 	// RecoveryTokens has the keys of recovery tokens. Nil: the provisioner's key alone.
@@ -77,6 +77,14 @@ type Deps struct {
 	Audit *audit.Log
 	// Wake, Changed and Told are notified as described at identity.Deps.
 	Wake, Changed, Told *events.Signal
+}
+
+// Profiles are the profiles of nodes, by name.
+type Profiles interface {
+	// Name returns the name of a node's profile; empty stands for the default.
+	Name(name string) string
+	// Active returns the version that nodes of a name are given, or fault profile_unknown.
+	Active(ctx context.Context, name string) (*commonv1.Profile, error)
 }
 
 // Enroller issues certificates. Safe for concurrent use; any number of replicas share the database.
@@ -94,7 +102,7 @@ type Enroller struct {
 
 // New checks the dependencies; it touches neither the database nor the authority.
 func New(deps Deps, cfg Config) (*Enroller, error) {
-	if deps.Logger == nil || deps.Pool == nil || deps.Signer == nil || deps.Policy == nil || deps.Profile == nil ||
+	if deps.Logger == nil || deps.Pool == nil || deps.Signer == nil || deps.Policy == nil || deps.Profiles == nil ||
 		deps.TaskKeys == nil || deps.JoinStates == nil {
 		return nil, errors.New("enroller needs a logger, a pool, an authority, a policy, a profile, task keys and a verifier")
 	}
@@ -151,9 +159,6 @@ func (e *Enroller) count(way string, repeated bool, err error) {
 	e.outcomes.WithLabelValues(way, outcome).Inc()
 }
 
-// Profile returns the profile that agents are sent.
-func (e *Enroller) Profile() *commonv1.Profile { return e.deps.Profile() }
-
 func (e *Enroller) committed() {
 	e.deps.Wake.Notify()
 	e.deps.Changed.Notify()
@@ -180,7 +185,7 @@ func (e *Enroller) sign(ctx context.Context, c *claim, csr []byte, instanceID st
 			fault.Cause(context.Cause(ctx)))
 	}
 	issued, err := e.deps.Signer.Sign(ctx, ca.SignRequest{
-		CSR: csr, NodeID: c.nodeID, NodeInstanceID: instanceID, Profile: e.deps.Profile().GetName(),
+		CSR: csr, NodeID: c.nodeID, NodeInstanceID: instanceID, Profile: e.deps.Profiles.Name(c.profile),
 		TTL: e.deps.Policy.Current().CertificateTTL(),
 		Now: c.now(),
 	})

@@ -1,6 +1,7 @@
 package enrol_test
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/rand"
@@ -118,7 +119,7 @@ func newKit(t *testing.T) *kit {
 func (k *kit) replica() *enrol.Enroller {
 	k.t.Helper()
 	e, err := enrol.New(enrol.Deps{
-		Logger: testkit.Logger(k.t), Pool: k.pool, Signer: k.ca, Policy: k.policy, Profile: defaultProfile,
+		Logger: testkit.Logger(k.t), Pool: k.pool, Signer: k.ca, Policy: k.policy, Profiles: twoProfiles{},
 		TaskKeys: func() (string, error) { return "k:AAAA", nil }, JoinStates: k.keys,
 	}, enrol.Config{
 		TrustDomain: "mesh.test", PerToken: 10000, PerTokenBurst: 10000, PerSecond: 10000, Burst: 10000,
@@ -152,7 +153,7 @@ func (k *kit) key() (crypto.Signer, []byte) {
 
 func (k *kit) bootstrap(name string) enrol.Bundle {
 	k.t.Helper()
-	b, err := k.enroller.IssueBootstrap(k.ctx, name, 0, "", "ada")
+	b, err := k.enroller.IssueBootstrap(k.ctx, name, "", 0, "", "ada")
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -266,5 +267,16 @@ func (k *kit) snapshot() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// defaultProfile returns the profile that agents are sent in tests.
-func defaultProfile() *commonv1.Profile { return &commonv1.Profile{Name: "default"} }
+// twoProfiles has the profiles default and other.
+type twoProfiles struct{}
+
+// Name returns default for an empty name.
+func (twoProfiles) Name(name string) string { return cmp.Or(name, "default") }
+
+// Active returns a profile with the name alone.
+func (o twoProfiles) Active(_ context.Context, name string) (*commonv1.Profile, error) {
+	if name = o.Name(name); name != "default" && name != "other" {
+		return nil, fault.New(commonv1.Reason_REASON_PROFILE_UNKNOWN, "")
+	}
+	return &commonv1.Profile{Name: name}, nil
+}

@@ -63,8 +63,6 @@ func (e *Enroller) proveRecovery(ctx context.Context, presented Presented, req *
 		return nil, fault.New(commonv1.Reason_REASON_TOKEN_NOT_YET_VALID, "")
 	case claims.Era > m.Era:
 		return nil, rollback.Refusal() // of a history that the database has lost
-	case claims.Profile != e.deps.Profile().GetName():
-		return nil, invalid("it is of another profile")
 	}
 	parsed, err := ca.CheckCSR(req.GetCsr(), pki.NodeID(e.cfg.TrustDomain, claims.NodeID))
 	if err != nil {
@@ -123,6 +121,9 @@ func (e *Enroller) checkRecovery(ctx context.Context, tx pgx.Tx, r *identity.Rec
 	}
 	if reason := identity.RecoveryRefusal(r); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return nil, nil, fault.New(reason, "")
+	}
+	if a.claims.Profile != e.deps.Profiles.Name(r.Profile) {
+		return nil, nil, invalid("it is of another profile")
 	}
 	ruling := identity.JudgeRecovery(r.Standing(m.Era), identity.Present(e.deps.JoinStates, r, a.joinState))
 	if a.token.State == tokens.StateUsed {
@@ -234,7 +235,7 @@ func (e *Enroller) offer(ctx context.Context, tx pgx.Tx, r *identity.Record, ser
 	sum := sha256.Sum256(recoveryKey)
 	keyID, signs := e.recovery.KeyID()
 	row, ok, err := tokens.Offer(ctx, tx, tokens.Offered{
-		NodeID: r.NodeID, InstanceID: r.InstanceID, Profile: e.deps.Profile().GetName(), KeyID: keyID, Signs: signs,
+		NodeID: r.NodeID, InstanceID: r.InstanceID, Profile: e.deps.Profiles.Name(r.Profile), KeyID: keyID, Signs: signs,
 		Serial: serial, KeySHA256: sum[:], Era: era, Ready: r.CurrentSerial == serial,
 	})
 	if err != nil || !ok {

@@ -233,7 +233,7 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 			done.offered, err = e.offer(ctx, tx, r, done.serial.Serial, a.recoveryKey, m.Era)
 			return err
 		}
-		if c, err = takeClaim(ctx, tx, r.NodeID, a.token, a.key, e.cfg.ClaimLease, m.Now); err != nil {
+		if c, err = takeClaim(ctx, tx, r, a.token, a.key, e.cfg.ClaimLease, m.Now); err != nil {
 			return err
 		}
 		if a.continues {

@@ -373,7 +373,7 @@ func TestAuthorityDown(t *testing.T) {
 func TestIssueBootstrap(t *testing.T) {
 	k := newKit(t)
 	issue := func(name, key, by string) (enrol.Bundle, error) {
-		return k.enroller.IssueBootstrap(k.ctx, name, time.Minute, key, by)
+		return k.enroller.IssueBootstrap(k.ctx, name, "", time.Minute, key, by)
 	}
 	first, err := issue("node-1", "k1", "ada")
 	if err != nil {
@@ -405,14 +405,14 @@ func TestIssueBootstrap(t *testing.T) {
 	k.exec(`UPDATE recovery.identity SET current_serial = next_serial, next_serial = ''`)
 	_, err = issue("node-1", "k4", "bob")
 	k.refused(err, commonv1.Reason_REASON_ALREADY_EXISTS)
-	_, err = k.enroller.IssueBootstrap(k.ctx, "node-2", 25*time.Hour, "", "ada")
+	_, err = k.enroller.IssueBootstrap(k.ctx, "node-2", "", 25*time.Hour, "", "ada")
 	k.refused(err, commonv1.Reason_REASON_INVALID_ARGUMENT)
 }
 
 func TestRateLimit(t *testing.T) {
 	k := newKit(t)
 	e, err := enrol.New(enrol.Deps{
-		Logger: testkit.Logger(t), Pool: k.pool, Signer: k.ca, Policy: fixedPolicy(), Profile: defaultProfile,
+		Logger: testkit.Logger(t), Pool: k.pool, Signer: k.ca, Policy: fixedPolicy(), Profiles: twoProfiles{},
 		TaskKeys: func() (string, error) { return "", nil }, JoinStates: k.keys,
 	}, enrol.Config{TrustDomain: "mesh.test", PerToken: 0.001, PerTokenBurst: 2})
 	if err != nil {

@@ -167,7 +167,7 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 		if err := identity.RefuseForeignKey(ctx, tx, r.NodeID, key); err != nil {
 			return err
 		}
-		c, err = takeClaim(ctx, tx, r.NodeID, token{}, key, e.cfg.ClaimLease, m.Now)
+		c, err = takeClaim(ctx, tx, r, token{}, key, e.cfg.ClaimLease, m.Now)
 		return err
 	})
 	if err != nil {

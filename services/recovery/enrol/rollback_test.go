@@ -97,7 +97,7 @@ func TestRollbackModeEndsAndBeginsNothing(t *testing.T) {
 		InstanceId:  b.instance,
 		WorkspaceId: b.workspace, Epoch: 1,
 	}))
-	_, err = k.enroller.IssueBootstrap(k.ctx, "two", 0, "", "ada")
+	_, err = k.enroller.IssueBootstrap(k.ctx, "two", "", 0, "", "ada")
 	k.waits("bootstrap", err)
 	if swept, err := k.enroller.Sweep(k.ctx); err != nil || swept != (enrol.Swept{}) {
 		t.Errorf("swept %+v, %v", swept, err)

@@ -128,9 +128,13 @@ func (e *Enroller) answer(ctx context.Context, made *repeat) (*recoveryv1.Enroll
 	if err != nil {
 		return nil, err
 	}
+	profile, err := e.deps.Profiles.Active(ctx, r.Profile)
+	if err != nil {
+		return nil, err
+	}
 	return &recoveryv1.EnrollResponse{
 		RecoveryToken: text, NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM,
-		Profile: e.deps.Profile(),
+		Profile: profile,
 		Policy:  NodePolicy(e.deps.Policy.Current()), TaskSigningPubkeys: keys, ServerTime: timestamppb.New(now),
 		NodeName: r.Name, WorkspaceId: r.WorkspaceID,
 		Epoch: r.Epoch,

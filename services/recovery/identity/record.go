@@ -39,6 +39,7 @@ type Record struct {
 	TenantID           string          `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
 	Epoch              int64           `db:"epoch"`
 	LaunchedInstanceID string          `db:"instance_id" expr:"COALESCE(@.instance_id::text, '')"`
+	Profile            string          `db:"profile"` // by name; empty: the default
 	Mints              int32           `db:"mints"`
 	RefusedRegisters   int32           `db:"refused_registers"`
 	LastRefusal        commonv1.Reason `db:"-"`
@@ -81,6 +82,7 @@ func (r *Record) Proto() *recoveryv1.NodeIdentity {
 		CreatedAt: timestamppb.New(r.CreatedAt),
 		Version:   r.Version,
 		Alarm:     r.Alarm,
+		Profile:   r.Profile,
 	}
 	if !r.CertificateEnds.IsZero() {
 		out.CertificateNotAfter = timestamppb.New(r.CertificateEnds)
@@ -94,7 +96,7 @@ func (r *Record) Authority() *recoveryv1.NodeAuthority {
 		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, State: r.State, FenceEpoch: r.FenceEpoch,
 		CurrentSerial: r.CurrentSerial, NextSerial: r.NextSerial, Issued: r.Issued, Confirmed: r.Confirmed,
 		ConfirmedSessionId: r.ConfirmedSession, Sequence: r.AuthoritySeq, ReplacedNonce: r.ReplacedNonce,
-		Launched: r.LaunchedInstanceID != "",
+		Launched: r.LaunchedInstanceID != "", Profile: r.Profile,
 	}
 }
 

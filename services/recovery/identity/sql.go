@@ -33,8 +33,9 @@ var (
 
 	insertNode = pg.Define(pg.RoleRecovery, "identity.insert_node", `
 		INSERT INTO recovery.identity (node_id, name, state, state_by, state_reason, state_at, created_at, version,
-			workspace_id, tenant_id, epoch, instance_id)
-		VALUES ($1, $2, 'pending', $3, $4, $5, $5, 0, NULLIF($6, '')::uuid, NULLIF($7, '')::uuid, $8, NULLIF($9, '')::uuid)`)
+			workspace_id, tenant_id, epoch, instance_id, profile)
+		VALUES ($1, $2, 'pending', $3, $4, $5, $5, 0, NULLIF($6, '')::uuid, NULLIF($7, '')::uuid, $8,
+			NULLIF($9, '')::uuid, $10)`)
 
 	updateNodes = pg.Define(pg.RoleRecovery, "identity.update_nodes", `
 		UPDATE recovery.identity i SET
@@ -46,14 +47,15 @@ var (
 				replaced_nonce = n.replaced_nonce,
 			current_serial = n.current_serial, next_serial = n.next_serial, certificate_not_after = n.certificate_not_after,
 			issuer_fingerprint = n.issuer_fingerprint, mints = n.mints, refused_registers = n.refused_registers,
-				last_refusal = n.last_refusal, authority_seq = n.authority_seq, join_keys = n.join_keys, version = n.version
+				last_refusal = n.last_refusal, authority_seq = n.authority_seq, join_keys = n.join_keys, profile = n.profile,
+				version = n.version
 		FROM jsonb_to_recordset($1::jsonb) AS n (node_id uuid, node_instance_id uuid, state text, state_reason text,
 			state_by text,
 			state_at timestamptz, alarm text, fence_epoch bigint, fence_acked bigint, told bigint, told_acked bigint,
 				issued bigint,
 			confirmed bigint, confirmed_session_id uuid, replaced_nonce text, current_serial text, next_serial text,
 			certificate_not_after timestamptz, issuer_fingerprint text, mints integer, refused_registers integer,
-				last_refusal text, authority_seq bigint, join_keys text[], version bigint)
+				last_refusal text, authority_seq bigint, join_keys text[], profile text, version bigint)
 		WHERE i.node_id = n.node_id AND i.version = n.version - 1`)
 
 	raiseGenerations = pg.Define(pg.RoleRecovery, "identity.raise_generations", `

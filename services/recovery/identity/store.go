@@ -127,7 +127,7 @@ func Insert(ctx context.Context, tx pgx.Tx, r *Record) (string, error) {
 	}
 	r.State, r.StateAt, r.CreatedAt, r.Version = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, m.Now, m.Now, 0
 	_, err = pg.Exec(ctx, tx, insertNode, r.NodeID, r.Name, r.StateBy, r.StateReason, m.Now, r.WorkspaceID, r.TenantID,
-		r.Epoch, r.LaunchedInstanceID)
+		r.Epoch, r.LaunchedInstanceID, r.Profile)
 	if err != nil {
 		return "", fmt.Errorf("insert node: %w", err)
 	}
@@ -160,6 +160,7 @@ type row struct {
 	LastRefusal       string     `json:"last_refusal"`
 	AuthoritySeq      int64      `json:"authority_seq"`
 	JoinKeys          []string   `json:"join_keys"`
+	Profile           string     `json:"profile"`
 	Version           int64      `json:"version"`
 }
 
@@ -178,7 +179,8 @@ func (r *Record) row() row {
 		Told: r.Told, ToldAcked: r.ToldAcked, Issued: r.Issued, Confirmed: r.Confirmed,
 		ConfirmedSession: nullable(r.ConfirmedSession), ReplacedNonce: r.ReplacedNonce, CurrentSerial: r.CurrentSerial,
 		NextSerial: r.NextSerial, CertificateEnds: nullable(r.CertificateEnds), IssuerFingerprint: r.IssuerFingerprint,
-		Mints: r.Mints, RefusedRegisters: r.RefusedRegisters, AuthoritySeq: r.AuthoritySeq, Version: r.Version,
+		Mints: r.Mints, RefusedRegisters: r.RefusedRegisters, AuthoritySeq: r.AuthoritySeq, Profile: r.Profile,
+		Version: r.Version,
 	}
 	out.JoinKeys = append([]string{}, r.JoinKeys...)
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED && r.unreadState != "" {

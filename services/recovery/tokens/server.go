@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,10 +41,10 @@ type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Policy policy.Reader
-	// Profile returns the name of the profile to which tokens are bound.
-	Profile func() string
-	Wake    *events.Signal // notified after commits that appended events
-	Audit   *audit.Log     // records refusals; nil: none are recorded
+	// Profiles returns the names of the profiles to which tokens are bound.
+	Profiles func() []string
+	Wake     *events.Signal // notified after commits that appended events
+	Audit    *audit.Log     // records refusals; nil: none are recorded
 }
 
 // Server implements TokenService. Safe for concurrent use.
@@ -51,8 +52,8 @@ type Server struct{ deps Deps }
 
 // NewServer checks the dependencies.
 func NewServer(deps Deps) (*Server, error) {
-	if deps.Logger == nil || deps.Pool == nil || deps.Policy == nil || deps.Profile == nil {
-		return nil, errors.New("token server needs a logger, a pool, the policy and a profile")
+	if deps.Logger == nil || deps.Pool == nil || deps.Policy == nil || deps.Profiles == nil {
+		return nil, errors.New("token server needs a logger, a pool, the policy and the profiles")
 	}
 	return &Server{deps: deps}, nil
 }
@@ -299,9 +300,9 @@ func (s *Server) checkExtend(req *recoveryv1.ExtendTokensRequest, reason string,
 		return rollback.Refusal()
 	case reason == "":
 		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
-	case req.GetProfile() != s.deps.Profile():
+	case !slices.Contains(s.deps.Profiles(), req.GetProfile()):
 		return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no profile of that name",
-			fault.Remedy("the profile is "+s.deps.Profile()))
+			fault.Remedy("the profiles are "+strings.Join(s.deps.Profiles(), ", ")))
 	case !until.After(m.Now), until.After(m.Now.Add(MaxExtension)):
 		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "an extension reaches at most 30 days ahead",
 			fault.Unmet("until: between now and 30 days from now"))

@@ -21,6 +21,7 @@ func TestReadsAreKnown(t *testing.T) {
 		readmodelv1.File_gpuaas_readmodel_v1_tokens_proto, readmodelv1.File_gpuaas_readmodel_v1_events_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_actions_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_projections_proto, readmodelv1.File_gpuaas_readmodel_v1_retention_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_profiles_proto,
 	} {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
@@ -33,11 +34,13 @@ func TestReadsAreKnown(t *testing.T) {
 	}
 	slices.Sort(commands)
 	want := []string{
-		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CollectDiagnostics",
+		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ActivateProfile", "ChangeNodeIdentity", "ChangeTask",
+		"CollectDiagnostics",
 		"CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
 		"ExtendTokens", "ForceRelease", "ForgetConsumer", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
-		"RebuildProjections", "ReleaseBrake", "RetryRelease", "RevokeTokens", "RotateKey", "RunPreflight", "SetCordon",
-		"SetPolicy",
+		"RebuildProjections", "ReleaseBrake", "RetireProfile", "RetryRelease", "RevokeTokens", "RotateKey",
+		"RunPreflight", "SetCordon",
+		"SetPolicy", "SetProfile",
 	}
 	if diff := cmp.Diff(want, commands); diff != "" {
 		t.Errorf("what is no read (-want +got):\n%s", diff)

@@ -41,9 +41,9 @@ var EnrollView = output.View[*readmodelv1.EnrollNodeResponse]{
 
 func enrollCommand(p *kit.Program) *cobra.Command {
 	var (
-		name, out, key string
-		validFor       time.Duration
-		gpus           int
+		name, out, key, profile string
+		validFor                time.Duration
+		gpus                    int
 	)
 	cmd := &cobra.Command{
 		Use: "enroll --name N --out DIR", Short: "Issue a bootstrap bundle for a new machine",
@@ -66,7 +66,7 @@ func enrollCommand(p *kit.Program) *cobra.Command {
 					return err
 				}
 			}
-			req := &readmodelv1.EnrollNodeRequest{Name: name, IdempotencyKey: key}
+			req := &readmodelv1.EnrollNodeRequest{Name: name, IdempotencyKey: key, Profile: profile}
 			if validFor > 0 {
 				req.ValidFor = durationpb.New(validFor)
 			}
@@ -98,6 +98,8 @@ func enrollCommand(p *kit.Program) *cobra.Command {
 	flags.StringVar(&out, "out", "", "directory to write the bundle to; it must not hold one already")
 	flags.DurationVar(&validFor, "valid-for", 0, "how long the token is good (default: the mesh's policy)")
 	flags.IntVar(&gpus, "gpus", 0, "simulated GPUs that the machine's agent is to declare")
+	flags.StringVar(&profile, "profile", "",
+		"`name` of the node's profile (`gpuaas profiles list`); without it a new node gets the default")
 	flags.StringVar(&key, "idempotency-key", "", "the same key answers the same bundle")
 	return cmd
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/operations"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/people"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/profiles"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/records"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/tokens"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/workspaces"
@@ -113,6 +114,7 @@ func TestColumnsAreFields(t *testing.T) {
 		"operations.DryRunView":     declared(operations.DryRunView),
 		"operations.View":           declared(operations.View),
 		"people.View":               declared(people.View),
+		"profiles.View":             declared(profiles.View),
 		"records.AuditView":         declared(records.AuditView),
 		"records.BrakeView":         declared(records.BrakeView),
 		"records.ConsumerView":      declared(records.ConsumerView),

@@ -119,6 +119,7 @@ func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeReq
 ) {
 	answer, err := operator(ctx, "recovery", c.owners.Identities.IssueBootstrap, &recoveryv1.IssueBootstrapRequest{
 		Name: req.GetName(), ValidFor: req.GetValidFor(), IdempotencyKey: req.GetIdempotencyKey(),
+		Profile: req.GetProfile(),
 	})
 	return &readmodelv1.EnrollNodeResponse{
 		NodeId: answer.GetNodeId(), Token: answer.GetToken(), ExpiresAt: answer.GetExpiresAt(), Profile: answer.GetProfile(),

@@ -1,0 +1,233 @@
+package profiles
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// byItself is who brings the configured profile into its phases.
+const byItself = "recovery"
+
+// change is one transaction that changes versions, under the lock on their head: of several replicas and people one
+// changes profiles at a time.
+type change struct {
+	book    *Book
+	tx      pgx.Tx
+	by      string
+	reason  string
+	entry   audit.Entry
+	changed []*row
+	pos     string
+}
+
+// do runs fn and appends an event for each version that it changed, with the audit entry; nothing if it changed none.
+func (b *Book) do(ctx context.Context, by, reason string, entry audit.Entry,
+	fn func(ctx context.Context, c *change) error,
+) (*change, error) {
+	var done *change
+	err := pg.InTx(ctx, b.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		c := &change{book: b, tx: tx, by: by, reason: reason, entry: entry}
+		if _, err := pg.Value[int64](ctx, tx, lockHead); err != nil {
+			return fmt.Errorf("lock profiles: %w", err)
+		}
+		if err := fn(ctx, c); err != nil {
+			return err
+		}
+		done = c
+		if len(c.changed) == 0 {
+			return nil
+		}
+		return c.finish(ctx)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := failpoint.Hit("recovery.profile.after_commit"); err != nil {
+		return nil, err
+	}
+	if len(done.changed) > 0 {
+		b.deps.Wake.Notify()
+		if err := b.Refresh(ctx); err != nil {
+			// It was committed: the loop reads it.
+			b.deps.Logger.WarnContext(ctx, "the profiles cannot be read after a change", obs.Err(err))
+		}
+	}
+	return done, nil
+}
+
+func (c *change) finish(ctx context.Context) error {
+	if _, err := pg.Exec(ctx, c.tx, raiseHead); err != nil {
+		return fmt.Errorf("raise the revision of profiles: %w", err)
+	}
+	evs := make([]events.Event, len(c.changed))
+	for i, r := range c.changed {
+		evs[i] = r.event(c.book.deps.Default)
+	}
+	if _, err := events.Append(ctx, c.tx, evs...); err != nil {
+		return fmt.Errorf("append events of profiles: %w", err)
+	}
+	var err error
+	if c.pos, err = c.book.deps.Audit.Record(ctx, c.tx, c.entry); err != nil {
+		return err
+	}
+	return failpoint.Hit("recovery.profile.before_commit")
+}
+
+// enter brings a version into a phase.
+func (c *change) enter(ctx context.Context, r *row, phase string) error {
+	next, err := pg.One[row](ctx, c.tx, enterPhase, r.ID, r.Version, phase, c.by, c.reason)
+	if err != nil {
+		return fmt.Errorf("change the phase of a profile: %w", err)
+	}
+	*r = next
+	for i, old := range c.changed {
+		if old.ID == r.ID {
+			c.changed[i] = r
+			return failpoint.Hit("recovery.profile.phase")
+		}
+	}
+	c.changed = append(c.changed, r)
+	return failpoint.Hit("recovery.profile.phase")
+}
+
+// displace has the version of a name that is in a phase retire.
+func (c *change) displace(ctx context.Context, name, phase string) error {
+	former, err := pg.One[row](ctx, c.tx, readInPhase, name, phase)
+	if pg.IsNoRows(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the %s profile: %w", phase, err)
+	}
+	return c.enter(ctx, &former, retiring)
+}
+
+// announce makes a content the announced version of its name, unless it is announced or active already. Another one
+// that was announced is retiring then: nodes may have taken it.
+func (c *change) announce(ctx context.Context, p *commonv1.Profile) (*row, error) {
+	r, err := pg.One[row](ctx, c.tx, readOfContent, p.GetFingerprint())
+	known := err == nil
+	switch {
+	case known && (r.Phase == announced || r.Phase == active):
+		return &r, nil
+	case !known && !pg.IsNoRows(err):
+		return nil, fmt.Errorf("look for the same profile: %w", err)
+	}
+	if err := c.displace(ctx, p.GetName(), announced); err != nil {
+		return nil, err
+	}
+	if known {
+		return &r, c.enter(ctx, &r, announced)
+	}
+	number, err := pg.Value[int64](ctx, c.tx, drawNumber, p.GetName())
+	if err != nil {
+		return nil, fmt.Errorf("draw the number of a profile: %w", err)
+	}
+	r, err = pg.One[row](ctx, c.tx, insertVersion, ids.New(), p.GetName(), number, p.GetFingerprint(), p.GetApiUrl(),
+		p.GetRecoveryUrl(), p.GetTerminalUrl(), p.GetCaBundlePem(), p.GetRecoveryCaBundlePem(), c.by, c.reason)
+	if err != nil {
+		return nil, fmt.Errorf("insert profile: %w", err)
+	}
+	c.changed = append(c.changed, &r)
+	return &r, failpoint.Hit("recovery.profile.phase")
+}
+
+// activate makes a version the active one of its name. The former one is retiring then.
+func (c *change) activate(ctx context.Context, r *row) error {
+	if r.Phase == active {
+		return nil
+	}
+	if err := c.displace(ctx, r.Name, active); err != nil {
+		return err
+	}
+	return c.enter(ctx, r, active)
+}
+
+// find reads a version by its number.
+func (c *change) find(ctx context.Context, name string, number, seen int64) (*row, error) {
+	r, err := pg.One[row](ctx, c.tx, readOfNumber, name, number)
+	if pg.IsNoRows(err) {
+		return nil, fault.New(commonv1.Reason_REASON_PROFILE_UNKNOWN,
+			fmt.Sprintf("there is no version %d of a profile %s", number, name))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read profile: %w", err)
+	}
+	if seen != 0 && seen != r.Version {
+		return nil, fault.New(commonv1.Reason_REASON_CONFLICT, "the version of the profile was changed meanwhile",
+			fault.Unmet(fmt.Sprintf("row_seen: the version of the row is %d", r.Version)))
+	}
+	return &r, nil
+}
+
+// retireStale retires the versions of a name that a configuration has replaced a month ago and that no node reports, so
+// that a file which changes often leaves few of them.
+func (c *change) retireStale(ctx context.Context, name string) error {
+	rows, err := pg.All[row](ctx, c.tx, readStale, name, byItself)
+	if err != nil {
+		return fmt.Errorf("read stale profiles: %w", err)
+	}
+	for i := range rows {
+		if err := c.enter(ctx, &rows[i], retired); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Configure has the content that this replica is configured with become the active version of its name, if it is not
+// what the configuration said before: by a replica that has the same one, or by this one. A person's decision about the
+// name stands until the configuration changes again.
+func (b *Book) Configure(ctx context.Context, p *commonv1.Profile) error {
+	said, err := pg.Value[string](ctx, b.deps.Pool, readConfigured, p.GetName())
+	if err != nil && !pg.IsNoRows(err) {
+		return fmt.Errorf("read the configured profile: %w", err)
+	}
+	if said == p.GetFingerprint() {
+		return b.Refresh(ctx)
+	}
+	const reason = "the configuration of recovery, or a file that it names, has changed"
+	done, err := b.do(ctx, byItself, reason, audit.Entry{
+		Action: "profile.configure", Actor: byItself, Reason: reason, SubjectType: "profile", SubjectID: p.GetName(),
+		Details: map[string]any{"fingerprint": p.GetFingerprint()},
+	}, func(ctx context.Context, c *change) error {
+		said, err := pg.Value[string](ctx, c.tx, readConfigured, p.GetName())
+		if err != nil && !pg.IsNoRows(err) {
+			return fmt.Errorf("read the configured profile: %w", err)
+		}
+		if said == p.GetFingerprint() {
+			return nil // another replica was first
+		}
+		if _, err := pg.Exec(ctx, c.tx, noteConfigured, p.GetName(), p.GetFingerprint()); err != nil {
+			return fmt.Errorf("note the configured profile: %w", err)
+		}
+		r, err := c.announce(ctx, p)
+		if err != nil {
+			return err
+		}
+		if err := c.activate(ctx, r); err != nil {
+			return err
+		}
+		return c.retireStale(ctx, p.GetName())
+	})
+	if err != nil {
+		return fmt.Errorf("take the configured profile: %w", err)
+	}
+	if len(done.changed) > 0 {
+		b.deps.Logger.InfoContext(ctx, "the profile that agents are told has changed",
+			slog.String("profile", p.GetName()), slog.String("fingerprint", p.GetFingerprint()))
+	}
+	return b.Refresh(ctx)
+}

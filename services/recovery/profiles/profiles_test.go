@@ -1,0 +1,284 @@
+package profiles_test
+
+import (
+	"crypto/tls"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc/rpctest"
+	"github.com/gpuaas/mesh/services/recovery/profiles"
+)
+
+func tlsServer(raw net.Conn, cfg *tls.Config) *tls.Conn { return tls.Server(raw, cfg) }
+
+// TestAVersionGoesThroughItsPhases checks what each verb does, and what the book and replicas of nodeapi know.
+func TestAVersionGoesThroughItsPhases(t *testing.T) {
+	s := newSite(t)
+	if err := s.book.Configure(s.ctx, content("127.0.0.1:1", s.authorities.ServiceRoots.PEM())); err != nil {
+		t.Fatal(err)
+	}
+	two := s.set()
+	if two.GetProfile().GetVersion() != 2 || two.GetBy() != "ann" || !two.GetDefaultName() {
+		t.Fatalf("%v", two)
+	}
+	if diff := cmp.Diff(map[int64]string{1: "active", 2: "announced"}, s.phases()); diff != "" {
+		t.Fatal(diff)
+	}
+	if told := s.book.Told().GetVersion(); told != 1 {
+		t.Errorf("version %d is given while another is announced", told)
+	}
+	checkAuthority(t, s.book, map[int64][2]bool{1: {false, true}, 2: {true, false}})
+	three := s.set() // in place of the other that was announced
+	if diff := cmp.Diff(map[int64]string{1: "active", 2: "retiring", 3: "announced"}, s.phases()); diff != "" {
+		t.Fatal(diff)
+	}
+	if err := activate(s.ctx, s.server, three); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "retiring", 3: "active"}, s.phases()); diff != "" {
+		t.Fatal(diff)
+	}
+	if told := s.book.Told(); told.GetVersion() != 3 || told.GetFingerprint() != three.GetProfile().GetFingerprint() {
+		t.Errorf("version %d is given", told.GetVersion())
+	}
+	checkAuthority(t, s.book, map[int64][2]bool{1: {}, 2: {}, 3: {true, true}})
+	wants(t, s.retire(three, true), commonv1.Reason_REASON_PROFILE_IN_USE)
+	s.reports(two.GetProfile().GetFingerprint())
+	wants(t, s.retire(two, false), commonv1.Reason_REASON_PROFILE_IN_USE)
+	list, err := s.server.ListProfiles(s.ctx, &recoveryv1.ListProfilesRequest{Name: "site"})
+	if err != nil || list.GetItems()[1].GetNodes() != 1 || list.GetItems()[0].GetNodes() != 0 {
+		t.Errorf("%v %v", list, err)
+	}
+	if err := s.retire(two, true); err != nil {
+		t.Fatal(err)
+	}
+	wants(t, activate(s.ctx, s.server, two), commonv1.Reason_REASON_PRECONDITION_FAILED)
+	if names := s.book.Names(); !slices.Equal(names, []string{"site"}) {
+		t.Errorf("names %v", names)
+	}
+	checkAuthority(t, s.book, map[int64][2]bool{1: {}, 3: {true, true}})
+	_, err = s.book.Active(s.ctx, "elsewhere")
+	wants(t, err, commonv1.Reason_REASON_PROFILE_UNKNOWN)
+	wants(t, activate(s.ctx, s.server, &recoveryv1.ProfileVersion{Profile: &commonv1.Profile{Name: "site", Version: 9}}),
+		commonv1.Reason_REASON_PROFILE_UNKNOWN)
+	// The same content again is the same version, and a stale sight of the row is refused.
+	again, err := s.server.SetProfile(s.ctx, s.request(two.GetProfile().GetTerminalUrl()))
+	if err != nil || again.GetProfile().GetProfile().GetVersion() != 2 ||
+		again.GetProfile().GetPhase() != recoveryv1.ProfilePhase_PROFILE_PHASE_ANNOUNCED {
+		t.Fatalf("%v %v", again, err)
+	}
+	_, err = s.server.ActivateProfile(s.ctx, &recoveryv1.ActivateProfileRequest{
+		Name: "site", Version: 2, Reason: "late", RowSeen: two.GetVersion(),
+	})
+	wants(t, err, commonv1.Reason_REASON_CONFLICT)
+	stale := s.request(endpoint(t, s.authorities, "nodeapi"))
+	stale.NewestSeen = 2
+	_, err = s.server.SetProfile(s.ctx, stale)
+	wants(t, err, commonv1.Reason_REASON_CONFLICT)
+}
+
+// checkAuthority compares what replicas of nodeapi are sent with {offered, active} by the number of the version. A
+// version that is not offered is sent without its trust.
+func checkAuthority(t *testing.T, book *profiles.Book, want map[int64][2]bool) {
+	t.Helper()
+	got := map[int64][2]bool{}
+	for _, p := range book.Authority().GetProfiles() {
+		got[p.GetProfile().GetVersion()] = [2]bool{p.GetOffered(), p.GetActive()}
+		if whole := len(p.GetProfile().GetCaBundlePem()) > 0; whole != p.GetOffered() {
+			t.Errorf("version %d is sent with its trust: %v", p.GetProfile().GetVersion(), whole)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestAProfileIsVerifiedBeforeItIsAnnounced checks each endpoint that is not what the profile's trust says.
+func TestAProfileIsVerifiedBeforeItIsAnnounced(t *testing.T) {
+	s := newSite(t)
+	other := rpctest.NewAuthorities(t)
+	foreign := other.ServiceRoots.PEM()
+	for name, tt := range map[string]struct {
+		change func(*recoveryv1.SetProfileRequest)
+		want   commonv1.Reason
+	}{
+		"trust of another mesh": {func(r *recoveryv1.SetProfileRequest) { r.CaBundlePem = foreign }, unverified},
+		"recovery trust of another mesh": {
+			func(r *recoveryv1.SetProfileRequest) { r.RecoveryCaBundlePem = foreign }, unverified,
+		},
+		"node API of another mesh": {
+			func(r *recoveryv1.SetProfileRequest) { r.ApiUrl = endpoint(t, other, "nodeapi") }, unverified,
+		},
+		"another service": {
+			func(r *recoveryv1.SetProfileRequest) { r.ApiUrl = s.recovery }, unverified,
+		},
+		"recovery at another service": {
+			func(r *recoveryv1.SetProfileRequest) { r.RecoveryUrl = "https://" + s.api }, unverified,
+		},
+		"nothing listens": {
+			func(r *recoveryv1.SetProfileRequest) { r.RecoveryUrl = "https://127.0.0.1:1" }, unverified,
+		},
+		"terminal of another mesh": {
+			func(r *recoveryv1.SetProfileRequest) { r.TerminalUrl = endpoint(t, other, "nodeapi") }, unverified,
+		},
+		"no address":  {func(r *recoveryv1.SetProfileRequest) { r.ApiUrl = "127.0.0.1:1:1" }, invalid},
+		"plain http":  {func(r *recoveryv1.SetProfileRequest) { r.RecoveryUrl = "http://" + s.recovery }, invalid},
+		"no trust":    {func(r *recoveryv1.SetProfileRequest) { r.CaBundlePem = []byte("none") }, invalid},
+		"no name":     {func(r *recoveryv1.SetProfileRequest) { r.Name = "Site One" }, invalid},
+		"no reason":   {func(r *recoveryv1.SetProfileRequest) { r.Reason = " " }, commonv1.Reason_REASON_REASON_REQUIRED},
+		"all is well": {func(*recoveryv1.SetProfileRequest) {}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := proto.CloneOf(s.request(""))
+			tt.change(req)
+			before := s.events()
+			_, err := s.server.SetProfile(s.ctx, req)
+			switch {
+			case tt.want == 0 && err != nil:
+				t.Fatal(err)
+			case tt.want != 0:
+				wants(t, err, tt.want)
+				if s.events() != before {
+					t.Error("a refusal has changed a profile")
+				}
+			}
+			if denial, _ := fault.As(err); tt.want == unverified && len(denial.Unmet) != 1 &&
+				name != "trust of another mesh" {
+				t.Errorf("unmet: %v", denial.Unmet)
+			}
+		})
+	}
+	if diff := cmp.Diff(map[int64]string{1: "announced"}, s.phases()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+const (
+	unverified = commonv1.Reason_REASON_PROFILE_UNVERIFIED
+	invalid    = commonv1.Reason_REASON_INVALID_ARGUMENT
+)
+
+// TestOneVersionIsActive has two replicas activate different versions at once, many times over.
+func TestOneVersionIsActive(t *testing.T) {
+	s := newSite(t)
+	var versions []*recoveryv1.ProfileVersion
+	for range 4 {
+		versions = append(versions, s.set())
+	}
+	_, second := s.replica()
+	for range 5 {
+		var wg sync.WaitGroup
+		for i, v := range versions {
+			by := s.server
+			if i%2 == 1 {
+				by = second
+			}
+			wg.Go(func() {
+				if err := activate(s.ctx, by, v); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		active := 0
+		for _, phase := range s.phases() {
+			if phase == "active" {
+				active++
+			}
+		}
+		if active != 1 {
+			t.Fatalf("%d versions are active: %v", active, s.phases())
+		}
+	}
+	// The database holds it whatever the code does.
+	_, err := s.db.OwnerPool().Exec(s.ctx, `UPDATE recovery.profile SET phase = 'active'`)
+	if !pg.IsUnique(err, "profile_active") {
+		t.Errorf("%v", err)
+	}
+	// Each change of a row has one event, with the version of the row.
+	var twice int
+	if err := s.db.OwnerPool().QueryRow(s.ctx, `SELECT count(*) FROM (SELECT FROM events.event
+		WHERE kind = 'profile.changed' GROUP BY aggregate_id, aggregate_version HAVING count(*) > 1) x`).
+		Scan(&twice); err != nil || twice != 0 {
+		t.Errorf("%d versions of rows have two events, %v", twice, err)
+	}
+}
+
+// TestTheConfiguredProfile checks that a configuration is taken once, by whichever replica, and takes back nothing that
+// a person has decided since.
+func TestTheConfiguredProfile(t *testing.T) {
+	s := newSite(t)
+	roots := s.authorities.ServiceRoots.PEM()
+	first, second := content("127.0.0.1:1", roots), content("127.0.0.1:3", roots)
+	other, _ := s.replica()
+	var wg sync.WaitGroup
+	for _, book := range []*profiles.Book{s.book, other} {
+		wg.Go(func() {
+			if err := book.Configure(s.ctx, first); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if diff := cmp.Diff(map[int64]string{1: "active"}, s.phases()); diff != "" {
+		t.Fatal(diff)
+	}
+	two := s.set()
+	if err := activate(s.ctx, s.server, two); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Configure(s.ctx, first); err != nil { // it starts again
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "active"}, s.phases()); diff != "" {
+		t.Fatal(diff)
+	}
+	if other.Told().GetVersion() != 2 {
+		t.Error("the other replica does not know the active version")
+	}
+	if err := s.book.Configure(s.ctx, second); err != nil { // its file has changed
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "retiring", 3: "active"}, s.phases()); diff != "" {
+		t.Fatal(diff)
+	}
+	// What configurations have left behind is retired after a month, if no node reports it, and cut a term later.
+	s.exec(`UPDATE recovery.profile SET phase_at = mesh.clock() - interval '31 days', phase_by = 'recovery'`)
+	s.reports(first.GetFingerprint())
+	if err := s.book.Configure(s.ctx, content("127.0.0.1:4", roots)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "retired", 3: "retiring", 4: "active"},
+		s.phases()); diff != "" {
+		t.Fatal(diff)
+	}
+	cut := func() {
+		t.Helper()
+		if _, err := s.db.Pool(pg.RoleRecovery).Exec(s.ctx,
+			`SELECT recovery.cut_profiles(interval '-1 second', '00000000-0000-0000-0000-000000000000', 500)`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.reports(two.GetProfile().GetFingerprint())
+	cut()
+	if len(s.phases()) != 4 {
+		t.Error("a retired version that a node reports was cut")
+	}
+	s.exec(`DELETE FROM recovery.node_profile`)
+	cut()
+	if diff := cmp.Diff(map[int64]string{1: "retiring", 3: "retiring", 4: "active"}, s.phases()); diff != "" {
+		t.Error(diff)
+	}
+	if five := s.set(); five.GetProfile().GetVersion() != 5 {
+		t.Errorf("a number was given twice: %v", five)
+	}
+}
