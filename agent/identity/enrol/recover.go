@@ -33,7 +33,14 @@ type Recovery struct {
 // certificate request until it has been answered, and one that is refused is followed by the other one held. The
 // diagnostic of a failure is on disk when Recover returns. An error is *StopError, ctx's cause, or, with nothing sent,
 // the error of identity.Store.RecoveryTokens.
-func (e *Enroller) Recover(ctx context.Context) (Recovery, error) {
+func (e *Enroller) Recover(ctx context.Context) (Recovery, error) { return e.recover(ctx, false) }
+
+// BootstrapTrust does as Recover where the trust for the node API does not verify it. The profile that the reply brings
+// is taken only if a connection to each of its endpoints verifies it, and recorded as refused otherwise; the
+// certificate is taken in either case.
+func (e *Enroller) BootstrapTrust(ctx context.Context) (Recovery, error) { return e.recover(ctx, true) }
+
+func (e *Enroller) recover(ctx context.Context, trust bool) (Recovery, error) {
 	tokens, err := e.deps.Store.RecoveryTokens()
 	if err != nil {
 		return Recovery{}, err
@@ -42,7 +49,7 @@ func (e *Enroller) Recover(ctx context.Context) (Recovery, error) {
 	var reached atomic.Bool
 	err = e.recoverWith(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { reached.Store(true) },
-	}), token)
+	}), token, trust)
 	out := Recovery{Sent: reached.Load(), Outcome: Succeeded}
 	out.Counts = out.Sent && !busy(err)
 	if err == nil {
@@ -78,12 +85,12 @@ func (e *Enroller) Recover(ctx context.Context) (Recovery, error) {
 	return out, nil
 }
 
-func (e *Enroller) recoverWith(ctx context.Context, token string) error {
+func (e *Enroller) recoverWith(ctx context.Context, token string, trust bool) error {
 	recovery, key, err := e.deps.Store.RecoveringKey(token)
 	if err != nil {
 		return err
 	}
-	return e.send(ctx, credential{token: token, key: key, recovery: recovery, prove: true})
+	return e.send(ctx, credential{token: token, key: key, recovery: recovery, prove: true, trust: trust})
 }
 
 // giveUp removes what a refusal has made useless: a token that another key has used, or a key that will not be signed,
