@@ -76,6 +76,7 @@ type mesh struct {
 	refused   string               // a token that is too old
 	lifts     bool                 // a recovery ends the denial
 	policy    *commonv1.NodePolicy // of Welcome; nil: intervals alone
+	answers   chan *nodev1.ProfileAnswer
 }
 
 func newMesh(t *testing.T) *mesh {
@@ -84,6 +85,7 @@ func newMesh(t *testing.T) *mesh {
 	m := &mesh{
 		t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096),
 		observed: make(chan *nodev1.Observation, 4096), accepted: make(chan []string, 4096),
+		answers: make(chan *nodev1.ProfileAnswer, 64),
 	}
 	var err error
 	if m.nodes, err = agenttest.NewAuthority("nodes", time.Now()); err != nil {
@@ -129,11 +131,16 @@ func (m *mesh) serveNodes() {
 		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
 	})))
 	nodev1.RegisterNodeServiceServer(m.grpcServer, m)
+	m.api = m.serveAnother()
+}
+
+// serveAnother serves the node API at another address and returns it.
+func (m *mesh) serveAnother() string {
 	listener := m.listen()
-	m.api = listener.Addr().String()
 	done := make(chan struct{})
 	go func() { defer close(done); _ = m.grpcServer.Serve(listener) }()
 	m.t.Cleanup(func() { m.grpcServer.Stop(); <-done })
+	return listener.Addr().String()
 }
 
 func (m *mesh) serveEnrolment() {
@@ -284,6 +291,8 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 			)
 		case *nodev1.ConnectRequest_TaskKeysHeld:
 			m.accepted <- f.TaskKeysHeld.GetKeyIds()
+		case *nodev1.ConnectRequest_ProfileAnswer:
+			m.answers <- f.ProfileAnswer
 		case *nodev1.ConnectRequest_Observation:
 			m.observed <- f.Observation
 		case *nodev1.ConnectRequest_TaskDelivered:

@@ -72,6 +72,9 @@ type Hooks struct {
 	// Output is called with a request for a piece of a workload's output. It must not block: Client.Output queues the
 	// reply.
 	Output func(ctx context.Context, req *nodev1.OutputRequest)
+	// Profile is called with another version of the node's profile. It must not block: Client.AnswerProfile queues the
+	// reply.
+	Profile func(ctx context.Context, profile *commonv1.Profile)
 	// ChangedFacts is called before each heartbeat; nil: nothing changed.
 	ChangedFacts func() *commonv1.HostFacts
 	// TaskKeys is called with the keys by which tasks are verified from now on, after they are on disk.
