@@ -77,6 +77,7 @@ type mesh struct {
 	lifts     bool                 // a recovery ends the denial
 	policy    *commonv1.NodePolicy // of Welcome; nil: intervals alone
 	answers   chan *nodev1.ProfileAnswer
+	gives     func(*commonv1.Profile) // changes the profile of the reply to a recovery
 }
 
 func newMesh(t *testing.T) *mesh {
@@ -191,14 +192,17 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 	if recovers && m.lifts {
 		m.denial = nil
 	}
+	profile := &commonv1.Profile{
+		Name: "test", Fingerprint: "fp", ApiUrl: m.api, RecoveryUrl: m.enrolURL,
+		CaBundlePem: m.services.PEM(), RecoveryCaBundlePem: m.services.PEM(),
+	}
+	if recovers && m.gives != nil {
+		m.gives(profile)
+	}
 	return &recoveryv1.EnrollResponse{
 		RecoveryToken: fmt.Sprintf("grt_%d", len(m.enrols)),
 		NodeId:        m.nodeID, NodeInstanceId: m.instance, CertificateChainPem: chain, ServerTime: timestamppb.Now(),
-		NodeName: "n1",
-		Profile: &commonv1.Profile{
-			Name: "test", Fingerprint: "fp", ApiUrl: m.api, RecoveryUrl: m.enrolURL,
-			CaBundlePem: m.services.PEM(), RecoveryCaBundlePem: m.services.PEM(),
-		},
+		NodeName: "n1", Profile: profile,
 		Policy:             &commonv1.NodePolicy{AutoRecovery: true},
 		TaskSigningPubkeys: m.signer.ID() + ":" + base64.StdEncoding.EncodeToString(m.signer.Public()),
 	}, nil

@@ -157,7 +157,7 @@ type credential struct {
 	key      crypto.Signer // of the certificate request
 	recovery crypto.Signer // to which the next recovery token is to be bound
 	prove    bool          // that the token is bound to recovery
-	trust    bool          // the trust for the node API does not verify it: the reply is to bring another
+	trusted  *bool         // the trust for the node API does not verify it: set once the reply has brought another; else nil
 }
 
 func (c credential) request() (*recoveryv1.EnrollRequest, error) {
@@ -209,8 +209,8 @@ func (e *Enroller) send(ctx context.Context, with credential) error {
 	if err := failpoint.Hit("agent.enrol.before_fsync"); err != nil {
 		return err
 	}
-	if with.trust {
-		e.takeVerified(ctx, answer)
+	if with.trusted != nil {
+		*with.trusted = e.takeVerified(ctx, answer)
 	} else {
 		e.keepWhatWorks(ctx, answer)
 	}
@@ -258,17 +258,22 @@ func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollR
 }
 
 // takeVerified leaves the profile of a reply out unless a connection to each of its endpoints verifies it: the trust
-// that the reply brings takes the place of one that failed, and one that fails too is of no use.
-func (e *Enroller) takeVerified(ctx context.Context, answer *recoveryv1.EnrollResponse) {
+// that the reply brings takes the place of one that failed, and one that fails too is of no use. It reports whether the
+// profile is there still.
+func (e *Enroller) takeVerified(ctx context.Context, answer *recoveryv1.EnrollResponse) bool {
 	profile, err := e.deps.Store.Replacing(answer.GetProfile())
 	if err == nil {
-		err = endpoints.Verify(ctx, profile, endpoints.Options{Now: e.deps.Clock.Now, Dial: e.deps.Dial})
+		node, _ := e.deps.Store.Node()
+		err = endpoints.Verify(ctx, profile, endpoints.Options{
+			TrustDomain: node.TrustDomain, Now: e.deps.Clock.Now, Dial: e.deps.Dial,
+		})
 	}
 	if err == nil {
-		return
+		return true
 	}
 	answer.Profile = nil
 	detail := "the profile of the enrolment's answer was not taken: " + err.Error()
 	e.deps.Logger.LogAttrs(ctx, slog.LevelError, "new trust not taken", slog.String("detail", detail))
 	e.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_PROFILE_REFUSED, detail, 0)
+	return false
 }
