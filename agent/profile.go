@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -106,10 +107,11 @@ func (a *Agent) takeProfiles(ctx context.Context) error {
 }
 
 // takeProfile takes an offered profile or refuses it, and sends the answer. It reports whether a session is to be
-// admitted over it.
+// admitted over it, if it is there.
 func (a *Agent) takeProfile(ctx context.Context, profile *commonv1.Profile, former givenUp) bool {
 	fingerprint := profile.GetFingerprint()
 	anew, err := a.tryProfile(ctx, profile, former)
+	_, half := errors.AsType[*storeError](err)
 	answer := &nodev1.ProfileAnswer{
 		Fingerprint: strings.ToValidUTF8(fingerprint[:min(len(fingerprint), maxFingerprint)], ""),
 	}
@@ -119,16 +121,23 @@ func (a *Agent) takeProfile(ctx context.Context, profile *commonv1.Profile, form
 	answer.Profile = a.profile()
 	a.answerProfile(ctx, answer)
 	if err != nil || !anew {
-		return false
+		return half
 	}
 	a.rootsChanged(ctx)
 	a.redial(ctx)
 	return true
 }
 
+// storeError is the refusal of a profile that was not stored. What was written of it may count: a change that cannot be
+// ended may be finished later.
+type storeError struct{ refusal error }
+
+func (e *storeError) Error() string { return e.refusal.Error() }
+func (e *storeError) Unwrap() error { return e.refusal }
+
 // tryProfile stores a profile whose endpoints are verified with the trust that it brings, the whole of it durably, and
-// reports whether the node API has another endpoint or other trust now. An error is a fault, with which nothing has
-// changed; it is recorded as a diagnostic, unless the profile is only older than the one held.
+// reports whether the node API has another endpoint or other trust now. An error is a fault; it is recorded as a
+// diagnostic, unless the profile is only older than the one held. With any but a *storeError nothing has changed.
 func (a *Agent) tryProfile(ctx context.Context, profile *commonv1.Profile, former givenUp) (bool, error) {
 	node, ok := a.store.Node()
 	if !ok {
@@ -161,8 +170,11 @@ func (a *Agent) tryProfile(ctx context.Context, profile *commonv1.Profile, forme
 		return false, a.profileRefused(ctx, commonv1.Reason_REASON_PROFILE_UNVERIFIED, err.Error())
 	}
 	anew, err := a.store.StoreProfile(profile)
+	if errors.Is(err, identity.ErrProfileIncomplete) {
+		return false, a.profileRefused(ctx, commonv1.Reason_REASON_PROFILE_UNVERIFIED, err.Error())
+	}
 	if err != nil {
-		return false, a.profileRefused(ctx, commonv1.Reason_REASON_PROFILE_UNVERIFIED, a.noted(err).Error())
+		return false, &storeError{a.profileRefused(ctx, commonv1.Reason_REASON_UNAVAILABLE, a.noted(err).Error())}
 	}
 	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "profile taken", slog.String("name", profile.GetName()),
 		slog.Int64("version", profile.GetVersion()), slog.String("fingerprint", profile.GetFingerprint()))

@@ -42,7 +42,7 @@ func (a *Agent) bootstrapTrust(ctx context.Context, cause error) error {
 	}
 	if _, err := a.store.RecoveryTokens(); err != nil {
 		a.untrusted(ctx, codeTokenMissing, err.Error()+": an operator must issue a bundle ("+why+")")
-		return nil
+		return nil //nolint:nilerr // it is recorded, and the session is tried again
 	}
 	if err := a.noted(a.recovery.Begin()); err != nil {
 		if suppressed, ok := errors.AsType[*attempts.SuppressedError](err); ok {
@@ -76,8 +76,8 @@ func (a *Agent) bootstrapTrust(ctx context.Context, cause error) error {
 	}
 }
 
-const bothStale = "neither the trust for the node API nor the one pinned for enrolment verifies its server: an operator " +
-	"must repair the profile or issue a bundle"
+const bothStale = "neither the trust for the node API nor the one pinned for enrolment verifies its server: an " +
+	"operator must repair the profile or issue a bundle"
 
 // untrusted records why trust cannot be bootstrapped, and begins the dwell anew, after which the next attempt is due.
 func (a *Agent) untrusted(ctx context.Context, code commonv1.DiagnosticCode, detail string) {

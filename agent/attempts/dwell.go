@@ -10,8 +10,8 @@ const defaultDwell = 10 * time.Minute
 // mostDwell bounds the dwell, whatever policy was sent.
 const mostDwell = 24 * time.Hour
 
-// SetTrustDwell keeps for how long the node API is untrusted before trust is asked of recovery. It writes only a change,
-// or what could not be written before. Zero, as an earlier control plane sends it, keeps the last one.
+// SetTrustDwell keeps for how long the node API is untrusted before trust is asked of recovery. It writes only a
+// change, or what could not be written before. Zero, as an earlier control plane sends it, keeps the last one.
 func (g *Governor) SetTrustDwell(dwell time.Duration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

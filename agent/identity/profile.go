@@ -174,10 +174,12 @@ func (n Node) change() change {
 }
 
 // UnconfirmedProfile returns the fingerprint of the present profile while no session was admitted over it and the one
-// before is kept; empty: it is confirmed.
+// before is kept; empty: it is confirmed. A change that had an error is finished first, if that can be done: its
+// profile may be the present one.
 func (s *Store) UnconfirmedProfile() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	_ = s.settleLocked() // the next change has the error
 	if s.former == nil || s.former.Stored != s.node.ProfileFingerprint {
 		return ""
 	}

@@ -157,7 +157,9 @@ type credential struct {
 	key      crypto.Signer // of the certificate request
 	recovery crypto.Signer // to which the next recovery token is to be bound
 	prove    bool          // that the token is bound to recovery
-	trusted  *bool         // the trust for the node API does not verify it: set once the reply has brought another; else nil
+	// trusted is set once the reply has brought other trust for the node API, which the one held does not verify; nil: it
+	// is not to bring any.
+	trusted *bool
 }
 
 func (c credential) request() (*recoveryv1.EnrollRequest, error) {
