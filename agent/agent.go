@@ -73,6 +73,9 @@ type Agent struct {
 	inHello        []diag.Entry // the entries of the record in the last Hello
 	nudge          chan struct{}
 	outputs        chan *nodev1.OutputRequest
+	offers         chan *commonv1.Profile // the newest profile that was offered
+	roots          *pki.Bundle            // trusts the node API; nil until there is an identity
+	over           dialled
 	expected       expected
 }
 
@@ -92,6 +95,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
 		cfg: cfg, deps: deps, clock: clock.Shifted(wallclock.Shift()), executor: make(chan *task.Executor, 1),
 		nudge:   make(chan struct{}, 1),
 		outputs: make(chan *nodev1.OutputRequest, outputsWaiting),
+		offers:  make(chan *commonv1.Profile, 1),
 		facts: &facts{cfg: hostfacts.Config{
 			Root: root, Paths: []string{cfg.WorkDir}, SimulatedGPUs: cfg.SimulatedGPUs,
 		}},
@@ -262,6 +266,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{Name: "workloads", Phase: app.PhaseLoops, Run: a.work.Run},
 		{Name: "observations", Phase: app.PhaseLoops, Run: a.observe},
 		{Name: "outputs", Phase: app.PhaseLoops, Run: a.readOutputs},
+		{Name: "profiles", Phase: app.PhaseLoops, Run: a.takeProfiles},
 		{Name: "facts", Phase: app.PhaseLoops, Run: a.watchFacts},
 		{Name: "room", Phase: app.PhaseLoops, Run: a.watchRoom},
 		{Name: "diagnostics", Phase: app.PhaseLoops, Run: a.report},
@@ -353,7 +358,7 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	client, err := session.New(session.Deps{
 		Logger:   a.deps.Logger.With(slog.String("node_id", node.NodeID), slog.String("node_instance_id", node.InstanceID)),
 		Identity: a.store, Clock: a.clock, Roots: roots,
-		Endpoint: func() (string, error) { return identity.HostPort(a.store.Env().Get(identity.EnvAPIURL)) },
+		Endpoint: a.endpoint,
 		Record: func(_ context.Context, d session.Diagnostic) (diag.Entry, error) {
 			a.meters.retry(d.Code)
 			kept, err := a.diag.Record(d.Code, d.Detail, d.NextRetry)
@@ -364,7 +369,7 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	if err != nil {
 		return err
 	}
-	a.tasks, a.client = executor, client
+	a.tasks, a.client, a.roots = executor, client, roots
 	a.executor <- executor
 	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "node ready to connect", slog.String("node_id", node.NodeID),
 		slog.String("ledger_id", a.ledger.ID()))

@@ -49,7 +49,10 @@ type Config struct {
 	SlowRetry    time.Duration // where only an operator can help. Default 60 s
 	TrustEvery   time.Duration // between two reads of the trust bundle's file. Default 10 s
 	ReportLeast  time.Duration // between two reports of diagnostics. Default 5 s
-	AliveEvery   time.Duration // between two signs of life while the control plane cannot be reached. Default 5 min
+	// ProfileWithin is how long an offered profile that was taken may go without an admitted session until the former one
+	// is back. Default 2 min
+	ProfileWithin time.Duration
+	AliveEvery    time.Duration // between two signs of life while the control plane cannot be reached. Default 5 min
 
 	// JournalSocket is where the host's journal listens, which gets each diagnostic too; empty: none does.
 	JournalSocket string
@@ -63,6 +66,7 @@ func (c Config) withDefaults() Config {
 		EtcDir: DefaultEtcDir, StateDir: DefaultStateDir, UIDDir: DefaultUIDDir, Version: "dev", FactsEvery: time.Minute,
 		RoomEvery: 5 * time.Second, ObserveEvery: time.Minute, ObserveLeast: 500 * time.Millisecond, SlowRetry: time.Minute,
 		TrustEvery: 10 * time.Second, ReportLeast: 5 * time.Second, AliveEvery: 5 * time.Minute,
+		ProfileWithin: 2 * time.Minute,
 	})
 	c.WorkDir = cmp.Or(c.WorkDir, filepath.Join(c.StateDir, "workspaces"))
 	return c
@@ -111,6 +115,7 @@ func (c Config) Validate() error {
 		{"between observations of changes", c.ObserveLeast},
 		{"between slow retries", c.SlowRetry},
 		{"between reads of the trust bundle", c.TrustEvery},
+		{"until a former profile is back", c.ProfileWithin},
 	} {
 		if every.time < 0 {
 			problems = append(problems, fmt.Errorf("the time %s is negative: %s", every.name, every.time))

@@ -52,13 +52,16 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			hello.Recovery = a.recovery.Counters()
 		},
 		Admitted: func(ctx context.Context, _ int64) {
+			a.profileAdmitted(ctx)
 			a.warn(ctx, "end of the failures not recorded", a.noted(a.recovery.Settled()))
+			a.trustJudged(ctx, true)
 			a.meters.session()
 			executor.Attach(a.client)
 			a.toldInHello(ctx)
 			a.wakeObserver()
 		},
 		RunList: a.runList,
+		Trust:   a.trustJudged,
 		Lost: func() {
 			a.diag.Lost()
 			executor.Detach(a.client)
@@ -84,6 +87,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 		TaskKeys:     a.verifiers.Store,
 		ServiceRoots: a.takeRoots,
 		Output:       a.askOutput,
+		Profile:      a.profileOffered,
 		ChangedFacts: a.facts.changed,
 	}
 }

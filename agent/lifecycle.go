@@ -76,17 +76,7 @@ func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
 			return nil, err
 		}
 	}
-	for {
-		roots, err := pki.LoadBundle(a.store.BundlePath())
-		if err == nil {
-			return roots, nil
-		}
-		// Only an operator's bundle can bring it.
-		if err := a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED,
-			"trust bundle for the node API: "+err.Error()); err != nil {
-			return nil, err
-		}
-	}
+	return a.trustFromDisk(ctx)
 }
 
 // holds reports whether this host has an identity, be its certificate good or not.
@@ -120,6 +110,9 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 			return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED,
 				names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
 		}
+	}
+	if _, ok := errors.AsType[*session.TrustError](err); ok {
+		return a.bootstrapTrust(ctx, err)
 	}
 	return a.enrolAgain(ctx, err)
 }

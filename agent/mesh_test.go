@@ -76,6 +76,8 @@ type mesh struct {
 	refused   string               // a token that is too old
 	lifts     bool                 // a recovery ends the denial
 	policy    *commonv1.NodePolicy // of Welcome; nil: intervals alone
+	answers   chan *nodev1.ProfileAnswer
+	gives     func(*commonv1.Profile) // changes the profile of the reply to a recovery
 }
 
 func newMesh(t *testing.T) *mesh {
@@ -84,6 +86,7 @@ func newMesh(t *testing.T) *mesh {
 	m := &mesh{
 		t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096),
 		observed: make(chan *nodev1.Observation, 4096), accepted: make(chan []string, 4096),
+		answers: make(chan *nodev1.ProfileAnswer, 64),
 	}
 	var err error
 	if m.nodes, err = agenttest.NewAuthority("nodes", time.Now()); err != nil {
@@ -129,11 +132,16 @@ func (m *mesh) serveNodes() {
 		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
 	})))
 	nodev1.RegisterNodeServiceServer(m.grpcServer, m)
+	m.api = m.serveAnother()
+}
+
+// serveAnother serves the node API at another address and returns it.
+func (m *mesh) serveAnother() string {
 	listener := m.listen()
-	m.api = listener.Addr().String()
 	done := make(chan struct{})
 	go func() { defer close(done); _ = m.grpcServer.Serve(listener) }()
 	m.t.Cleanup(func() { m.grpcServer.Stop(); <-done })
+	return listener.Addr().String()
 }
 
 func (m *mesh) serveEnrolment() {
@@ -184,14 +192,17 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 	if recovers && m.lifts {
 		m.denial = nil
 	}
+	profile := &commonv1.Profile{
+		Name: "test", Fingerprint: "fp", ApiUrl: m.api, RecoveryUrl: m.enrolURL,
+		CaBundlePem: m.services.PEM(), RecoveryCaBundlePem: m.services.PEM(),
+	}
+	if recovers && m.gives != nil {
+		m.gives(profile)
+	}
 	return &recoveryv1.EnrollResponse{
 		RecoveryToken: fmt.Sprintf("grt_%d", len(m.enrols)),
 		NodeId:        m.nodeID, NodeInstanceId: m.instance, CertificateChainPem: chain, ServerTime: timestamppb.Now(),
-		NodeName: "n1",
-		Profile: &commonv1.Profile{
-			Name: "test", Fingerprint: "fp", ApiUrl: m.api, RecoveryUrl: m.enrolURL,
-			CaBundlePem: m.services.PEM(), RecoveryCaBundlePem: m.services.PEM(),
-		},
+		NodeName: "n1", Profile: profile,
 		Policy:             &commonv1.NodePolicy{AutoRecovery: true},
 		TaskSigningPubkeys: m.signer.ID() + ":" + base64.StdEncoding.EncodeToString(m.signer.Public()),
 	}, nil
@@ -284,6 +295,8 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 			)
 		case *nodev1.ConnectRequest_TaskKeysHeld:
 			m.accepted <- f.TaskKeysHeld.GetKeyIds()
+		case *nodev1.ConnectRequest_ProfileAnswer:
+			m.answers <- f.ProfileAnswer
 		case *nodev1.ConnectRequest_Observation:
 			m.observed <- f.Observation
 		case *nodev1.ConnectRequest_TaskDelivered:

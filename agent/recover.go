@@ -101,6 +101,9 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 		return a.waitIfStopped(ctx, err)
 	case attempt.Outcome == enrol.Succeeded:
 		return nil
+	case attempt.Untrusted:
+		return a.blocked(ctx, codeBlocked, "the trust that is pinned for enrolment does not verify its server: an operator "+
+			"must issue a bundle ("+why+")")
 	}
 	// The next attempt comes after a session was refused again, so that what the control plane has repaired meanwhile
 	// needs none.
@@ -129,6 +132,9 @@ func (a *Agent) policyReceived(policy *commonv1.NodePolicy) {
 	err := a.recovery.SetPolicy(policy.GetAutoRecovery(), policy.GetRecoveryAttemptsPerHour())
 	if a.noted(err) != nil {
 		a.deps.Logger.Error("policy of automatic recovery not kept", slog.Any("error", err))
+	}
+	if err := a.noted(a.recovery.SetTrustDwell(dwellOf(policy))); err != nil {
+		a.deps.Logger.Error("policy of trust not kept", slog.Any("error", err))
 	}
 }
 

@@ -99,7 +99,10 @@ func (u *unheard) bring(ctx context.Context, code commonv1.DiagnosticCode) error
 		if records, err = hostrecord.Read(bytes.NewReader(printed)); err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(records, func(r *recoveryv1.HostRecord) bool { return r.GetCode() == names.Of(code) }) {
+		if !slices.ContainsFunc(records, func(r *recoveryv1.HostRecord) bool {
+			// One of an earlier fault may be there still, and explains nothing of this one.
+			return r.GetCode() == names.Of(code) && r.GetEndedAt() == nil && !r.GetLastSeenAt().AsTime().Before(u.r.FaultAt)
+		}) {
 			return fmt.Errorf("it has %d other entries", len(records))
 		}
 		return nil
@@ -154,24 +157,34 @@ func (u *unheard) detect(ctx context.Context) error {
 	return nil
 }
 
-// recovered waits until the agent is back by itself, and checks that its identity is as it was.
+// recovered waits until the agent is back by itself, checks that its identity is as it was, and ends the workspace.
 func (u *unheard) recovered(ctx context.Context) error {
-	r, m := u.r, u.r.Mesh
-	err := r.Recovered(ctx, "the node connected with the same serial, admitted and normal; the workspace serves",
-		func(ctx context.Context) error {
-			if err := connected(ctx, m, u.held.Node); err != nil {
-				return err
-			}
-			ws, err := m.Workspace(ctx, u.held.ID)
-			if err != nil {
-				return err
-			}
-			return m.Serving(ctx, u.held.ID, ws.GetEpoch())
-		})
+	if err := u.back(ctx); err != nil {
+		return err
+	}
+	return u.r.Retire(ctx, u.held.ID)
+}
+
+// serves returns nil once the node is connected and normal and its workspace serves.
+func (u *unheard) serves(ctx context.Context) error {
+	if err := connected(ctx, u.r.Mesh, u.held.Node); err != nil {
+		return err
+	}
+	ws, err := u.r.Mesh.Workspace(ctx, u.held.ID)
 	if err != nil {
 		return err
 	}
-	after, err := m.Node(ctx, u.held.Node)
+	return u.r.Mesh.Serving(ctx, u.held.ID, ws.GetEpoch())
+}
+
+// back waits until the agent is back by itself, and checks that its identity is as it was.
+func (u *unheard) back(ctx context.Context) error {
+	r := u.r
+	err := r.Recovered(ctx, "the node connected with the same serial, admitted and normal; the workspace serves", u.serves)
+	if err != nil {
+		return err
+	}
+	after, err := r.Mesh.Node(ctx, u.held.Node)
 	if err != nil {
 		return stage.At(stage.Evidence, err)
 	}
@@ -181,7 +194,7 @@ func (u *unheard) recovered(ctx context.Context) error {
 		return stage.At(stage.Evidence, fmt.Errorf("the identity is %v, was %v", is, was))
 	}
 	r.Evidence(after.GetSession().GetSessionId())
-	return r.Retire(ctx, u.held.ID)
+	return nil
 }
 
 // foreign makes the keys and certificates of another mesh, whose roots no agent of this one trusts.

@@ -43,6 +43,9 @@ type record struct {
 	Fresh   *fresh `json:"fresh,omitempty"`
 	Auto    *bool  `json:"auto_recovery,omitempty"` // of the last policy; nil: none was received
 	PerHour int32  `json:"recovery_attempts_per_hour,omitempty"`
+	// UntrustedSince is since when the node API is untrusted, by the wall clock; zero: it is not.
+	UntrustedSince time.Time `json:"untrusted_since,omitzero"`
+	TrustDwell     int64     `json:"trust_dwell_seconds,omitempty"` // of the last policy
 }
 
 type fresh struct {
@@ -70,6 +73,8 @@ type Governor struct {
 	// marks are when the attempts of the last hour were made, by the monotonic clock; those of earlier runs may be below
 	// zero.
 	marks []time.Duration
+	// untrusted is rec.UntrustedSince by the monotonic clock.
+	untrusted time.Duration
 	// unwritten is set after a change that could not be written.
 	unwritten bool
 }
@@ -99,6 +104,9 @@ func Open(cfg Config) (*Governor, error) {
 	for _, at := range g.rec.Recent[max(len(g.rec.Recent)-mostPerHour, 0):] {
 		// An attempt in the future was made before the clock was set back: it counts as made now.
 		g.marks = append(g.marks, now-max(wall.Sub(at), 0))
+	}
+	if since := g.rec.UntrustedSince; !since.IsZero() { // one in the future, as after the clock was set back, is now
+		g.untrusted = now - max(wall.Sub(since), 0)
 	}
 	return g, nil
 }

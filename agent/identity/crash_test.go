@@ -35,7 +35,7 @@ type image struct {
 	Join    string
 	Env     string
 	// Files of trust.
-	Bundle, Recovery, Listed string
+	Bundle, Recovery, Listed, Former string
 	// Recovery key, key of a recovery's request, and tokens beside the one in node-agent.env.
 	RecoveryKey, Recovering, Tokens string
 }
@@ -49,7 +49,8 @@ type world struct {
 	now      time.Time
 	// first is a key of tasks, retired by a list that has second.
 	first, second pki.Link
-	roots         [2]pki.RootLink // of services
+	roots         [2]pki.RootLink   // of services
+	offered       *commonv1.Profile // by offer
 }
 
 func newWorld(t *testing.T) *world {
@@ -106,6 +107,7 @@ func (w *world) image(s *identity.Store) image {
 		filepath.Join(w.dirs.Etc, "ca-bundle.crt"):          &out.Bundle,
 		filepath.Join(w.dirs.Etc, "recovery-ca-bundle.crt"): &out.Recovery,
 		filepath.Join(w.dirs.State, "service-roots.json"):   &out.Listed,
+		filepath.Join(w.dirs.State, "former-profile.json"):  &out.Former,
 		filepath.Join(w.dirs.State, "recovery-key.pem"):     &out.RecoveryKey,
 		filepath.Join(w.dirs.State, "key-recovering.pem"):   &out.Recovering,
 		filepath.Join(w.dirs.State, "recovery-tokens.json"): &out.Tokens,
@@ -334,6 +336,30 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
 				dir := w.bundle("gbt_other")
 				return func(s *identity.Store) error { return s.InstallBundle(dir) }
+			},
+		},
+		{
+			name: "offered profile", setup: enrolled,
+			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+				return func(s *identity.Store) error { return stored(s, w.offer()) }
+			},
+		},
+		{
+			name: "profile confirmed", setup: func(w *world, s *identity.Store) {
+				enrolled(w, s)
+				must(w.t, stored(s, w.offer()))
+			},
+			prepare: func(*world, *identity.Store) func(*identity.Store) error {
+				return func(s *identity.Store) error { return s.ConfirmProfile("g") }
+			},
+		},
+		{
+			name: "former profile is back", setup: func(w *world, s *identity.Store) {
+				enrolled(w, s)
+				must(w.t, stored(s, w.offer()))
+			},
+			prepare: func(*world, *identity.Store) func(*identity.Store) error {
+				return func(s *identity.Store) error { _, err := s.RevertProfile(); return err }
 			},
 		},
 		{name: "drop key", setup: func(w *world, s *identity.Store) {

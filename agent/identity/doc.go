@@ -17,6 +17,7 @@
 //	node.json                node_id, node_instance_id, workspace and epoch of an instance, policy
 //	join-state.json          generation and signed join state
 //	service-roots.json       of a trust bundle that a list of roots has changed: which roots were given to this host
+//	former-profile.json      the profile before an offered one, until a session is admitted over the offered one
 //	recovery-key.pem         the key of this node to which its recovery tokens are bound
 //	key-recovering.pem       the key of a recovery's request on its way
 //	recovery-tokens.json     the recovery token before the newest, until the newest counts; the newest itself is in

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -63,13 +62,19 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	node := Node{
 		NodeID: id.Name, InstanceID: answer.GetNodeInstanceId(), Name: answer.GetNodeName(), TrustDomain: id.TrustDomain,
 		WorkspaceID: answer.GetWorkspaceId(), Epoch: answer.GetEpoch(), ProfileName: answer.GetProfile().GetName(),
-		ProfileFingerprint: answer.GetProfile().GetFingerprint(), AutoRecovery: answer.GetPolicy().GetAutoRecovery(),
-		TokenHash: hashToken(token),
+		ProfileVersion: answer.GetProfile().GetVersion(), ProfileFingerprint: answer.GetProfile().GetFingerprint(),
+		AutoRecovery: answer.GetPolicy().GetAutoRecovery(), TokenHash: hashToken(token),
 	}
 	if IsRecoveryToken(token) {
 		node.TokenHash = s.node.TokenHash // what the operator's bundle was used for stays known
 	}
-	nodeJSON, _ := json.MarshalIndent(node, "", "  ") // texts and numbers are always encoded
+	former := s.former
+	if node.ProfileFingerprint == "" { // the profile was not taken
+		node.ProfileName, node.ProfileVersion, node.ProfileFingerprint = s.node.ProfileName, s.node.ProfileVersion,
+			s.node.ProfileFingerprint
+	} else {
+		former = nil
+	}
 	env, tokens, err := s.envAfter(token, answer)
 	if err != nil {
 		return err
@@ -79,7 +84,10 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		{File: fileCert, Content: chain},
 		{File: fileNextKey, Remove: true},
 		{File: fileNextCert, Remove: true},
-		{File: fileNode, Content: nodeJSON},
+		node.change(),
+	}
+	if former == nil {
+		changes = append(changes, change{File: fileFormerProfile, Remove: true})
 	}
 	if s.node.InstanceID != node.InstanceID {
 		changes = append(changes, change{File: fileJoinState, Remove: true})
@@ -101,7 +109,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		s.join = joinState{}
 	}
 	s.current, s.other, s.pending, s.node, s.enrolled, s.env = pair, nil, nil, node, true, env
-	s.recovering, s.tokens, s.listed = nil, tokens, listed
+	s.recovering, s.tokens, s.listed, s.former = nil, tokens, listed, former
 	return nil
 }
 
@@ -154,7 +162,7 @@ func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, []file, error
 			continue
 		}
 		if _, err := pki.DecodeCertificates(t.bundle); err != nil {
-			return nil, nil, fmt.Errorf("enrolment's answer: trust bundle: %w", err)
+			return nil, nil, fmt.Errorf("trust bundle of the profile: %w", err)
 		}
 		given = append(given, t.file)
 		old, err := pki.ReadFile(s.path(t.file))
@@ -231,6 +239,9 @@ func (s *Store) InstallBundle(dir string) error {
 	}
 	listed, record := s.givenLocked(brought...)
 	changes = slices.Concat(changes, record, []change{tokens.change(), {File: fileEnv, Content: env.Render()}})
+	if s.former != nil {
+		changes = append(changes, change{File: fileFormerProfile, Remove: true})
+	}
 	fresh := s.env.Get(EnvToken) != token
 	if fresh {
 		// A request with the same token must have the same key: else the retry after a lost reply would look like a stolen
@@ -240,7 +251,7 @@ func (s *Store) InstallBundle(dir string) error {
 	if err := s.commit("bundle", changes); err != nil {
 		return err
 	}
-	s.env, s.tokens, s.listed = env, tokens, listed
+	s.env, s.tokens, s.listed, s.former = env, tokens, listed, nil
 	if fresh {
 		s.pending = nil
 	}

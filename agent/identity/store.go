@@ -35,6 +35,7 @@ type Node struct {
 	WorkspaceID        string `json:"workspace_id,omitempty"` // of a launched instance
 	Epoch              int64  `json:"epoch,omitempty"`
 	ProfileName        string `json:"profile_name,omitempty"`
+	ProfileVersion     int64  `json:"profile_version,omitempty"`
 	ProfileFingerprint string `json:"profile_fingerprint,omitempty"`
 	AutoRecovery       bool   `json:"auto_recovery"`
 	// TokenHash is that of the operator's token it enrolled with last, so that the token is never sent again with another
@@ -68,6 +69,7 @@ type Store struct {
 	tokens               recoveryTokens
 	join                 joinState
 	listed               listedBundles
+	former               *formerProfile // nil: the present profile is confirmed
 	problems             []string
 	// unsettled is set when a change failed half way (a full disk, say): the files may be ahead of memory, and there may
 	// be an intent log whose changes are decided.
@@ -146,6 +148,7 @@ func (s *Store) loadLocked() error {
 		s.join = joinState{}
 	}
 	s.listed = load[listedBundles](s, fileServiceRoots)
+	s.former = load[*formerProfile](s, fileFormerProfile)
 	var err error
 	s.pending, err = readKey(s.path(filePendingKey))
 	if err != nil {

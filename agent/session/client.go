@@ -35,11 +35,12 @@ type Client struct {
 	generation atomic.Int64 // of the admitted session; zero: none
 }
 
-// event is a CertificateIssued or a Reconnect frame that a reader passes to Run.
+// event is a CertificateIssued or a Reconnect frame that a reader passes to Run, or a request to open another session.
 type event struct {
 	conn      *conn
 	issued    *nodev1.CertificateIssued
 	reconnect *nodev1.Reconnect
+	redial    bool
 }
 
 // New checks deps and returns a Client. It connects to nothing.
@@ -88,8 +89,9 @@ type runner struct {
 	c         *Client
 	active    *conn
 	opening   bool
-	flips     int // changes to the other certificate after a refusal, since a session was admitted
-	timeouts  int // opens that timed out since a session was admitted
+	again     bool // another session is to be opened after the one that is being opened
+	flips     int  // changes to the other certificate after a refusal, since a session was admitted
+	timeouts  int  // opens that timed out since a session was admitted
 	openTimer *time.Timer
 	opened    chan openResult
 	ended     chan *conn
@@ -143,6 +145,7 @@ func (r *runner) loop(ctx context.Context) error {
 			} else {
 				r.promote(ctx, result.conn)
 			}
+			r.openedAgain()
 		case k := <-r.ended:
 			err = r.lost(ctx, k)
 		case e := <-r.c.events:
@@ -263,6 +266,8 @@ func (r *runner) lost(ctx context.Context, k *conn) error {
 
 func (r *runner) onEvent(ctx context.Context, e event) {
 	switch {
+	case e.redial:
+		r.redial()
 	case e.issued != nil:
 		r.issued(ctx, e)
 	case e.reconnect != nil && e.conn == r.active:

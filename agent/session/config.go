@@ -61,6 +61,9 @@ type Hooks struct {
 	// RunList is called once in each session with lifecycle's list of what may run on this node; nil: the control plane is
 	// of an earlier version and sends no list.
 	RunList func(ctx context.Context, list *nodev1.RunList)
+	// Trust is called after each open that failed while no session is admitted, with whether the server was verified, if
+	// that is known. It returns whether Run is to end with a *TrustError, since other trust is needed.
+	Trust func(ctx context.Context, verified bool) bool
 	// Lost is called when no session is left.
 	Lost         func()
 	Offer        func(ctx context.Context, offer *nodev1.TaskOffer)
@@ -72,6 +75,9 @@ type Hooks struct {
 	// Output is called with a request for a piece of a workload's output. It must not block: Client.Output queues the
 	// reply.
 	Output func(ctx context.Context, req *nodev1.OutputRequest)
+	// Profile is called with another version of the node's profile. It must not block: Client.AnswerProfile queues the
+	// reply.
+	Profile func(ctx context.Context, profile *commonv1.Profile)
 	// ChangedFacts is called before each heartbeat; nil: nothing changed.
 	ChangedFacts func() *commonv1.HostFacts
 	// TaskKeys is called with the keys by which tasks are verified from now on, after they are on disk.
@@ -185,6 +191,15 @@ func (e *StopError) Error() string { return "told to stop: " + e.Denial.Error() 
 
 // Unwrap returns the refusal.
 func (e *StopError) Unwrap() error { return e.Denial }
+
+// TrustError means that the node API is not verified by the trust that is held, and that Hooks.Trust ended Run for it.
+type TrustError struct{ Cause error }
+
+// Error returns the cause as text.
+func (e *TrustError) Error() string { return fmt.Sprintf("the node API is not trusted: %v", e.Cause) }
+
+// Unwrap returns the cause.
+func (e *TrustError) Unwrap() error { return e.Cause }
 
 // IdentityError means that a session cannot be opened with any certificate of the identity: this host must enrol again
 // (Action recover), or an operator must act (rebundle).

@@ -138,6 +138,10 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 		return k.onTaskKeys(ctx, f.TaskKeys)
 	case *nodev1.ConnectResponse_ServiceRoots:
 		k.client.takeRoots(ctx, f.ServiceRoots)
+	case *nodev1.ConnectResponse_ProfileOffer:
+		if hooks.Profile != nil && !k.isRetired() {
+			hooks.Profile(ctx, f.ProfileOffer.GetProfile())
+		}
 	case *nodev1.ConnectResponse_CertificateIssued:
 		k.client.tell(ctx, event{conn: k, issued: f.CertificateIssued})
 	case *nodev1.ConnectResponse_Reconnect:

@@ -323,6 +323,8 @@ func (v *visit) note(what string) {
 
 func (v *visit) on(frame *nodev1.ConnectRequest) error {
 	switch f := frame.GetFrame().(type) {
+	case *nodev1.ConnectRequest_ProfileAnswer:
+		v.note("profile answer " + f.ProfileAnswer.GetFingerprint())
 	case *nodev1.ConnectRequest_Heartbeat:
 		v.mu.Lock()
 		v.beats++

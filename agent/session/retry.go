@@ -46,12 +46,32 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 	if terminal != nil {
 		return terminal
 	}
+	if r.otherTrust(ctx, d.Code, err) {
+		return &TrustError{err}
+	}
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session not open", append([]slog.Attr{
 		slog.String("code", names.Of(d.Code)), slog.String("detail", d.Detail), slog.Duration("next_retry", delay),
 		slog.Int("attempt", f.waits.Attempts()),
 	}, recorded.Attrs()...)...)
 	r.schedule(delay)
 	return nil
+}
+
+// otherTrust gives the hook whether an open that failed has verified the server, and reports whether Run is to end.
+func (r *runner) otherTrust(ctx context.Context, code commonv1.DiagnosticCode, err error) bool {
+	hook := r.c.deps.Hooks.Trust
+	if hook == nil || r.active != nil {
+		return false
+	}
+	if code == commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED {
+		invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
+		// Other trust does not help where a certificate has ended, or the host's clock is wrong.
+		return (!ok || invalid.Reason != x509.Expired) && hook(ctx, false)
+	}
+	if _, told := fault.As(err); told {
+		return hook(ctx, true)
+	}
+	return false
 }
 
 // decide returns the wait before the next open, or the error that ends Run.

@@ -176,7 +176,7 @@ var keys = prepare([]Key{
 	{
 		Name: TrustDwellSeconds, Kind: Seconds, Default: "600", Min: "1", Max: "3600", Tightens: Lower, Severity: P1,
 		Owner:   "recovery",
-		Meaning: "how long stale trust is tried before recovery fails closed and asks for a bundle",
+		Meaning: "how long an agent does not trust the node API before it asks recovery for the trust that is current",
 	},
 	{
 		Name: SagaStepStallSeconds, Kind: Seconds, Default: "300", Min: "1", Max: "3600", Tightens: Lower, Severity: P1,

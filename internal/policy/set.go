@@ -143,7 +143,7 @@ func (s Set) AutoRecovery() bool { return s.number(AutoRecovery) != 0 }
 // RecoveryAttemptsPerHour returns how often one node may try to enrol again within an hour.
 func (s Set) RecoveryAttemptsPerHour() int { return int(s.number(RecoveryAttemptsPerHour)) }
 
-// TrustDwell returns how long stale trust is tried before recovery fails closed.
+// TrustDwell returns how long an agent does not trust the node API before it asks recovery for other trust.
 func (s Set) TrustDwell() time.Duration { return s.Duration(TrustDwellSeconds) }
 
 // SagaStepStall returns how long a step may go without progress.

@@ -75,7 +75,7 @@ var reasons = map[commonv1.DriftReason]Reason{
 	commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED: {
 		Check: []string{hostDiag, howMany},
 		Steps: []string{
-			"wait: an agent whose pinned recovery trust still holds repairs its profile by itself",
+			"wait for trust.dwell_seconds: an agent whose pinned recovery trust still holds repairs its profile by itself then",
 			"if it does not come, issue a bundle: " + newBundle,
 			"if many nodes have it, look at the certificate of the servers first",
 		},
@@ -83,7 +83,8 @@ var reasons = map[commonv1.DriftReason]Reason{
 	commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED: {
 		Check: []string{hostDiag, howMany},
 		Steps: []string{
-			"repair the node's profile on its host, or issue a bundle: " + newBundle,
+			"put good roots back on its host, as `ca-bundle.crt` for the node API or as `recovery-ca-bundle.crt` for " +
+				"enrolment: the agent reads both again by itself; or issue a bundle: " + newBundle,
 		},
 	},
 	commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING: {

@@ -120,6 +120,7 @@ func Several(logger *slog.Logger, n int, dir string, cfg Config) ([]*Agent, erro
 
 func (a *Agent) etc() string     { return filepath.Join(a.cfg.Dir, "etc") }
 func (a *Agent) state() string   { return filepath.Join(a.cfg.Dir, "state") }
+func (a *Agent) pinned() string  { return filepath.Join(a.etc(), "recovery-ca-bundle.crt") }
 func (a *Agent) envFile() string { return filepath.Join(a.etc(), "node-agent.env") }
 
 // Name returns the name of the node.
@@ -165,7 +166,7 @@ func (a *Agent) Furnish(token string) error {
 	if err != nil {
 		return fmt.Errorf("furnish agent: %w", err)
 	}
-	pinned := filepath.Join(a.etc(), "recovery-ca-bundle.crt")
+	pinned := a.pinned()
 	for _, path := range []string{filepath.Join(a.etc(), "ca-bundle.crt"), pinned} {
 		if have, err := pki.ReadFile(path); err == nil && slices.Equal(have, roots) {
 			continue

@@ -25,3 +25,6 @@ func (a *Agent) Diagnose(ctx context.Context) ([]byte, error) {
 
 // TrustFile returns the path of the roots by which the agent verifies the node API.
 func (a *Agent) TrustFile() string { return identity.BundleFile(a.etc()) }
+
+// RecoveryTrustFile returns the path of the roots by which the agent verifies enrolment.
+func (a *Agent) RecoveryTrustFile() string { return a.pinned() }

@@ -157,6 +157,9 @@ type credential struct {
 	key      crypto.Signer // of the certificate request
 	recovery crypto.Signer // to which the next recovery token is to be bound
 	prove    bool          // that the token is bound to recovery
+	// trusted is set once the reply has brought other trust for the node API, which the one held does not verify; nil: it
+	// is not to bring any.
+	trusted *bool
 }
 
 func (c credential) request() (*recoveryv1.EnrollRequest, error) {
@@ -208,7 +211,11 @@ func (e *Enroller) send(ctx context.Context, with credential) error {
 	if err := failpoint.Hit("agent.enrol.before_fsync"); err != nil {
 		return err
 	}
-	e.keepWhatWorks(ctx, answer)
+	if with.trusted != nil {
+		*with.trusted = e.takeVerified(ctx, answer)
+	} else {
+		e.keepWhatWorks(ctx, answer)
+	}
 	if err := store.CommitEnrolment(with.token, answer); err != nil {
 		return fmt.Errorf("keep identity: %w", err)
 	}
@@ -245,9 +252,30 @@ func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollR
 	if err == nil || (!errors.Is(err, pki.ErrIdentity) && !endpoints.Untrusts(err)) {
 		return
 	}
-	profile.ApiUrl, profile.CaBundlePem = "", nil
+	answer.Profile = nil // all of it or nothing
 	detail := "the trust bundle of the enrolment's answer does not verify " + address +
 		": the old endpoint and bundle stay"
 	e.deps.Logger.LogAttrs(ctx, slog.LevelError, "new trust not taken", slog.String("detail", detail))
 	e.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT, detail, 0)
+}
+
+// takeVerified leaves the profile of a reply out unless a connection to each of its endpoints verifies it: the trust
+// that the reply brings takes the place of one that failed, and one that fails too is of no use. It reports whether the
+// profile is there still.
+func (e *Enroller) takeVerified(ctx context.Context, answer *recoveryv1.EnrollResponse) bool {
+	profile, err := e.deps.Store.Replacing(answer.GetProfile())
+	if err == nil {
+		node, _ := e.deps.Store.Node()
+		err = endpoints.Verify(ctx, profile, endpoints.Options{
+			TrustDomain: node.TrustDomain, Now: e.deps.Clock.Now, Dial: e.deps.Dial,
+		})
+	}
+	if err == nil {
+		return true
+	}
+	answer.Profile = nil
+	detail := "the profile of the enrolment's answer was not taken: " + err.Error()
+	e.deps.Logger.LogAttrs(ctx, slog.LevelError, "new trust not taken", slog.String("detail", detail))
+	e.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_PROFILE_REFUSED, detail, 0)
+	return false
 }

@@ -8,10 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/endpoints"
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pki"
 )
 
 // Succeeded is the outcome of a recovery after which the identity is on disk.
@@ -23,6 +25,10 @@ type Recovery struct {
 	Sent bool
 	// Counts reports whether the attempt counts against the limit of an hour.
 	Counts bool
+	// Untrusted reports whether the pinned trust did not verify the server of enrolment, or cannot be read.
+	Untrusted bool
+	// Trusted reports, of a success of BootstrapTrust, whether the profile of the reply was verified and taken.
+	Trusted bool
 	// Outcome is Succeeded, the reason of a refusal, or the diagnostic code of a failure.
 	Outcome string
 	// Wait is the least time until the next attempt; zero after a success.
@@ -33,18 +39,30 @@ type Recovery struct {
 // certificate request until it has been answered, and one that is refused is followed by the other one held. The
 // diagnostic of a failure is on disk when Recover returns. An error is *StopError, ctx's cause, or, with nothing sent,
 // the error of identity.Store.RecoveryTokens.
-func (e *Enroller) Recover(ctx context.Context) (Recovery, error) {
+func (e *Enroller) Recover(ctx context.Context) (Recovery, error) { return e.recover(ctx, false) }
+
+// BootstrapTrust does as Recover where the trust for the node API does not verify it. The profile that the reply brings
+// is taken only if a connection to each of its endpoints verifies it, and recorded as refused otherwise; the
+// certificate is taken in either case.
+func (e *Enroller) BootstrapTrust(ctx context.Context) (Recovery, error) { return e.recover(ctx, true) }
+
+func (e *Enroller) recover(ctx context.Context, trust bool) (Recovery, error) {
 	tokens, err := e.deps.Store.RecoveryTokens()
 	if err != nil {
 		return Recovery{}, err
 	}
 	token := tokens[e.turn%len(tokens)]
 	var reached atomic.Bool
+	var taken *bool
+	if trust {
+		taken = new(bool)
+	}
 	err = e.recoverWith(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { reached.Store(true) },
-	}), token)
-	out := Recovery{Sent: reached.Load(), Outcome: Succeeded}
+	}), token, taken)
+	out := Recovery{Sent: reached.Load(), Outcome: Succeeded, Trusted: taken != nil && *taken}
 	out.Counts = out.Sent && !busy(err)
+	out.Untrusted = endpoints.Untrusts(err) || errors.Is(err, ErrNotPinned) || errors.Is(err, pki.ErrIdentity)
 	if err == nil {
 		e.turn = 0
 		return out, nil
@@ -78,12 +96,12 @@ func (e *Enroller) Recover(ctx context.Context) (Recovery, error) {
 	return out, nil
 }
 
-func (e *Enroller) recoverWith(ctx context.Context, token string) error {
+func (e *Enroller) recoverWith(ctx context.Context, token string, trusted *bool) error {
 	recovery, key, err := e.deps.Store.RecoveringKey(token)
 	if err != nil {
 		return err
 	}
-	return e.send(ctx, credential{token: token, key: key, recovery: recovery, prove: true})
+	return e.send(ctx, credential{token: token, key: key, recovery: recovery, prove: true, trusted: trusted})
 }
 
 // giveUp removes what a refusal has made useless: a token that another key has used, or a key that will not be signed,

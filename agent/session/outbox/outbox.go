@@ -255,6 +255,12 @@ func (o *Reports) Diagnose(msg *nodev1.DiagnosticReport) error {
 	return queue(o, &o.diagnostics, msg, 16)
 }
 
+// AnswerProfile queues the reply to an offered profile.
+func (o *Reports) AnswerProfile(msg *nodev1.ProfileAnswer) error {
+	frame := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_ProfileAnswer{ProfileAnswer: msg}}
+	return queue(o, &o.control, frame, 16)
+}
+
 // Output queues a piece of a workload's output. At most four may wait: for each a caller waits, and not for long.
 func (o *Reports) Output(msg *nodev1.OutputChunk) error { return queue(o, &o.outputs, msg, 4) }
 
