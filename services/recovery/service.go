@@ -158,7 +158,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	err = errors.Join(s.addWatchdog(lc), s.addDrift(lc), s.addRollback(), s.addKeys(), s.addTokens(enroller),
-		s.addTrust(witness, enroller),
+		s.addBundles(enroller), s.addTrust(witness, enroller),
 		s.serveEnrolment(ctx, enroller))
 	if err != nil {
 		return err
