@@ -13,6 +13,7 @@ import (
 type machines struct {
 	recoveryv1connect.UnimplementedTokenServiceHandler
 	recoveryv1connect.UnimplementedTrustServiceHandler
+	recoveryv1connect.UnimplementedBundleServiceHandler
 	recoveryv1connect.UnimplementedHostFactsServiceHandler
 	recoveryv1connect.UnimplementedDiagnosticsServiceHandler
 
@@ -23,6 +24,7 @@ type machines struct {
 // tenant is refused before anything is looked up.
 var ofMachines = map[string]bool{
 	"TokenService": true, "TrustService": true, "HostFactsService": true, "DiagnosticsService": true,
+	"BundleService": true,
 }
 
 func (m machines) ListTokens(ctx context.Context,
@@ -61,6 +63,12 @@ func (m machines) RunPreflight(ctx context.Context,
 	return &recoveryv1.RunPreflightResponse{
 		Ingress: []*recoveryv1.IngressTrust{{Detail: hiddenNode + " refuses it"}},
 	}, m.owners.note(ctx, r)
+}
+
+func (m machines) IssueBundle(ctx context.Context,
+	r *recoveryv1.IssueBundleRequest,
+) (*recoveryv1.IssueBundleResponse, error) {
+	return &recoveryv1.IssueBundleResponse{NodeId: r.GetNodeId(), NodeName: hiddenNode}, m.owners.note(ctx, r)
 }
 
 func (m machines) AcceptHostFacts(ctx context.Context,

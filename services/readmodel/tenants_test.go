@@ -220,7 +220,8 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		"TokenService/ExtendTokens": {&readmodelv1.ExtendTokensRequest{
 			Profile: "default", Until: timestamppb.New(time.Now().Add(time.Hour)), Reason: "because",
 		}},
-		"TrustService/GetTrust": generic, "TrustService/RunPreflight": generic,
+		"BundleService/IssueBundle": {&readmodelv1.IssueBundleRequest{NodeId: x.NodeID, Reason: "because"}},
+		"TrustService/GetTrust":     generic, "TrustService/RunPreflight": generic,
 		"HostFactsService/AcceptHostFacts": {&readmodelv1.AcceptHostFactsRequest{Node: x.NodeID, Reason: "because"}},
 		"DiagnosticsService/MergeDiagnostics": {&readmodelv1.MergeDiagnosticsRequest{
 			Node: x.NodeID, Records: []*recoveryv1.HostRecord{{Code: "dns_failed"}},

@@ -198,6 +198,8 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("token.revoke", "node", m.GetNodeId())
 	case *readmodelv1.ExtendTokensRequest:
 		return entry("token.extend", "profile", m.GetProfile())
+	case *readmodelv1.IssueBundleRequest:
+		return entry("node.bundle.issue", "node", m.GetNodeId())
 	case *readmodelv1.RunPreflightRequest:
 		return entry("ca.preflight", "preflight", "mesh")
 	default:

@@ -20,6 +20,7 @@ func TestReadsAreKnown(t *testing.T) {
 		readmodelv1.File_gpuaas_readmodel_v1_diagnostics_proto, readmodelv1.File_gpuaas_readmodel_v1_trust_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_tokens_proto, readmodelv1.File_gpuaas_readmodel_v1_events_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_projections_proto, readmodelv1.File_gpuaas_readmodel_v1_retention_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_bundles_proto,
 	} {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
@@ -34,7 +35,7 @@ func TestReadsAreKnown(t *testing.T) {
 	want := []string{
 		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CollectDiagnostics",
 		"CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
-		"ExtendTokens", "ForceRelease", "ForgetConsumer", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
+		"ExtendTokens", "ForceRelease", "ForgetConsumer", "IssueBundle", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
 		"RebuildProjections", "ReleaseBrake", "RetryRelease", "RevokeTokens", "RotateKey", "RunPreflight", "SetCordon",
 		"SetPolicy",
 	}
