@@ -33,6 +33,7 @@ const (
 	fileNode           file = "state/node.json"
 	fileJoinState      file = "state/join-state.json"
 	fileServiceRoots   file = "state/service-roots.json"
+	fileFormer         file = "state/former-profile.json"
 	fileJournal        file = "state/journal.json"
 	fileLock           file = "state/lock"
 )
@@ -42,6 +43,7 @@ var changeable = map[file]bool{
 	fileEnv: true, fileBundle: true, fileBundleOld: true, fileRecoveryBundle: true, fileRecoveryOld: true, fileCert: true,
 	fileKey: true, fileNextCert: true, fileNextKey: true, filePendingKey: true, fileNode: true, fileJoinState: true,
 	fileServiceRoots: true, fileRecoveryKey: true, fileRecoveringKey: true, fileTokens: true,
+	fileFormer: true,
 }
 
 // change is one file's new content, or its removal.

@@ -36,7 +36,11 @@ type Node struct {
 	Epoch              int64  `json:"epoch,omitempty"`
 	ProfileName        string `json:"profile_name,omitempty"`
 	ProfileFingerprint string `json:"profile_fingerprint,omitempty"`
-	AutoRecovery       bool   `json:"auto_recovery"`
+	// ProfileAPI is the address of the node API in the profile whose fingerprint is ProfileAPIOf. If that is not
+	// ProfileFingerprint, the address of the present profile is not known.
+	ProfileAPI   string `json:"profile_api,omitempty"`
+	ProfileAPIOf string `json:"profile_api_of,omitempty"`
+	AutoRecovery bool   `json:"auto_recovery"`
 	// TokenHash is that of the operator's token it enrolled with last, so that the token is never sent again with another
 	// key.
 	TokenHash string `json:"token_sha256,omitempty"`
@@ -68,6 +72,7 @@ type Store struct {
 	tokens               recoveryTokens
 	join                 joinState
 	listed               listedBundles
+	former               formerProfile
 	problems             []string
 	// unsettled is set when a change failed half way (a full disk, say): the files may be ahead of memory, and there may
 	// be an intent log whose changes are decided.
@@ -146,6 +151,7 @@ func (s *Store) loadLocked() error {
 		s.join = joinState{}
 	}
 	s.listed = load[listedBundles](s, fileServiceRoots)
+	s.former = load[formerProfile](s, fileFormer)
 	var err error
 	s.pending, err = readKey(s.path(filePendingKey))
 	if err != nil {
