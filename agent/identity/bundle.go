@@ -20,7 +20,9 @@ var ErrBundleSpent = errors.New("the bundle's token was used for the identity he
 var ErrNoFormer = errors.New("no endpoints and no trust from before a bundle are kept here")
 
 // profileVariables are the variables that an archive sets as a whole: those that it lacks are removed.
-var profileVariables = []string{EnvAPIURL, EnvRecoveryURL, EnvRecoveryBundle, EnvTerminalURL, EnvTrustDomain, EnvNodeName}
+var profileVariables = []string{
+	EnvAPIURL, EnvRecoveryURL, EnvRecoveryBundle, EnvTerminalURL, EnvTrustDomain, EnvNodeName,
+}
 
 // archiveVariables are all variables that an archive may set.
 var archiveVariables = append(slices.Clone(profileVariables), EnvToken)
@@ -244,10 +246,10 @@ func (s *Store) formerLocked(b *Bundle) (formerProfile, []change, error) {
 			out.Variables[name] = value
 		}
 	}
-	err := s.env.Validate()
-	if broken, ok := errors.AsType[*EnvError](err); ok && broken != nil {
+	if !s.env.reaches() {
 		return s.former, nil, nil
 	}
+	var err error
 	if out.CA, err = readIfThere(s.path(fileBundle)); err == nil {
 		out.Recovery, err = readIfThere(s.path(fileRecoveryBundle))
 	}
@@ -257,6 +259,9 @@ func (s *Store) formerLocked(b *Bundle) (formerProfile, []change, error) {
 	data, _ := json.Marshal(out) // texts and bytes are always encoded
 	return out, []change{{File: fileFormer, Content: data}}, nil
 }
+
+// reaches reports whether the variables name a control plane.
+func (e Env) reaches() bool { return e.Validate() == nil }
 
 // RestoreFormer puts the endpoints and the trust from before the last bundle back, all or none, and forgets them. The
 // bundle's token is removed unless it was used. ErrNoFormer means that there are none.

@@ -65,8 +65,8 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 		Meaning: "the node cannot recover: it trusts neither the mesh nor the endpoint at which it would, or the policy " +
 			"lets only an operator's bundle bring it back (node.auto_recovery)",
 		Impact: noWork + "; it does not come back by itself", Owner: ownerProfile,
-		NextAction: "repair the node's profile, or issue a bundle (`gpuaas nodes bundle NODE`): it trusts neither the mesh nor " +
-			"its recovery endpoint",
+		NextAction: "repair the node's profile, or issue a bundle (`gpuaas nodes bundle NODE`): it trusts neither the mesh " +
+			"nor its recovery endpoint",
 		Action: rebundle,
 	},
 	commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING: {
