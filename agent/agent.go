@@ -280,11 +280,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(err, a.Close())
 }
 
-// Enrol makes this host a node, with dir as its operator's bundle if one is named, and returns once it holds a
-// certificate. It must not be called while Run runs.
-func (a *Agent) Enrol(ctx context.Context, bundle string) error {
-	if bundle != "" {
-		err := a.store.InstallBundle(bundle)
+// Enrol makes this host a node, with an operator's bundle if one is named, and returns once it holds a certificate. It
+// must not be called while Run runs.
+func (a *Agent) Enrol(ctx context.Context, bundle Bundle) error {
+	if bundle.Path != "" {
+		err := a.takeBundle(ctx, bundle)
 		if errors.Is(err, identity.ErrBundleSpent) && a.store.Certificate() != nil {
 			return nil
 		}
@@ -305,8 +305,8 @@ func (a *Agent) Enrol(ctx context.Context, bundle string) error {
 		}
 		return enrol.ErrNoToken
 	}
-	if err := a.replaced(ctx, a.enrol.Run(ctx)); err != nil {
-		return err
+	if err := a.enrol.Run(ctx); err != nil {
+		return a.replaced(ctx, a.restoreAfter(ctx, bundle, err))
 	}
 	return a.recovery.Settled()
 }
@@ -359,9 +359,10 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 		Logger:   a.deps.Logger.With(slog.String("node_id", node.NodeID), slog.String("node_instance_id", node.InstanceID)),
 		Identity: a.store, Clock: a.clock, Roots: roots,
 		Endpoint: a.endpoint,
-		Record: func(_ context.Context, d session.Diagnostic) (diag.Entry, error) {
+		Record: func(ctx context.Context, d session.Diagnostic) (diag.Entry, error) {
 			a.meters.retry(d.Code)
 			kept, err := a.diag.Record(d.Code, d.Detail, d.NextRetry)
+			a.noteStrayed(ctx, d)
 			return kept, a.noted(err)
 		},
 		Hooks: a.hooks(executor),

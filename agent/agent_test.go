@@ -25,7 +25,7 @@ const firstToken = "gbt_0123456789abcdef0123456789abcdef_canaryAAAAAAAAAAAAAAAAA
 func enrolled(t *testing.T, m *mesh, cfg agent.Config) {
 	t.Helper()
 	a := open(t, cfg)
-	if err := a.Enrol(t.Context(), m.bundle(firstToken)); err != nil {
+	if err := a.Enrol(t.Context(), agent.Bundle{Path: m.bundle(firstToken)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.Close(); err != nil {
@@ -151,7 +151,7 @@ func TestReplacedInstanceEndsForGood(t *testing.T) {
 	other := config(t.TempDir())
 	a := open(t, other)
 	m.enrolFail = fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "")
-	if err := a.Enrol(t.Context(), m.bundle(firstToken)); !errors.Is(err, agent.ErrReplaced) {
+	if err := a.Enrol(t.Context(), agent.Bundle{Path: m.bundle(firstToken)}); !errors.Is(err, agent.ErrReplaced) {
 		t.Errorf("Enrol = %v", err)
 	}
 	if err := a.Close(); err != nil {

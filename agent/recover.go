@@ -74,13 +74,16 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	id, _ := errors.AsType[*session.IdentityError](cause)
 	switch {
 	case id != nil && id.Action == commonv1.Action_ACTION_REBUNDLE:
-		return a.blocked(ctx, codeBlocked, "only an operator's bundle brings this host back ("+why+")")
+		return a.blocked(ctx, codeBlocked,
+			"only an operator's bundle brings this host back: `gpuaas nodes bundle` ("+why+")")
 	case ok && !a.recovery.Allowed(node.AutoRecovery):
 		return a.blocked(ctx, codeBlocked,
-			"automatic recovery is off by the policy (node.auto_recovery): an operator must issue a bundle ("+why+")")
+			"automatic recovery is off by the policy (node.auto_recovery): an operator must issue a bundle, "+
+				"`gpuaas nodes bundle` ("+why+")")
 	}
 	if _, err := a.store.RecoveryTokens(); err != nil {
-		return a.blocked(ctx, codeTokenMissing, err.Error()+": an operator must issue a bundle ("+why+")")
+		return a.blocked(ctx, codeTokenMissing,
+			err.Error()+": an operator must issue a bundle, `gpuaas nodes bundle` ("+why+")")
 	}
 	if errors.Is(cause, errLost) { // no session's failure was recorded, with which the outage begins
 		a.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED, why, 0)

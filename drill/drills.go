@@ -13,8 +13,8 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), authorityReplaced(), ingressSwapped(), hostTrust(), bothTrusts(), blindSpot(),
-		edgeLimit(), fenced(), cloned(), routeDrift(), backlogStale(),
+		shortOutage(), authorityReplaced(), ingressSwapped(), endpointDrift(), hostTrust(), bothTrusts(),
+		blindSpot(), edgeLimit(), fenced(), cloned(), routeDrift(), backlogStale(),
 		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
 		hostRuntime(), nodesAhead(), restoreReusesNothing(), oldInstance(), diskFull(),
 	}

@@ -38,6 +38,7 @@ type image struct {
 	Bundle, Recovery, Listed, Former string
 	// Recovery key, key of a recovery's request, and tokens beside the one in node-agent.env.
 	RecoveryKey, Recovering, Tokens string
+	BeforeBundle                    string // what the last bundle replaced
 }
 
 type world struct {
@@ -111,6 +112,7 @@ func (w *world) image(s *identity.Store) image {
 		filepath.Join(w.dirs.State, "recovery-key.pem"):     &out.RecoveryKey,
 		filepath.Join(w.dirs.State, "key-recovering.pem"):   &out.Recovering,
 		filepath.Join(w.dirs.State, "recovery-tokens.json"): &out.Tokens,
+		filepath.Join(w.dirs.State, "before-bundle.json"):   &out.BeforeBundle,
 	} {
 		if data, err := os.ReadFile(path); err == nil {
 			*into = string(data)
@@ -169,6 +171,13 @@ func (w *world) bundle(token string) string {
 	return dir
 }
 
+func (w *world) read(dir string) *identity.Bundle {
+	w.t.Helper()
+	b, err := identity.ReadBundle(dir)
+	must(w.t, err)
+	return b
+}
+
 // TestCrashBetweenAnyTwoEffects ends each operation at each of its points, opens the directory again and checks that it
 // is as before the operation or as after it; then the operation is done again, and must lead to one identity whatever
 // the crash left.
@@ -208,11 +217,11 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 			name: "bundle", setup: func(*world, *identity.Store) {},
 			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
 				dir := w.bundle(token)
-				return func(s *identity.Store) error { return s.InstallBundle(dir) }
+				return func(s *identity.Store) error { return s.InstallBundle(w.read(dir)) }
 			},
 		},
 		{
-			name: "enrol", setup: func(w *world, s *identity.Store) { must(w.t, s.InstallBundle(w.bundle(token))) },
+			name: "enrol", setup: func(w *world, s *identity.Store) { must(w.t, s.InstallBundle(w.read(w.bundle(token)))) },
 			prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
 				key, err := s.PendingKey()
 				must(w.t, err)
@@ -335,11 +344,54 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 			name: "bundle after a list", setup: rotating,
 			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
 				dir := w.bundle("gbt_other")
-				return func(s *identity.Store) error { return s.InstallBundle(dir) }
+				return func(s *identity.Store) error { return s.InstallBundle(w.read(dir)) }
+			},
+		},
+		{
+			name: "archive", setup: (*world).enrolled, accepted: []string{firstRecovery},
+			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+				given := w.archive(nil)
+				return func(s *identity.Store) error { return s.InstallBundle(given) }
+			},
+		},
+		{
+			name: "restore", accepted: []string{firstRecovery},
+			setup: func(w *world, s *identity.Store) {
+				w.enrolled(s)
+				must(w.t, s.InstallBundle(w.archive(nil)))
+			},
+			prepare: func(*world, *identity.Store) func(*identity.Store) error {
+				return func(s *identity.Store) error {
+					if err := s.RestoreFormer(); !errors.Is(err, identity.ErrNothingBefore) {
+						return err
+					}
+					return nil
+				}
 			},
 		},
 		{
 			name: "offered profile", setup: enrolled,
+			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+				return func(s *identity.Store) error { return stored(s, w.offer()) }
+			},
+		},
+		{
+			name: "bundle over an offered profile", accepted: []string{firstRecovery},
+			setup: func(w *world, s *identity.Store) {
+				w.enrolled(s)
+				must(w.t, stored(s, w.offer()))
+			},
+			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+				given := w.archive(nil)
+				return func(s *identity.Store) error { return s.InstallBundle(given) }
+			},
+		},
+		{
+			name: "offered profile after a bundle", accepted: []string{firstRecovery},
+			setup: func(w *world, s *identity.Store) {
+				w.enrolled(s)
+				must(w.t, s.InstallBundle(w.archive(nil)))
+			},
 			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
 				return func(s *identity.Store) error { return stored(s, w.offer()) }
 			},

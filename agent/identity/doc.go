@@ -22,6 +22,8 @@
 //	key-recovering.pem       the key of a recovery's request on its way
 //	recovery-tokens.json     the recovery token before the newest, until the newest counts; the newest itself is in
 //	                         node-agent.env, or here while an operator's token is there
+//	before-bundle.json       endpoints and trust from before the last operator's bundle, with which RestoreFormer puts
+//	                         them back, until an offered profile takes their place
 //	journal.json             a change of several files that is decided and perhaps not yet wholly applied
 //
 // It believes the files on its disk and the replies of a verified server. It never mints credentials: it makes keys and

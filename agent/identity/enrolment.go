@@ -65,6 +65,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		ProfileVersion: answer.GetProfile().GetVersion(), ProfileFingerprint: answer.GetProfile().GetFingerprint(),
 		AutoRecovery: answer.GetPolicy().GetAutoRecovery(), TokenHash: hashToken(token),
 	}
+	node.noteAPI(answer.GetProfile())
 	if IsRecoveryToken(token) {
 		node.TokenHash = s.node.TokenHash // what the operator's bundle was used for stays known
 	}
@@ -178,82 +179,4 @@ func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, []file, error
 		changes = append(changes, change{File: t.file, Content: t.bundle})
 	}
 	return changes, given, nil
-}
-
-// ErrBundleSpent means that this identity was made with the bundle's token already.
-var ErrBundleSpent = errors.New("the bundle's token was used for the identity held here")
-
-// InstallBundle copies the files of an operator's bundle into etc, all or none: node-agent.env is needed, the two trust
-// bundles where they are in it. Variables that the bundle does not set keep their values. The next enrolment uses the
-// bundle's token with a key of its own. ErrBundleSpent means that nothing was done, since the host was enrolled with
-// this bundle's token.
-func (s *Store) InstallBundle(dir string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
-		return err
-	}
-	data, err := pki.ReadFile(filepath.Join(dir, filepath.Base(string(fileEnv))))
-	if err != nil {
-		return fmt.Errorf("read bundle: %w", err)
-	}
-	given, err := ParseEnv(data)
-	if err != nil {
-		return fmt.Errorf("read bundle: %w", &EnvError{err})
-	}
-	token := given.Get(EnvToken)
-	if token == "" {
-		return fmt.Errorf("read bundle: %s is not set", EnvToken)
-	}
-	if s.spentLocked(token) {
-		return ErrBundleSpent
-	}
-	env := s.freshEnvLocked()
-	env.unread = false // what cannot be read is what the bundle is to replace
-	tokens := s.tokens
-	if IsRecoveryToken(token) {
-		tokens.Waiting = ""
-	} else {
-		tokens.Waiting = tokens.newest(env) // until the bundle's token is used
-	}
-	for _, name := range given.names {
-		env = env.With(name, given.values[name])
-	}
-	if err := env.Validate(); err != nil {
-		return fmt.Errorf("read bundle: %w", err)
-	}
-	var changes []change
-	var brought []file
-	for _, f := range []file{fileBundle, fileRecoveryBundle} {
-		content, err := pki.ReadFile(filepath.Join(dir, filepath.Base(string(f))))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("read bundle: %w", err)
-		}
-		if _, err := pki.DecodeCertificates(content); err != nil {
-			return fmt.Errorf("read bundle: %s: %w", filepath.Base(string(f)), err)
-		}
-		changes, brought = append(changes, change{File: f, Content: content}), append(brought, f)
-	}
-	listed, record := s.givenLocked(brought...)
-	changes = slices.Concat(changes, record, []change{tokens.change(), {File: fileEnv, Content: env.Render()}})
-	if s.former != nil {
-		changes = append(changes, change{File: fileFormerProfile, Remove: true})
-	}
-	fresh := s.env.Get(EnvToken) != token
-	if fresh {
-		// A request with the same token must have the same key: else the retry after a lost reply would look like a stolen
-		// token.
-		changes = append(changes, change{File: filePendingKey, Remove: true})
-	}
-	if err := s.commit("bundle", changes); err != nil {
-		return err
-	}
-	s.env, s.tokens, s.listed, s.former = env, tokens, listed, nil
-	if fresh {
-		s.pending = nil
-	}
-	return nil
 }

@@ -9,19 +9,20 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuaas/mesh/internal/bundle"
 	"github.com/gpuaas/mesh/internal/config"
 )
 
 // Names of the variables in node-agent.env.
 const (
-	EnvAPIURL         = "GPUAAS_API_URL"
-	EnvTerminalURL    = "GPUAAS_TERMINAL_API_URL"
-	EnvRecoveryURL    = "GPUAAS_RECOVERY_API_URL"
-	EnvRecoveryBundle = "GPUAAS_RECOVERY_CA_BUNDLE_PATH"
-	EnvToken          = "GPUAAS_ENROLLMENT_TOKEN" //nolint:gosec // the name of a variable
+	EnvAPIURL         = bundle.EnvAPIURL
+	EnvTerminalURL    = bundle.EnvTerminalURL
+	EnvRecoveryURL    = bundle.EnvRecoveryURL
+	EnvRecoveryBundle = bundle.EnvRecoveryBundle
+	EnvToken          = bundle.EnvToken
 	EnvTaskKeys       = "GPUAAS_TASK_SIGNING_PUBKEYS"
-	EnvTrustDomain    = "GPUAAS_TRUST_DOMAIN"
-	EnvNodeName       = "GPUAAS_NODE_NAME"
+	EnvTrustDomain    = bundle.EnvTrustDomain
+	EnvNodeName       = bundle.EnvNodeName
 	EnvInstallUnit    = "GPUAAS_INSTALL_UNIT"
 	EnvPackageSource  = "GPUAAS_PACKAGE_SOURCE"
 )

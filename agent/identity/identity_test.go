@@ -22,7 +22,7 @@ func enrolledWorld(t *testing.T) (*world, *identity.Store) {
 	w := newWorld(t)
 	s := w.open()
 	t.Cleanup(func() { _ = s.Close() })
-	must(t, s.InstallBundle(w.bundle(token)))
+	must(t, s.InstallBundle(w.read(w.bundle(token))))
 	key, err := s.PendingKey()
 	must(t, err)
 	must(t, s.CommitEnrolment(token, w.answer(key)))
@@ -99,7 +99,7 @@ func TestEnrolmentSpendsItsToken(t *testing.T) {
 	if s.Token() != "" || s.Env().Get(identity.EnvToken) != "" {
 		t.Error("the token is still offered")
 	}
-	if err := s.InstallBundle(w.bundle(token)); !errors.Is(err, identity.ErrBundleSpent) {
+	if err := s.InstallBundle(w.read(w.bundle(token))); !errors.Is(err, identity.ErrBundleSpent) {
 		t.Errorf("the same bundle again: %v", err)
 	}
 	// A launcher may write the file again with the token of the launch.
@@ -109,7 +109,7 @@ func TestEnrolmentSpendsItsToken(t *testing.T) {
 	if s.Token() != "" {
 		t.Error("a spent token is offered again")
 	}
-	must(t, s.InstallBundle(w.bundle("gbt_another_token_of_an_operator")))
+	must(t, s.InstallBundle(w.read(w.bundle("gbt_another_token_of_an_operator"))))
 	if s.Token() == "" {
 		t.Error("a fresh token is not offered")
 	}

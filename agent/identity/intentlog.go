@@ -34,6 +34,7 @@ const (
 	fileJoinState      file = "state/join-state.json"
 	fileServiceRoots   file = "state/service-roots.json"
 	fileFormerProfile  file = "state/former-profile.json"
+	fileBeforeBundle   file = "state/before-bundle.json"
 	fileJournal        file = "state/journal.json"
 	fileLock           file = "state/lock"
 )
@@ -44,6 +45,7 @@ var changeable = map[file]bool{
 	fileKey: true, fileNextCert: true, fileNextKey: true, filePendingKey: true, fileNode: true, fileJoinState: true,
 	fileServiceRoots: true, fileRecoveryKey: true, fileRecoveringKey: true, fileTokens: true,
 	fileFormerProfile: true,
+	fileBeforeBundle:  true,
 }
 
 // change is one file's new content, or its removal.

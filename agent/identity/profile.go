@@ -21,6 +21,8 @@ type formerProfile struct {
 	Name        string `json:"name,omitempty"`
 	Version     int64  `json:"version,omitempty"`
 	Fingerprint string `json:"fingerprint,omitempty"`
+	API         string `json:"api,omitempty"`    // Node.ProfileAPI
+	APIOf       string `json:"api_of,omitempty"` // Node.ProfileAPIOf
 	// Env has the variables of the endpoints. One that is not in it was not set.
 	Env map[string]string `json:"env"`
 	// Trust has the content of the trust bundles, and Listed their records of roots. A file that is not in Trust was not
@@ -130,13 +132,17 @@ func (s *Store) StoreProfile(profile *commonv1.Profile) (bool, error) {
 	listed, record := s.givenLocked(given...)
 	node := s.node
 	node.ProfileName, node.ProfileVersion, node.ProfileFingerprint = profile.GetName(), profile.GetVersion(), fingerprint
+	node.noteAPI(profile)
 	changes := slices.Concat(trust, record, []change{former.change(), node.change()}, env.changes())
+	if s.beforeBundle.TokenHash != "" { // what is from before a bundle is older than this profile
+		changes = append(changes, change{File: fileBeforeBundle, Remove: true})
+	}
 	if err := s.commit("profile", changes); err != nil {
 		return false, fmt.Errorf("store profile: %w", err)
 	}
 	anew := env.Get(EnvAPIURL) != before.Get(EnvAPIURL) ||
 		slices.ContainsFunc(trust, func(c change) bool { return c.File == fileBundle })
-	s.env, s.node, s.listed, s.former = env, node, listed, former
+	s.env, s.node, s.listed, s.former, s.beforeBundle = env, node, listed, former, beforeBundle{}
 	return anew, nil
 }
 
@@ -148,6 +154,7 @@ func (s *Store) formerLocked(env Env) (*formerProfile, error) {
 	}
 	out := &formerProfile{
 		Name: s.node.ProfileName, Version: s.node.ProfileVersion, Fingerprint: s.node.ProfileFingerprint,
+		API: s.node.ProfileAPI, APIOf: s.node.ProfileAPIOf,
 		Env: endpointsOf(env), Trust: map[file][]byte{}, Listed: maps.Clone(s.listed),
 	}
 	for _, f := range []file{fileBundle, fileRecoveryBundle} {
@@ -166,6 +173,13 @@ func (s *Store) formerLocked(env Env) (*formerProfile, error) {
 func (f *formerProfile) change() change {
 	data, _ := json.Marshal(f) // texts, bytes and numbers are always encoded
 	return change{File: fileFormerProfile, Content: data}
+}
+
+// noteAPI records the address of the node API that a profile has.
+func (n *Node) noteAPI(profile *commonv1.Profile) {
+	if address, err := HostPort(profile.GetApiUrl()); err == nil {
+		n.ProfileAPI, n.ProfileAPIOf = address, profile.GetFingerprint()
+	}
 }
 
 func (n Node) change() change {
@@ -240,6 +254,7 @@ func (s *Store) RevertProfile() (bool, error) {
 	}
 	node, listed := s.node, maps.Clone(former.Listed)
 	node.ProfileName, node.ProfileVersion, node.ProfileFingerprint = former.Name, former.Version, former.Fingerprint
+	node.ProfileAPI, node.ProfileAPIOf = former.API, former.APIOf
 	var changes []change
 	for _, f := range []file{fileBundle, fileRecoveryBundle} {
 		content, ok := former.Trust[f]

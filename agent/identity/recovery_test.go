@@ -133,7 +133,7 @@ func TestAnOperatorsTokenIsNotOverwritten(t *testing.T) {
 	w.inFile(thirdRecovery)
 	w.tokens(s, thirdRecovery, secondRecovery)
 
-	must(t, s.InstallBundle(w.bundle(other)))
+	must(t, s.InstallBundle(w.read(w.bundle(other))))
 	w.inFile(other)
 	w.tokens(s, thirdRecovery, secondRecovery)
 	key, err := s.PendingKey()
@@ -263,7 +263,7 @@ func TestARecoveryKeepsTheOperatorsTokenSpent(t *testing.T) {
 	answer := w.answer(key)
 	answer.RecoveryToken = secondRecovery
 	must(t, s.CommitEnrolment(firstRecovery, answer))
-	if err := s.InstallBundle(w.bundle(token)); !errors.Is(err, identity.ErrBundleSpent) {
+	if err := s.InstallBundle(w.read(w.bundle(token))); !errors.Is(err, identity.ErrBundleSpent) {
 		t.Errorf("the same bundle again: %v", err)
 	}
 	w.setToken(token)

@@ -184,7 +184,7 @@ func TestRootsThatWereGivenStay(t *testing.T) {
 			for _, name := range bundles {
 				must(t, os.WriteFile(filepath.Join(dir, name), pki.EncodeChain([][]byte{first.DER, second.DER}), 0o600))
 			}
-			must(t, s.InstallBundle(dir))
+			must(t, s.InstallBundle(w.read(dir)))
 		}, [][]byte{first.DER, second.DER}},
 		"files": {func(w *world, _ *identity.Store) {
 			for _, name := range bundles {

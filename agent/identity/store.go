@@ -37,7 +37,11 @@ type Node struct {
 	ProfileName        string `json:"profile_name,omitempty"`
 	ProfileVersion     int64  `json:"profile_version,omitempty"`
 	ProfileFingerprint string `json:"profile_fingerprint,omitempty"`
-	AutoRecovery       bool   `json:"auto_recovery"`
+	// ProfileAPI is the address of the node API in the profile whose fingerprint is ProfileAPIOf. If that is not
+	// ProfileFingerprint, the address of the present profile is not known.
+	ProfileAPI   string `json:"profile_api,omitempty"`
+	ProfileAPIOf string `json:"profile_api_of,omitempty"`
+	AutoRecovery bool   `json:"auto_recovery"`
 	// TokenHash is that of the operator's token it enrolled with last, so that the token is never sent again with another
 	// key.
 	TokenHash string `json:"token_sha256,omitempty"`
@@ -70,6 +74,7 @@ type Store struct {
 	join                 joinState
 	listed               listedBundles
 	former               *formerProfile // nil: the present profile is confirmed
+	beforeBundle         beforeBundle
 	problems             []string
 	// unsettled is set when a change failed half way (a full disk, say): the files may be ahead of memory, and there may
 	// be an intent log whose changes are decided.
@@ -149,6 +154,7 @@ func (s *Store) loadLocked() error {
 	}
 	s.listed = load[listedBundles](s, fileServiceRoots)
 	s.former = load[*formerProfile](s, fileFormerProfile)
+	s.beforeBundle = load[beforeBundle](s, fileBeforeBundle)
 	var err error
 	s.pending, err = readKey(s.path(filePendingKey))
 	if err != nil {

@@ -16,7 +16,9 @@ import (
 	"github.com/gpuaas/mesh/agent/diag/journald"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
@@ -74,7 +76,7 @@ func codeOf(err error) int {
 	switch {
 	case errors.Is(err, agent.ErrReplaced):
 		return exitReplaced
-	case errors.As(err, &locked):
+	case errors.As(err, &locked), fault.Has(err, commonv1.Reason_REASON_BUNDLE_INVALID):
 		return exitNotAllowed
 	case errors.As(err, &usage), errors.As(err, &config), errors.As(err, &env):
 		return exitUsage
@@ -183,10 +185,17 @@ func (p *program) run() *cobra.Command {
 }
 
 func (p *program) enrol() *cobra.Command {
-	var bundle string
+	var bundle agent.Bundle
 	var timeout time.Duration
+	var restore bool
 	cmd := &cobra.Command{
 		Use: "enroll", Short: "Make this host a node with an operator's bundle, and exit when a certificate is held",
+		Long: "Make this host a node with an operator's bundle, and exit when a certificate is held. The bundle is the\n" +
+			"directory of `gpuaas nodes enroll` for a new machine, or the signed archive of `gpuaas nodes bundle` for a\n" +
+			"node that exists. It is taken as a whole or not at all: an archive only if its signature is by a key that\n" +
+			"this host trusts, or with the digest that was printed when it was issued, and only after its endpoints were\n" +
+			"verified with the trust that it brings. What it replaces is kept, and is put back if the control plane\n" +
+			"refuses this node for good, or by --restore. The agent of this host must not run meanwhile.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a, logger, err := p.open(cmd.Context())
@@ -200,9 +209,12 @@ func (p *program) enrol() *cobra.Command {
 				defer cancel()
 				ctx = limited
 			}
+			if restore {
+				return errors.Join(a.RestoreFormer(ctx), a.Close())
+			}
 			err = errors.Join(a.Enrol(ctx, bundle), a.Close())
 			if errors.Is(err, enrol.ErrNoToken) {
-				return &usageError{errors.New("no token is held: name a bundle with --bundle DIR")}
+				return &usageError{errors.New("no token is held: name a bundle with --bundle PATH")}
 			}
 			if err != nil {
 				return err
@@ -213,7 +225,13 @@ func (p *program) enrol() *cobra.Command {
 		},
 	}
 	p.hostFlags(cmd)
-	cmd.Flags().StringVar(&bundle, "bundle", "", "directory made by `gpuaas nodes enroll --out DIR`")
+	cmd.Flags().StringVar(&bundle.Path, "bundle", "",
+		"directory of `gpuaas nodes enroll`, or archive of `gpuaas nodes bundle`")
+	cmd.Flags().StringVar(&bundle.Digest, "digest", "",
+		"digest of the archive as it was printed, where this host does not trust the key that signed it")
+	cmd.Flags().BoolVar(&restore, "restore", false,
+		"put back the endpoints and the trust from before the last bundle, and do nothing else")
+	cmd.MarkFlagsMutuallyExclusive("bundle", "restore")
 	cmd.Flags().DurationVar(&timeout, "timeout", 0,
 		"give up after this long; the next try goes on with the same key (default never)")
 	return cmd

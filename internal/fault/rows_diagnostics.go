@@ -66,8 +66,8 @@ var diagnosticRows = map[commonv1.DiagnosticCode]Explanation{
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_PROFILE_REFUSED: {
 		Meaning: "a profile or a bundle was not taken: its endpoints were not verified with its own trust, or it is " +
 			"not for this node",
-		Impact:  "the host keeps the endpoints and the trust that it has", Owner: ownerOperator,
-		NextAction: "correct the profile (`gpuaas profiles list`), or issue another bundle", Action: wait,
+		Impact: "the host keeps the endpoints and the trust that it has", Owner: ownerOperator,
+		NextAction: "correct the profile, or issue another bundle (`gpuaas nodes bundle NODE`)", Action: wait,
 	},
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_NAME_MISMATCH: {
 		Meaning: "the server that answered has a certificate of a trusted issuer that is of another identity",
@@ -109,7 +109,8 @@ var diagnosticRows = map[commonv1.DiagnosticCode]Explanation{
 	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED: {
 		Meaning: "the list of the keys of tasks led from no key that this host holds, or could not be stored",
 		Impact:  "the agent refuses tasks that are signed by the new key", Owner: ownerOperator,
-		NextAction: "issue a bundle for the node if the detail says that no key leads to the list; else free its disk",
-		Action:     rebundle,
+		NextAction: "issue a bundle (`gpuaas nodes bundle NODE`) if the detail says that no key leads to the list; else " +
+			"free its disk",
+		Action: rebundle,
 	},
 }

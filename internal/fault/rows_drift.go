@@ -52,24 +52,28 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 	commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT: {
 		Meaning: "the node's endpoints are not those of this mesh",
 		Impact:  noWork, Owner: ownerProfile,
-		NextAction: "issue a bundle: the node's endpoints are not those of this mesh", Action: rebundle,
+		NextAction: "issue a bundle (`gpuaas nodes bundle NODE`): the node's endpoints are not those of this mesh",
+		Action:     rebundle,
 	},
 	commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED: {
 		Meaning: "the node does not trust the certificate of the server that it reaches",
 		Impact:  noWork, Owner: ownerProfile,
-		NextAction: "wait for the recovery by pinned trust; if it does not come, issue a bundle", Action: recov,
+		NextAction: "wait for the recovery by pinned trust; if it does not come, issue a bundle (`gpuaas nodes bundle NODE`)",
+		Action:     recov,
 	},
 	commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED: {
 		Meaning: "the node cannot recover: it trusts neither the mesh nor the endpoint at which it would, or the policy " +
 			"lets only an operator's bundle bring it back (node.auto_recovery)",
 		Impact: noWork + "; it does not come back by itself", Owner: ownerProfile,
-		NextAction: "repair the node's profile, or issue a bundle: it trusts neither the mesh nor its recovery endpoint",
-		Action:     rebundle,
+		NextAction: "repair the node's profile, or issue a bundle (`gpuaas nodes bundle NODE`): it trusts neither the mesh " +
+			"nor its recovery endpoint",
+		Action: rebundle,
 	},
 	commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING: {
 		Meaning: "the node needs its recovery token, which is absent, used or too old",
 		Impact:  noWork + "; it does not come back by itself", Owner: ownerOperator,
-		NextAction: "issue a bundle: the node has no recovery token that may still be used", Action: rebundle,
+		NextAction: "issue a bundle (`gpuaas nodes bundle NODE`): the node has no recovery token that may still be used",
+		Action:     rebundle,
 	},
 	commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE: {
 		Meaning: "tasks of the node expired in the queue and are still recorded as under way",
@@ -78,7 +82,7 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 	},
 	commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED: {
 		Owner:      ownerSecurity,
-		NextAction: "reactivate the node; then hold it and issue a bundle to enrol it again",
+		NextAction: "reactivate the node; to enrol it again, issue a bundle then (`gpuaas nodes bundle NODE`)",
 	},
 	commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED: {
 		Owner: ownerSecurity, NextAction: "fence the node, find the second copy, and give the machine a new identity",
@@ -132,7 +136,7 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 		Owner: ownerOperator, NextAction: "look at the reason of the hold, then reactivate, quarantine or fence",
 	},
 	commonv1.DriftReason_DRIFT_REASON_JOIN_STATE_LOST: {
-		Owner: ownerOperator, NextAction: "let the node recover, or issue a bundle",
+		Owner: ownerOperator, NextAction: "let the node recover, or issue a bundle (`gpuaas nodes bundle NODE`)",
 	},
 	commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE: {
 		Meaning: "an enrolment token was used with two keys; its family is revoked",

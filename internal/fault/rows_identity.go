@@ -30,7 +30,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerSecurity,
 		Public: "the node's identity is revoked or fenced",
-		Remedy: "someone with the security role reactivates it; then hold it and issue a bundle to enrol it anew",
+		Remedy: "someone with the security role reactivates it; to enrol it anew, issue a bundle then " +
+			"(`gpuaas nodes bundle NODE`)",
 		Impact: "the node gets no work and no session; its running workloads go on",
 	},
 	commonv1.Reason_REASON_IDENTITY_RETIRED: {
@@ -54,7 +55,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_SERIAL_UNKNOWN: {
 		Code: connect.CodePermissionDenied, Action: recov, RetryAfter: 5 * time.Second, Owner: ownerRecovery,
 		Public: "this certificate was not issued by this mesh to this node",
-		Remedy: "recover with the recovery token; if that is refused, issue a bundle",
+		Remedy: "recover with the recovery token; if that is refused, issue a bundle (`gpuaas nodes bundle NODE`)",
 		Impact: "this certificate opens nothing",
 	},
 	commonv1.Reason_REASON_CERTIFICATE_INVALID: {
@@ -66,7 +67,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_CERTIFICATE_EXPIRED: {
 		Code: connect.CodeUnauthenticated, Action: recov, Owner: ownerAgent,
 		Public: "the certificate has expired",
-		Remedy: "use the other certificate held, else recover with the recovery token; without one, issue a bundle",
+		Remedy: "use the other certificate held, else recover with the recovery token; without one, issue a bundle " +
+			"(`gpuaas nodes bundle NODE`)",
 		Impact: "the node has no session until it has a fresh certificate; its workloads go on",
 	},
 	commonv1.Reason_REASON_CSR_REFUSED: {
@@ -84,19 +86,19 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_TOKEN_INVALID: {
 		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerOperator,
 		Public: "the token is not one that this mesh issued for this purpose",
-		Remedy: "issue a fresh bundle for the node",
+		Remedy: "issue a fresh bundle for the node: `gpuaas nodes bundle NODE`, or `gpuaas nodes enroll` for a new machine",
 		Impact: "only this request: no token was used",
 	},
 	commonv1.Reason_REASON_TOKEN_EXPIRED: {
 		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerOperator,
 		Public: "the token has expired",
-		Remedy: "issue a fresh bundle for the node",
+		Remedy: "issue a fresh bundle for the node: `gpuaas nodes bundle NODE`, or `gpuaas nodes enroll` for a new machine",
 		Impact: "the node cannot enrol by itself; its workloads go on",
 	},
 	commonv1.Reason_REASON_TOKEN_CONSUMED: {
 		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerSecurity,
 		Public: "the token was used before with another key",
-		Remedy: "find out who used it, then issue a fresh bundle",
+		Remedy: "find out who used it; then reactivate the node, and issue a fresh bundle (`gpuaas nodes bundle NODE`)",
 		Impact: "the token's family is revoked and an alarm is raised",
 	},
 	commonv1.Reason_REASON_TOKEN_NOT_YET_VALID: {
@@ -108,7 +110,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_JOIN_STATE_LOST: {
 		Code: connect.CodeFailedPrecondition, Action: recov, RetryAfter: 5 * time.Second, Owner: ownerAgent,
 		Public: "the node's join state is missing or unreadable",
-		Remedy: "recover with the recovery token, or issue a bundle",
+		Remedy: "recover with the recovery token, or issue a bundle (`gpuaas nodes bundle NODE`)",
 		Impact: "the node is on hold and gets no work; this is no sign of a copy",
 	},
 	commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN: {
@@ -182,7 +184,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_AUTO_RECOVERY_OFF: {
 		Code: connect.CodeFailedPrecondition, Action: rebundle, Owner: ownerOperator,
 		Public: "the policy lets only an operator's bundle bring a node back",
-		Remedy: "issue a bundle for the node, or set node.auto_recovery to true",
+		Remedy: "issue a bundle for the node (`gpuaas nodes bundle NODE`), or set node.auto_recovery to true",
 		Impact: "the node has no session; its workloads go on",
 	},
 	commonv1.Reason_REASON_RECOVERY_LIMIT_REACHED: {

@@ -31,7 +31,7 @@ var trustRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_BUNDLE_INVALID: {
 		Code: connect.CodeInvalidArgument, Action: rebundle, Owner: ownerOperator,
 		Public: "the bundle is damaged, altered, not for this node, or has what no bundle has",
-		Remedy: "issue another one with `gpuaas nodes bundle`, and bring it to the host unchanged",
+		Remedy: "issue another one with `gpuaas nodes bundle NODE`, and bring it to the host unchanged",
 		Impact: "nothing on the host changed",
 	},
 	commonv1.Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY: {

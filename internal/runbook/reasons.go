@@ -21,7 +21,8 @@ func OfReason(reason commonv1.DriftReason) (Reason, bool) {
 const (
 	getNode    = "`gpuaas nodes get NODE` shows identity, session and gate apart, and the evidence of the verdict"
 	hostDiag   = "on the host, `gpuaas-node-agent diag` prints what it recorded while it could not reach the mesh"
-	newBundle  = "`gpuaas nodes enroll --name NODE --out DIR`, then `gpuaas-node-agent enroll` with the bundle on the host"
+	newBundle  = "`gpuaas nodes bundle NODE --reason TEXT`, then on the host the command that it prints"
+	newNode    = "`gpuaas nodes enroll --name NAME --out DIR`, then `gpuaas-node-agent enroll` with the bundle on the host"
 	reactivate = "`gpuaas nodes reactivate NODE --reason TEXT`"
 	howMany    = "`gpuaas incidents list` shows whether many nodes have it at once: then the cause is not at the node"
 	auditOf    = "`gpuaas audit list` shows who decided it and why"
@@ -106,7 +107,7 @@ var reasons = map[commonv1.DriftReason]Reason{
 		Steps: []string{
 			"quarantined: when it is cleared, " + reactivate,
 			"fenced: the same, by a person with the security role, who knows what became of the machine",
-			"if the machine's keys may be known to others, enrol it as a new node instead: " + newBundle,
+			"if the machine's keys may be known to others, enrol it as a new node instead: " + newNode,
 			"retired: nothing; this identity is final",
 		},
 	},
@@ -115,7 +116,7 @@ var reasons = map[commonv1.DriftReason]Reason{
 		Steps: []string{
 			"`gpuaas nodes fence NODE --reason TEXT`, by a person with the security role",
 			"find the second machine, or the disk or image that was copied, and delete the agent's state directory there",
-			"give the real machine a new identity: " + newBundle,
+			"give the real machine a new identity: " + newNode,
 			"do not reactivate the old identity: its key is on two machines",
 		},
 	},
@@ -204,7 +205,7 @@ var reasons = map[commonv1.DriftReason]Reason{
 		Steps: []string{
 			"`gpuaas nodes fence NODE --reason TEXT`, by a person with the security role",
 			"find out who had the bundle, and who used it second",
-			"give the machine a new identity: " + newBundle,
+			"give the machine a new identity: " + newNode,
 		},
 	},
 	commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED: {

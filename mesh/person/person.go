@@ -109,6 +109,7 @@ type Client struct {
 	Diagnostics   readmodelv1connect.DiagnosticsServiceClient
 	Actions       readmodelv1connect.ActionServiceClient
 	Profiles      readmodelv1connect.ProfileServiceClient
+	Bundles       readmodelv1connect.BundleServiceClient
 
 	http *http.Client
 }
@@ -153,6 +154,7 @@ func Dial(cfg Config) (*Client, error) {
 		http:          hc,
 		Actions:       readmodelv1connect.NewActionServiceClient(hc, base, options...),
 		Profiles:      readmodelv1connect.NewProfileServiceClient(hc, base, options...),
+		Bundles:       readmodelv1connect.NewBundleServiceClient(hc, base, options...),
 	}, nil
 }
 

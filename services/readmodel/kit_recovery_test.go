@@ -14,6 +14,7 @@ type machines struct {
 	recoveryv1connect.UnimplementedTokenServiceHandler
 	recoveryv1connect.UnimplementedTrustServiceHandler
 	recoveryv1connect.UnimplementedProfileServiceHandler
+	recoveryv1connect.UnimplementedBundleServiceHandler
 	recoveryv1connect.UnimplementedHostFactsServiceHandler
 	recoveryv1connect.UnimplementedDiagnosticsServiceHandler
 	recoveryv1connect.UnimplementedActionServiceHandler
@@ -25,8 +26,9 @@ type machines struct {
 // tenant is refused before anything is looked up.
 var ofMachines = map[string]bool{
 	"TokenService": true, "TrustService": true, "HostFactsService": true, "DiagnosticsService": true,
-	"ActionService": true,
+	"ActionService":  true,
 	"ProfileService": true,
+	"BundleService":  true,
 }
 
 func (m machines) ListTokens(ctx context.Context,
@@ -102,6 +104,12 @@ func (m machines) RunPreflight(ctx context.Context,
 	return &recoveryv1.RunPreflightResponse{
 		Ingress: []*recoveryv1.IngressTrust{{Detail: hiddenNode + " refuses it"}},
 	}, m.owners.note(ctx, r)
+}
+
+func (m machines) IssueBundle(ctx context.Context,
+	r *recoveryv1.IssueBundleRequest,
+) (*recoveryv1.IssueBundleResponse, error) {
+	return &recoveryv1.IssueBundleResponse{NodeId: r.GetNodeId(), NodeName: hiddenNode}, m.owners.note(ctx, r)
 }
 
 func (m machines) AcceptHostFacts(ctx context.Context,

@@ -233,6 +233,7 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		}},
 		"ProfileService/ActivateProfile":   {&readmodelv1.ActivateProfileRequest{Name: "site", Version: 1, Reason: "because"}},
 		"ProfileService/RetireProfile":     {&readmodelv1.RetireProfileRequest{Name: "site", Version: 1, Reason: "because"}},
+		"BundleService/IssueBundle":        {&readmodelv1.IssueBundleRequest{NodeId: x.NodeID, Reason: "because"}},
 		"HostFactsService/AcceptHostFacts": {&readmodelv1.AcceptHostFactsRequest{Node: x.NodeID, Reason: "because"}},
 		"DiagnosticsService/MergeDiagnostics": {&readmodelv1.MergeDiagnosticsRequest{
 			Node: x.NodeID, Records: []*recoveryv1.HostRecord{{Code: "dns_failed"}},

@@ -159,8 +159,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	err = errors.Join(s.addWatchdog(lc), s.addDrift(lc), s.addRollback(), s.addKeys(), s.addTokens(),
-		s.addTrust(witness), s.addProfiles(),
-		s.serveEnrolment(ctx, enroller))
+		s.addBundles(enroller), s.addTrust(witness), s.addProfiles(), s.serveEnrolment(ctx, enroller))
 	if err != nil {
 		return err
 	}

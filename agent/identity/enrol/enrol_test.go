@@ -176,7 +176,11 @@ func newHost(t *testing.T, serverName string, foreign bool) *host {
 	}
 	h.dial = l.pipe.dial
 	h.open()
-	if err := h.store.InstallBundle(bundle); err != nil {
+	given, err := identity.ReadBundle(bundle)
+	if err == nil {
+		err = h.store.InstallBundle(given)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	return h

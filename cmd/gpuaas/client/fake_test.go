@@ -52,6 +52,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedProfileServiceHandler
 	readmodelv1connect.UnimplementedDiagnosticsServiceHandler
 	readmodelv1connect.UnimplementedTrustServiceHandler
+	readmodelv1connect.UnimplementedBundleServiceHandler
 	readmodelv1connect.UnimplementedRetentionServiceHandler
 	readmodelv1connect.UnimplementedProjectionServiceHandler
 	readmodelv1connect.UnimplementedEventServiceHandler
@@ -217,6 +218,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewProfileServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewDiagnosticsServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewTrustServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewBundleServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRetentionServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewProjectionServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEventServiceHandler(f, options...) },

@@ -204,6 +204,8 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("profile.activate", "profile", m.GetName())
 	case *readmodelv1.RetireProfileRequest:
 		return entry("profile.retire", "profile", m.GetName())
+	case *readmodelv1.IssueBundleRequest:
+		return entry("node.bundle.issue", "node", m.GetNodeId())
 	case *readmodelv1.RunPreflightRequest:
 		return entry("ca.preflight", "preflight", "mesh")
 	default:

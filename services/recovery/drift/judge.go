@@ -228,7 +228,7 @@ type turn struct {
 	nodes  map[string]*node
 	more   bool
 
-	reasons reasonsOf // that verdicts began or ended with; nil: none
+	reasons reasonsOf     // that verdicts began or ended with; nil: none
 	actions *actions.Book // the open ones of the nodes
 }
 

@@ -9,7 +9,7 @@ import (
 // The next actions that depend on the state of the identity.
 const (
 	nextPending = "enrol the machine with its bundle"
-	nextFenced  = "reactivate with the security role; then hold it and issue a bundle to enrol it again"
+	nextFenced  = "reactivate with the security role; to enrol it again, issue a bundle then (`gpuaas nodes bundle NODE`)"
 	nextRetired = "none: this identity is final; enrol the machine anew if it is to return"
 )
 

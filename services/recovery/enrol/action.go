@@ -12,22 +12,20 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/actions"
 )
 
-// wayBundle is the kind of the tokens of bundles.
-const wayBundle = "bundle"
-
 var readIssuer = pg.Define(pg.RoleRecovery, "enrol.read_issuer_of_token",
 	`SELECT t.issued_by FROM recovery.token t WHERE t.token_id = $1`)
 
 // actionOf returns the recovery action that an enrolment is the effect of; false: of none, as of a machine or instance
 // that enrols for the first time. known: the node was enrolled before.
 func actionOf(way Kind, known bool) (actions.Kind, bool) {
-	switch string(way) {
-	case string(KindRecovery):
+	switch way {
+	case KindRecovery:
 		return actions.ReEnrolment, true
-	case wayBundle:
+	case KindBundle:
 		return actions.Bundle, known
-	case string(KindBootstrap):
+	case KindBootstrap:
 		return actions.Rebootstrap, known
+	case KindLaunch:
 	}
 	return 0, false
 }

@@ -94,7 +94,7 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name, profile string, l
 		case pg.IsNoRows(err):
 		case err != nil:
 			return Bundle{}, fmt.Errorf("look for the same request: %w", err)
-		case earlier.Name != name:
+		case earlier.Name != name || earlier.Kind != KindBootstrap:
 			return Bundle{}, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
 		case earlier.State != "issued":
 			return Bundle{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the token of this request is "+earlier.State,
@@ -121,9 +121,13 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name, profile string, l
 	r.Profile = cmp.Or(profile, r.Profile)
 	out := Bundle{NodeID: r.NodeID}
 	out.profile = r.Profile
-	if out.Token, out.ExpiresAt, err = writeToken(ctx, tx, r.NodeID, tokenID, life, idempotencyKey, by); err != nil {
+	issued, err := writeToken(ctx, tx, newToken{
+		kind: KindBootstrap, nodeID: r.NodeID, again: tokenID, life: life, key: idempotencyKey, by: by,
+	})
+	if err != nil {
 		return Bundle{}, err
 	}
+	out.Token, out.ExpiresAt = issued.text, issued.expires
 	r.StateReason, r.StateBy = "bootstrap token issued", by
 	save := identity.SaveQuietly
 	if moved {
@@ -141,34 +145,48 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name, profile string, l
 	return out, err
 }
 
-func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life time.Duration, idempotencyKey,
-	by string,
-) (string, time.Time, error) {
-	again := tokenID != ""
-	if !again {
-		tokenID = ids.New()
+// newToken is a token to issue.
+type newToken struct {
+	kind    Kind
+	nodeID  string
+	again   string // the id of the token of the same request; empty: there is none
+	life    time.Duration
+	key, by string
+}
+
+// writtenToken is a token that was issued, with its text.
+type writtenToken struct {
+	id, text string
+	expires  time.Time
+}
+
+// writeToken writes the row of an operator's token, and revokes the operators' tokens of the node that were not used.
+func writeToken(ctx context.Context, tx pgx.Tx, t newToken) (writtenToken, error) {
+	out := writtenToken{id: t.again}
+	if out.id == "" {
+		out.id = ids.New()
 	}
-	text, hash, err := newBootstrapToken(tokenID)
+	text, hash, err := newOperatorToken(t.kind, out.id)
 	if err != nil {
-		return "", time.Time{}, err
+		return writtenToken{}, err
 	}
-	if _, err := pg.Exec(ctx, tx, revokeEarlier, nodeID, tokenID); err != nil {
-		return "", time.Time{}, fmt.Errorf("revoke earlier token: %w", err)
+	out.text = text
+	if _, err := pg.Exec(ctx, tx, revokeEarlier, t.nodeID, out.id); err != nil {
+		return writtenToken{}, fmt.Errorf("revoke earlier token: %w", err)
 	}
-	var expires time.Time
-	if again {
-		expires, err = pg.Value[time.Time](ctx, tx, renewToken, tokenID, hash, life.Seconds())
+	if t.again != "" {
+		out.expires, err = pg.Value[time.Time](ctx, tx, renewToken, out.id, hash, t.life.Seconds())
 	} else {
-		expires, err = pg.Value[time.Time](ctx, tx, insertBootstrap, tokenID, nodeID, hash, by, idempotencyKey,
-			life.Seconds())
+		out.expires, err = pg.Value[time.Time](ctx, tx, insertOperator, out.id, t.nodeID, hash, t.by, t.key,
+			t.life.Seconds(), string(t.kind))
 	}
 	if pg.IsNoRows(err) {
-		return "", time.Time{}, fault.New(commonv1.Reason_REASON_CONFLICT, "")
+		return writtenToken{}, fault.New(commonv1.Reason_REASON_CONFLICT, "")
 	}
 	if err != nil {
-		return "", time.Time{}, fmt.Errorf("write token: %w", err)
+		return writtenToken{}, fmt.Errorf("write token: %w", err)
 	}
-	return text, expires, nil
+	return out, nil
 }
 
 // mayBootstrap returns nil if an operator may be given a token for a node that exists, else the refusal.

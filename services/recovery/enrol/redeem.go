@@ -38,11 +38,12 @@ type redemption struct {
 	// recoveryKey is the key to which the next recovery token is bound; empty for none.
 	recoveryKey []byte
 
+	joinState []byte // as it was presented
+	continues bool   // the node keeps its node instance: by a recovery token or a bundle alone
+
 	// The following are of a recovery token alone.
-	claims    ca.RecoveryClaims
-	row       tokens.Row
-	joinState []byte
-	continues bool // the node keeps its node instance
+	claims ca.RecoveryClaims
+	row    tokens.Row
 }
 
 // Enroll turns a token into a certificate; see the package comment for the order. from is the caller's network address,
@@ -161,7 +162,7 @@ func (e *Enroller) prove(ctx context.Context, presented Presented, req *recovery
 	}
 	// An expired token is final for a machine alone. An instance is told to wait, since the launch that prepared it
 	// decides about it.
-	if t.Kind == KindBootstrap && !now.Before(t.ExpiresAt) {
+	if t.Kind != KindLaunch && !now.Before(t.ExpiresAt) {
 		return nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
 	}
 	parsed, err := ca.CheckCSR(req.GetCsr(), pki.NodeID(e.cfg.TrustDomain, t.NodeID))
@@ -177,6 +178,7 @@ func (e *Enroller) prove(ctx context.Context, presented Presented, req *recovery
 	}
 	return &redemption{
 		presented: presented, token: t, csr: req.GetCsr(), key: key, recoveryKey: req.GetRecoveryPublicKey(),
+		joinState: req.GetJoinState(),
 	}, nil
 }
 
@@ -225,6 +227,8 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 			done, refused, err = e.checkBootstrap(ctx, tx, r, a, m)
 		case KindRecovery:
 			done, refused, err = e.checkRecovery(ctx, tx, r, a, m)
+		case KindBundle:
+			done, refused, err = e.checkBundle(ctx, tx, r, a, m)
 		}
 		if err != nil || refused != nil {
 			return err

@@ -20,9 +20,11 @@ type token struct {
 
 // issuedToken is the token of an earlier request.
 type issuedToken struct {
-	ID    string `db:"token_id" expr:"t.token_id::text"`
-	State string `db:"state" expr:"t.state"`
-	Name  string `db:"name" expr:"i.name"`
+	ID     string `db:"token_id" expr:"t.token_id::text"`
+	Kind   Kind   `db:"kind" expr:"t.kind"`
+	NodeID string `db:"node_id" expr:"t.node_id::text"`
+	State  string `db:"state" expr:"t.state"`
+	Name   string `db:"name" expr:"i.name"`
 }
 
 // epochHolder is a workspace's highest epoch and the instance that has it.
@@ -61,7 +63,7 @@ var (
 
 	revokeEarlier = pg.Define(pg.RoleRecovery, "enrol.revoke_earlier_tokens", `
 		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock()
-			WHERE node_id = $1 AND state = 'issued' AND token_id <> $2`)
+			WHERE node_id = $1 AND state = 'issued' AND token_id <> $2 AND kind <> 'launch'`)
 
 	revokeTokens = pg.Define(pg.RoleRecovery, "enrol.revoke_tokens_of_node", `
 		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock()
@@ -74,9 +76,14 @@ var (
 		UPDATE recovery.token SET secret_sha256 = $2, expires_at = mesh.clock() + make_interval(secs => $3)
 		WHERE token_id = $1 AND state = 'issued' RETURNING expires_at`)
 
-	insertBootstrap = pg.Define(pg.RoleRecovery, "enrol.insert_bootstrap_token", `
+	insertOperator = pg.Define(pg.RoleRecovery, "enrol.insert_operator_token", `
 		INSERT INTO recovery.token (token_id, kind, node_id, secret_sha256, state, issued_by, idempotency_key, expires_at)
-		VALUES ($1, 'bootstrap', $2, $3, 'issued', $4, $5, mesh.clock() + make_interval(secs => $6)) RETURNING expires_at`)
+		VALUES ($1, $7, $2, $3, 'issued', $4, $5, mesh.clock() + make_interval(secs => $6)) RETURNING expires_at`)
+
+	// followLaunch has the launch secret of an instance that was enrolled by a bundle count as used by it.
+	followLaunch = pg.Define(pg.RoleRecovery, "enrol.follow_launch_secret", `
+		UPDATE recovery.token SET state = 'used', state_at = mesh.clock(), used_key_sha256 = $2, used_serial = $3
+		WHERE token_id = $1 AND kind = 'launch' AND state IN ('issued', 'used', 'expired')`)
 
 	insertLaunch = pg.Define(pg.RoleRecovery, "enrol.insert_launch_secret", `
 		INSERT INTO recovery.token (token_id, kind, node_id, secret_sha256, state, issued_by, expires_at)

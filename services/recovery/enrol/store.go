@@ -50,9 +50,12 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 			return err
 		}
 		before := r.InstanceID
-		if a.token.Kind == KindRecovery {
+		switch a.token.Kind {
+		case KindRecovery:
 			err = e.storeRecovery(ctx, tx, r, a, c, serial, m)
-		} else {
+		case KindBundle:
+			err = e.storeBundle(ctx, tx, r, a, c, serial, m)
+		case KindBootstrap, KindLaunch:
 			err = storeFirst(ctx, tx, r, a, c, serial, m)
 		}
 		if err != nil {
@@ -81,10 +84,16 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 
 // mayStore returns why a node may not be given the certificate that was signed, nil if it may.
 func (a *redemption) mayStore(r *identity.Record) error {
-	if a.token.Kind != KindRecovery {
+	reason := commonv1.Reason_REASON_UNSPECIFIED
+	switch a.token.Kind {
+	case KindBootstrap, KindLaunch:
 		return stateRefusal(r, a.token.Kind == KindBootstrap)
+	case KindRecovery:
+		reason = identity.RecoveryRefusal(r)
+	case KindBundle:
+		reason = bundleRefusal(r)
 	}
-	if reason := identity.RecoveryRefusal(r); reason != commonv1.Reason_REASON_UNSPECIFIED {
+	if reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return fault.New(reason, "")
 	}
 	return nil
@@ -95,6 +104,19 @@ func (a *redemption) mayStore(r *identity.Record) error {
 func storeFirst(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, c *claim, s identity.Serial,
 	m identity.Moment,
 ) error {
+	if err := useOnce(ctx, tx, r, a, s); err != nil {
+		return err
+	}
+	if a.token.Kind == KindLaunch {
+		r.Mints++
+		// The instance has enrolled: lifecycle learns of it with the admission, and later refusals are counted from zero.
+		r.RefusedRegisters, r.LastRefusal = 0, commonv1.Reason_REASON_UNSPECIFIED
+	}
+	return identity.Activate(ctx, tx, r, c.instanceID, s, "recovery", "enrolled by "+string(a.token.Kind)+" token", m)
+}
+
+// useOnce records that a token with a secret was used for a certificate, and ends the node's recovery tokens.
+func useOnce(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, s identity.Serial) error {
 	tag, err := pg.Exec(ctx, tx, useToken, a.token.ID, a.key, s.Serial, a.presented.Hash)
 	if err != nil {
 		return fmt.Errorf("use token: %w", err)
@@ -102,15 +124,8 @@ func storeFirst(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemptio
 	if tag.RowsAffected() != 1 {
 		return fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, "the token was revoked meanwhile")
 	}
-	if a.token.Kind == KindLaunch {
-		r.Mints++
-		// The instance has enrolled: lifecycle learns of it with the admission, and later refusals are counted from zero.
-		r.RefusedRegisters, r.LastRefusal = 0, commonv1.Reason_REASON_UNSPECIFIED
-	}
-	if _, err := tokens.EndAll(ctx, tx, r.NodeID, tokens.EndedEnrolled); err != nil {
-		return err
-	}
-	return identity.Activate(ctx, tx, r, c.instanceID, s, "recovery", "enrolled by "+string(a.token.Kind)+" token", m)
+	_, err = tokens.EndAll(ctx, tx, r.NodeID, tokens.EndedEnrolled)
+	return err
 }
 
 // answer returns the response with everything that an agent needs to connect.

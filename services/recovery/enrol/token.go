@@ -23,18 +23,25 @@ const (
 	KindBootstrap Kind = "bootstrap" // an operator's, for one node
 	KindLaunch    Kind = "launch"    // a launched instance's
 	KindRecovery  Kind = "recovery"  // a node's own, signed, with which it enrols again
+	KindBundle    Kind = "bundle"    // an operator's, for a node that exists
 )
 
 const (
 	prefixBootstrap = "gbt_"
 	prefixLaunch    = "gls_"
+	prefixBundle    = "gnb_"
 	secretSize      = 32
 )
+
+// prefixes are what the texts of tokens with a secret begin with.
+var prefixes = map[Kind]string{
+	KindBootstrap: prefixBootstrap, KindLaunch: prefixLaunch, KindBundle: prefixBundle,
+}
 
 // Presented is a token as a caller presented it: its id for the look-up, and the hash to compare.
 type Presented struct {
 	Kind Kind
-	// ID is of a bootstrap token, or of the instance for a launch secret. A recovery token has it in what is signed.
+	// ID is of an operator's token, or of the instance for a launch secret. A recovery token has it in what is signed.
 	ID   string
 	Hash []byte // SHA-256 of the whole text
 }
@@ -50,13 +57,14 @@ func ParseToken(text string) (Presented, error) {
 		sum := sha256.Sum256([]byte(text))
 		return Presented{Kind: KindRecovery, Hash: sum[:]}, nil
 	}
-	rest, ok := strings.CutPrefix(text, prefixBootstrap)
-	p.Kind = KindBootstrap
-	if !ok {
-		if rest, ok = strings.CutPrefix(text, prefixLaunch); !ok {
-			return Presented{}, invalid("it has no prefix of ours")
+	rest := ""
+	for kind, prefix := range prefixes {
+		if after, ok := strings.CutPrefix(text, prefix); ok {
+			p.Kind, rest = kind, after
 		}
-		p.Kind = KindLaunch
+	}
+	if p.Kind == "" {
+		return Presented{}, invalid("it has no prefix of ours")
 	}
 	id, secret, ok := strings.Cut(rest, "_")
 	if !ok || len(id) != 32 || strings.ToLower(id) != id {
@@ -75,17 +83,17 @@ func ParseToken(text string) (Presented, error) {
 	return p, nil
 }
 
-// newBootstrapToken returns the text of a new token, which is shown once, and its hash.
-func newBootstrapToken(tokenID string) (string, []byte, error) {
+// newOperatorToken returns the text of a new token, which is shown once, and its hash.
+func newOperatorToken(kind Kind, tokenID string) (string, []byte, error) {
 	parsed, err := uuid.Parse(tokenID)
 	if err != nil {
-		return "", nil, errors.New("make bootstrap token: its id is no UUID")
+		return "", nil, errors.New("make token: its id is no UUID")
 	}
 	secret := make([]byte, secretSize)
 	if _, err := rand.Read(secret); err != nil {
 		return "", nil, err
 	}
-	text := prefixBootstrap + hex.EncodeToString(parsed[:]) + "_" + base64.RawURLEncoding.EncodeToString(secret)
+	text := prefixes[kind] + hex.EncodeToString(parsed[:]) + "_" + base64.RawURLEncoding.EncodeToString(secret)
 	sum := sha256.Sum256([]byte(text))
 	return text, sum[:], nil
 }

@@ -22,6 +22,7 @@ func TestReadsAreKnown(t *testing.T) {
 		readmodelv1.File_gpuaas_readmodel_v1_actions_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_projections_proto, readmodelv1.File_gpuaas_readmodel_v1_retention_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_profiles_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_bundles_proto,
 	} {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
@@ -37,7 +38,7 @@ func TestReadsAreKnown(t *testing.T) {
 		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ActivateProfile", "ChangeNodeIdentity", "ChangeTask",
 		"CollectDiagnostics",
 		"CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
-		"ExtendTokens", "ForceRelease", "ForgetConsumer", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
+		"ExtendTokens", "ForceRelease", "ForgetConsumer", "IssueBundle", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
 		"RebuildProjections", "ReleaseBrake", "RetireProfile", "RetryRelease", "RevokeTokens", "RotateKey",
 		"RunPreflight", "SetCordon",
 		"SetPolicy", "SetProfile",

@@ -157,6 +157,7 @@ func Command(p *kit.Program) *cobra.Command {
 			"Let a held, quarantined or fenced node in again"),
 		identityCommand(p, recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE, "End an identity for good"),
 		cordonCommand(p, true), cordonCommand(p, false), acceptFactsCommand(p), probeCommand(p), diagCommand(p),
+		bundleCommand(p),
 	)
 }
 

@@ -104,6 +104,7 @@ func TestColumnsAreFields(t *testing.T) {
 		"inventory.ClaimView":       declared(inventory.ClaimView),
 		"inventory.InstanceView":    declared(inventory.InstanceView),
 		"inventory.TenantView":      declared(inventory.TenantView),
+		"nodes.BundleView":          declared(nodes.BundleView),
 		"nodes.EnrollView":          declared(nodes.EnrollView),
 		"nodes.RecordView":          declared(nodes.RecordView),
 		"nodes.MergedView":          declared(nodes.MergedView),

@@ -34,6 +34,7 @@ type Owners struct {
 	Collected   lifecyclev1connect.DiagnosticsServiceClient
 	Trust       recoveryv1connect.TrustServiceClient
 	Profiles    recoveryv1connect.ProfileServiceClient
+	Bundles     recoveryv1connect.BundleServiceClient
 }
 
 // OwnerError is a refusal by an owner, which has recorded it in its own audit entries.

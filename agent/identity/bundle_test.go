@@ -1,0 +1,184 @@
+package identity_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuaas/mesh/agent/agenttest"
+	"github.com/gpuaas/mesh/agent/identity"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/bundle"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+const bundleToken = "gnb_0123456789abcdef0123456789abcdef_secret"
+
+// sealed returns an archive for the world's node, after change has changed its contents.
+func (w *world) sealed(change func(*bundle.Manifest, map[string]string)) *bundle.Archive {
+	w.t.Helper()
+	next, err := agenttest.NewAuthority("next", time.Now())
+	must(w.t, err)
+	by, err := next.Pair(pki.ServiceID(agenttest.TrustDomain, "recovery"), time.Now().Add(-time.Hour),
+		time.Now().Add(time.Hour))
+	must(w.t, err)
+	manifest := bundle.Manifest{NodeID: w.nodeID, NodeName: "n1", TrustDomain: agenttest.TrustDomain, TokenID: ids.New()}
+	env := map[string]string{
+		bundle.EnvAPIURL: "https://127.0.0.1:8001", bundle.EnvRecoveryURL: "https://127.0.0.1:8002",
+		bundle.EnvRecoveryBundle: bundle.FileRecoveryCA, bundle.EnvTrustDomain: agenttest.TrustDomain,
+		bundle.EnvNodeName: "n1", bundle.EnvToken: bundleToken,
+	}
+	if change != nil {
+		change(&manifest, env)
+	}
+	var variables []bundle.Variable
+	for name, value := range env {
+		variables = append(variables, bundle.Variable{Name: name, Value: value})
+	}
+	rendered, err := bundle.RenderEnv(variables...)
+	must(w.t, err)
+	data, err := bundle.Write(manifest, bundle.Files{Env: rendered, CA: next.PEM(), RecoveryCA: next.PEM()}, by)
+	must(w.t, err)
+	archive, err := bundle.Read(data)
+	must(w.t, err)
+	return archive
+}
+
+// archive returns the bundle of sealed.
+func (w *world) archive(change func(*bundle.Manifest, map[string]string)) *identity.Bundle {
+	w.t.Helper()
+	b, err := identity.BundleOf(w.sealed(change))
+	must(w.t, err)
+	return b
+}
+
+// An archive replaces all endpoints and both bundles of trust, and what it replaced can be put back as it was.
+func TestAnArchiveReplacesTheProfileAndIsTakenBack(t *testing.T) {
+	testkit.IO(t)
+	w := newWorld(t)
+	s := w.open()
+	defer func() { w.close(s) }()
+	if err := s.RestoreFormer(); !errors.Is(err, identity.ErrNothingBefore) {
+		t.Errorf("without a bundle: %v", err)
+	}
+	w.enrolled(s)
+	env := s.Env().With(identity.EnvTerminalURL, "https://127.0.0.1:7003")
+	must(t, os.WriteFile(filepath.Join(w.dirs.Etc, "node-agent.env"), env.Render(), 0o600))
+	must(t, s.ReloadEnv())
+	before := w.image(s)
+	given := w.archive(nil)
+	profile, err := s.CheckBundle(given)
+	must(t, err)
+	if profile.GetApiUrl() != "https://127.0.0.1:8001" || profile.GetTerminalUrl() != "" {
+		t.Errorf("the profile to test is %v", profile)
+	}
+	if diff := cmp.Diff(before, w.image(s)); diff != "" {
+		t.Fatalf("the check changed something:\n%s", diff)
+	}
+	must(t, s.InstallBundle(given))
+	for name, want := range map[string]string{
+		identity.EnvAPIURL: "https://127.0.0.1:8001", identity.EnvTerminalURL: "", identity.EnvToken: bundleToken,
+	} {
+		if got := s.Env().Get(name); got != want {
+			t.Errorf("%s is %q", name, got)
+		}
+	}
+	if got := w.image(s); got.Bundle != string(profile.GetCaBundlePem()) || got.Recovery != got.Bundle ||
+		got.Current != before.Current || got.Join != before.Join {
+		t.Errorf("the host has %+v", got)
+	}
+	if !holdsToken(s, firstRecovery) {
+		t.Error("the recovery token is lost while the bundle's token was not used")
+	}
+	must(t, s.InstallBundle(given)) // again: what it replaced stays what was before it
+	w.close(s)
+	s = w.open()
+	must(t, s.RestoreFormer())
+	got := w.image(s)
+	if diff := cmp.Diff(lineSet(before.Env), lineSet(got.Env)); diff != "" {
+		t.Errorf("node-agent.env is another one (-was +is):\n%s", diff)
+	}
+	before.Env, got.Env, before.Pending, got.Pending = "", "", "", ""
+	if diff := cmp.Diff(before, got); diff != "" {
+		t.Errorf("the host is not as it was (-was +is):\n%s", diff)
+	}
+	if err := s.RestoreFormer(); !errors.Is(err, identity.ErrNothingBefore) {
+		t.Errorf("once more: %v", err)
+	}
+}
+
+func lineSet(text string) map[string]bool {
+	out := map[string]bool{}
+	for line := range strings.Lines(text) {
+		out[line] = true
+	}
+	return out
+}
+
+// Once the bundle's token was used, taking the endpoints back leaves the tokens of the new enrolment alone.
+func TestAProfileIsTakenBackAfterTheEnrolment(t *testing.T) {
+	testkit.IO(t)
+	w := newWorld(t)
+	s := w.open()
+	defer func() { w.close(s) }()
+	w.enrolled(s)
+	api := s.Env().Get(identity.EnvAPIURL)
+	must(t, s.InstallBundle(w.archive(nil)))
+	key, err := s.PendingKey()
+	must(t, err)
+	answer := w.answer(key)
+	answer.RecoveryToken, answer.Profile = secondRecovery, &commonv1.Profile{}
+	must(t, s.CommitEnrolment(bundleToken, answer))
+	serialNow := serial(s.Certificate())
+	must(t, s.RestoreFormer())
+	if s.Env().Get(identity.EnvAPIURL) != api || serial(s.Certificate()) != serialNow || !holdsToken(s, secondRecovery) {
+		t.Errorf("the host has %+v", w.image(s))
+	}
+	if err := s.InstallBundle(w.archive(nil)); !errors.Is(err, identity.ErrBundleSpent) {
+		t.Errorf("the same bundle again: %v", err)
+	}
+}
+
+// Archives that are not for this node, or whose environment has what none has, change nothing.
+func TestArchivesThatAreNotForThisHostAreRefused(t *testing.T) {
+	testkit.IO(t)
+	w := newWorld(t)
+	s := w.open()
+	defer func() { w.close(s) }()
+	w.enrolled(s)
+	before := w.image(s)
+	set := func(name, value string) func(*bundle.Manifest, map[string]string) {
+		return func(_ *bundle.Manifest, env map[string]string) { env[name] = value }
+	}
+	for name, change := range map[string]func(*bundle.Manifest, map[string]string){
+		"another node": func(m *bundle.Manifest, _ map[string]string) { m.NodeID = ids.New() },
+		"another trust domain": func(m *bundle.Manifest, env map[string]string) {
+			m.TrustDomain, env[bundle.EnvTrustDomain] = "b", "b"
+		},
+		"two trust domains": set(bundle.EnvTrustDomain, "b"),
+		"task keys":         set(identity.EnvTaskKeys, "k:AAAA"),
+		"other file":        set(bundle.EnvRecoveryBundle, "/etc/ssl/cert.pem"),
+		"recovery token":    set(bundle.EnvToken, "grt_x"),
+		"no token":          set(bundle.EnvToken, ""),
+		"unknown variable":  set("LD_PRELOAD", "/x.so"),
+	} {
+		b, err := identity.BundleOf(w.sealed(change))
+		if err == nil {
+			err = s.InstallBundle(b)
+		}
+		if !fault.Has(err, commonv1.Reason_REASON_BUNDLE_INVALID) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(before, w.image(s)); diff != "" {
+			t.Fatalf("%s changed something:\n%s", name, diff)
+		}
+	}
+}
