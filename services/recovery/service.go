@@ -31,6 +31,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/storage"
+	"github.com/gpuaas/mesh/services/recovery/trust"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
@@ -86,6 +87,9 @@ func (s *Service) build(ctx context.Context) error {
 		}
 	}
 	witness := &ca.Witness{Signer: s.signer}
+	if rotating, ok := s.signer.(ca.Rotating); ok {
+		witness.Signer = trust.Follow(b.DB, rotating)
+	}
 	b.Health.Watch("ca", witness.Check)
 	if err := s.openKeys(ctx); err != nil {
 		return err
@@ -158,7 +162,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	err = errors.Join(s.addWatchdog(lc), s.addDrift(lc), s.addRollback(), s.addKeys(), s.addTokens(enroller),
-		s.addTrust(witness, enroller),
+		s.addTrust(witness, enroller, &wakes.changed),
 		s.serveEnrolment(ctx, enroller))
 	if err != nil {
 		return err
@@ -173,7 +177,7 @@ func (s *Service) build(ctx context.Context) error {
 }
 
 func (s *Service) openAuthority(ctx context.Context) error {
-	cfg := ca.Config{Dir: s.cfg.CADir, TrustDomain: s.base.Config.TrustDomain}
+	cfg := ca.Config{Dir: s.cfg.CADir, TrustDomain: s.base.Config.TrustDomain, Follows: true}
 	if s.cfg.CADatabaseURLFile != "" {
 		secret, err := s.cfg.CADatabaseURLFile.Read()
 		if err != nil {

@@ -50,6 +50,8 @@ type View struct {
 
 	// onChange is called in the order of the decisions, before the lease is renewed by a later pong.
 	onChange func(*recoveryv1.NodeAuthority)
+	// onIssuers is called as onChange; nil: the frames are passed over.
+	onIssuers func(*recoveryv1.AuthorityIssuers)
 
 	start   time.Time
 	leaseTo atomic.Int64 // nanoseconds after start, monotonic
@@ -75,6 +77,9 @@ func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream
 		fresh: make(chan struct{}), lapsed: true,
 	}
 }
+
+// OnIssuers has fn called with each frame of issuers. It must be called before Run, and fn must not block.
+func (v *View) OnIssuers(fn func(*recoveryv1.AuthorityIssuers)) { v.onIssuers = fn }
 
 // Fresh reports whether the view's lease stands, so that decisions may rest on the view.
 func (v *View) Fresh() bool {
@@ -173,6 +178,10 @@ func (v *View) runOnce(ctx context.Context) error {
 			snapshot, whole = nil, true
 		case *recoveryv1.WatchAuthorityResponse_Delta:
 			v.apply(f.Delta)
+		case *recoveryv1.WatchAuthorityResponse_Issuers:
+			if v.onIssuers != nil {
+				v.onIssuers(f.Issuers)
+			}
 		case *recoveryv1.WatchAuthorityResponse_Pong:
 			if at, ok := pings.take(f.Pong.GetPingId()); ok && whole {
 				v.renew(at)

@@ -145,6 +145,7 @@ func (p *Poller) admitLocked(w *watcher) {
 			SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{Sequence: p.last},
 		},
 	})
+	p.offerLocked(w, issuersFrame(p.issuers.frame)) // before a pong: a fresh view has them
 	p.deps.Logger.DebugContext(w.ctx, "authority watcher joined", slog.String("replica_id", w.replica),
 		slog.Int("nodes", len(p.nodes)))
 }
