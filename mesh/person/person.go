@@ -101,6 +101,7 @@ type Client struct {
 	Keys        readmodelv1connect.KeyServiceClient
 	Tokens      readmodelv1connect.TokenServiceClient
 	Trust       readmodelv1connect.TrustServiceClient
+	Authority   readmodelv1connect.AuthorityServiceClient
 	Instances   readmodelv1connect.InstanceServiceClient
 	Retention   readmodelv1connect.RetentionServiceClient
 	Projections readmodelv1connect.ProjectionServiceClient
@@ -141,6 +142,7 @@ func Dial(cfg Config) (*Client, error) {
 		Keys:        readmodelv1connect.NewKeyServiceClient(hc, base, options...),
 		Tokens:      readmodelv1connect.NewTokenServiceClient(hc, base, options...),
 		Trust:       readmodelv1connect.NewTrustServiceClient(hc, base, options...),
+		Authority:   readmodelv1connect.NewAuthorityServiceClient(hc, base, options...),
 		Instances:   readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
 		Retention:   readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
 		Projections: readmodelv1connect.NewProjectionServiceClient(hc, base, options...),

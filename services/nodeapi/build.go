@@ -102,6 +102,7 @@ func (s *Service) build(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
+	s.issuers.fresh = view.WaitFresh
 	view.OnIssuers(s.issuers.set)
 	b.Health.Ready("authority", func(context.Context) error { return view.Health() })
 	b.Health.Ready("beat", beats.Health)
@@ -191,7 +192,7 @@ func (s *Service) serveAgents(ctx context.Context, clock *session.Clock, keys ag
 		return fmt.Errorf("load nodes' issuer: %w", err)
 	}
 	b.Watch(nodes)
-	s.issuers = newIssuers(b.Logger, nodes)
+	s.issuers = &issuers{logger: b.Logger, bundle: nodes}
 	tlsConfig, err := pki.ServerTLS(pki.ServerConfig{
 		Store: b.Store, TrustDomain: b.Config.TrustDomain, NextProtos: []string{"h2"}, Time: clock.Now,
 		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: nodes}},

@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -24,19 +23,13 @@ const issuersWait = 5 * time.Second
 type issuers struct {
 	logger *slog.Logger
 	bundle *pki.Bundle
-
-	once sync.Once
-	told chan struct{} // closed by the first frame
-}
-
-func newIssuers(logger *slog.Logger, bundle *pki.Bundle) *issuers {
-	return &issuers{logger: logger, bundle: bundle, told: make(chan struct{})}
+	// fresh waits until recovery's view is fresh. It has sent its roots then, unless it is of an earlier build.
+	fresh func(ctx context.Context) error
 }
 
 // set trusts the roots of a frame instead of those of the frame before, for handshakes that begin from now on. A root
 // that cannot be read is left out; one that is no root of authorities is as well.
 func (i *issuers) set(frame *recoveryv1.AuthorityIssuers) {
-	defer i.once.Do(func() { close(i.told) })
 	var sent []*x509.Certificate
 	for _, der := range frame.GetCertificates() {
 		cert, err := x509.ParseCertificate(der)
@@ -65,13 +58,11 @@ func (i *issuers) set(frame *recoveryv1.AuthorityIssuers) {
 	}
 }
 
-// wait returns once recovery has sent its roots, or after issuersWait: an earlier build sends none.
+// wait returns once recovery has sent its roots, or after issuersWait.
 func (i *issuers) wait(ctx context.Context) {
-	timer := time.NewTimer(issuersWait)
-	defer timer.Stop()
-	select {
-	case <-i.told:
-	case <-timer.C:
-	case <-ctx.Done():
+	ctx, cancel := context.WithTimeout(ctx, issuersWait)
+	defer cancel()
+	if err := i.fresh(ctx); err != nil {
+		i.logger.WarnContext(ctx, "recovery has not told which issuers it trusts beside those of the file", obs.Err(err))
 	}
 }

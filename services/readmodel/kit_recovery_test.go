@@ -13,6 +13,7 @@ import (
 type machines struct {
 	recoveryv1connect.UnimplementedTokenServiceHandler
 	recoveryv1connect.UnimplementedTrustServiceHandler
+	recoveryv1connect.UnimplementedAuthorityServiceHandler
 	recoveryv1connect.UnimplementedHostFactsServiceHandler
 	recoveryv1connect.UnimplementedDiagnosticsServiceHandler
 
@@ -23,6 +24,7 @@ type machines struct {
 // tenant is refused before anything is looked up.
 var ofMachines = map[string]bool{
 	"TokenService": true, "TrustService": true, "HostFactsService": true, "DiagnosticsService": true,
+	"AuthorityService": true,
 }
 
 func (m machines) ListTokens(ctx context.Context,
@@ -60,6 +62,22 @@ func (m machines) RunPreflight(ctx context.Context,
 ) (*recoveryv1.RunPreflightResponse, error) {
 	return &recoveryv1.RunPreflightResponse{
 		Ingress: []*recoveryv1.IngressTrust{{Detail: hiddenNode + " refuses it"}},
+	}, m.owners.note(ctx, r)
+}
+
+func (m machines) RotateAuthority(ctx context.Context,
+	r *recoveryv1.RotateAuthorityRequest,
+) (*recoveryv1.RotateAuthorityResponse, error) {
+	return &recoveryv1.RotateAuthorityResponse{
+		Rotation: &recoveryv1.AuthorityRotation{WaitsFor: hiddenNode},
+	}, m.owners.note(ctx, r)
+}
+
+func (m machines) RepairTrust(ctx context.Context,
+	r *recoveryv1.RepairTrustRequest,
+) (*recoveryv1.RepairTrustResponse, error) {
+	return &recoveryv1.RepairTrustResponse{
+		Issuers: []*recoveryv1.TrustedIssuer{{Name: hiddenNode}},
 	}, m.owners.note(ctx, r)
 }
 

@@ -214,6 +214,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 			Diagnostics: recoveryv1connect.NewDiagnosticsServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Collected:   lifecyclev1connect.NewDiagnosticsServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 			Trust:       recoveryv1connect.NewTrustServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+			Authority:   recoveryv1connect.NewAuthorityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		},
 		probes: []meshstatus.Probe{
 			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),
@@ -258,6 +259,7 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 		mount(readmodelv1connect.NewTokenServiceHandler(forward.NewTokens(c.owners), opts...)),
 		mount(readmodelv1connect.NewDiagnosticsServiceHandler(forward.NewDiagnostics(reads, c.owners), opts...)),
 		mount(readmodelv1connect.NewTrustServiceHandler(forward.NewTrust(c.owners), opts...)),
+		mount(readmodelv1connect.NewAuthorityServiceHandler(forward.NewAuthority(c.owners), opts...)),
 		mount(readmodelv1connect.NewRetentionServiceHandler(meshstatus.NewRetention(b.DB, b.Policy), opts...)),
 		mount(readmodelv1connect.NewProjectionServiceHandler(meshstatus.NewProjections(meshstatus.ProjectionsDeps{
 			Projector: s.projector, Announcers: c.announcers, DB: b.DB, Wake: b.Wake,

@@ -221,6 +221,10 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 			Profile: "default", Until: timestamppb.New(time.Now().Add(time.Hour)), Reason: "because",
 		}},
 		"TrustService/GetTrust": generic, "TrustService/RunPreflight": generic,
+		"AuthorityService/RotateAuthority": {&readmodelv1.RotateAuthorityRequest{Reason: "because", IdempotencyKey: "one"}},
+		"AuthorityService/RepairTrust": {&readmodelv1.RepairTrustRequest{
+			RootFingerprint: strings.Repeat("ab", 32), Reason: "because",
+		}},
 		"HostFactsService/AcceptHostFacts": {&readmodelv1.AcceptHostFactsRequest{Node: x.NodeID, Reason: "because"}},
 		"DiagnosticsService/MergeDiagnostics": {&readmodelv1.MergeDiagnosticsRequest{
 			Node: x.NodeID, Records: []*recoveryv1.HostRecord{{Code: "dns_failed"}},

@@ -70,6 +70,9 @@ func (p *Backend) WatchAuthority(ctx context.Context,
 	w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_SnapshotEnd{
 		SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{Sequence: p.sequence},
 	}})
+	if p.issuers != nil {
+		w.put(issuersFrame(p.issuers))
+	}
 	p.watchers[w] = struct{}{}
 	p.mu.Unlock()
 	defer func() {

@@ -18,6 +18,7 @@ func TestReadsAreKnown(t *testing.T) {
 		readmodelv1.File_gpuaas_readmodel_v1_recover_proto, readmodelv1.File_gpuaas_readmodel_v1_rollback_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_keys_proto, readmodelv1.File_gpuaas_readmodel_v1_hostfacts_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_diagnostics_proto, readmodelv1.File_gpuaas_readmodel_v1_trust_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_rotation_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_tokens_proto, readmodelv1.File_gpuaas_readmodel_v1_events_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_projections_proto, readmodelv1.File_gpuaas_readmodel_v1_retention_proto,
 	} {
@@ -35,8 +36,8 @@ func TestReadsAreKnown(t *testing.T) {
 		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ChangeNodeIdentity", "ChangeTask", "CollectDiagnostics",
 		"CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
 		"ExtendTokens", "ForceRelease", "ForgetConsumer", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
-		"RebuildProjections", "ReleaseBrake", "RetryRelease", "RevokeTokens", "RotateKey", "RunPreflight", "SetCordon",
-		"SetPolicy",
+		"RebuildProjections", "ReleaseBrake", "RepairTrust", "RetryRelease", "RevokeTokens", "RotateAuthority", "RotateKey",
+		"RunPreflight", "SetCordon", "SetPolicy",
 	}
 	if diff := cmp.Diff(want, commands); diff != "" {
 		t.Errorf("what is no read (-want +got):\n%s", diff)

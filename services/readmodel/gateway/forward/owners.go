@@ -32,6 +32,7 @@ type Owners struct {
 	Diagnostics recoveryv1connect.DiagnosticsServiceClient
 	Collected   lifecyclev1connect.DiagnosticsServiceClient
 	Trust       recoveryv1connect.TrustServiceClient
+	Authority   recoveryv1connect.AuthorityServiceClient
 }
 
 // OwnerError is a refusal by an owner, which has recorded it in its own audit entries.
