@@ -37,8 +37,8 @@ func authorityReplaced() kit.Drill {
 			"a new authority, of which the ingress knows nothing; the agent of a machine ends",
 		Sees: "`cert_untrusted_by_ingress` with the authority as the failing side, one incident; an enrolment is " +
 			"refused with wait; the other machines stay connected, and the workload serves",
-		Recovers: "once the ingress trusts the new root beside the old one: by itself, and the agent comes back with the " +
-			"certificate that it had",
+		Recovers: "once `ca repair` has the ingress trust the new root beside the old one: by itself, and the agent comes " +
+			"back with the certificate that it had",
 		Needs: "its own mesh: it changes the files of its authority",
 		Expect: kit.Verdict{
 			Reason: "cert_untrusted_by_ingress", UserState: "operator_action_required", Owner: "control plane",
@@ -60,7 +60,8 @@ func ingressSwapped() kit.Drill {
 			"authority while they run; the agent of a machine ends",
 		Sees: "`cert_untrusted_by_ingress` with the ingress as the failing side, one incident; an enrolment is refused " +
 			"with wait; the other machines stay connected, and the workload serves",
-		Recovers: "once the file is as it was: by itself, and the agent comes back with the certificate that it had",
+		Recovers: "once `ca repair` has the ingress trust the root of the authority again, beside the wrong file: by " +
+			"itself, and the agent comes back with the certificate that it had",
 		Needs:    "its own mesh: it changes a file of the ingress",
 		Expect: kit.Verdict{
 			Reason: "cert_untrusted_by_ingress", UserState: "operator_action_required", Owner: "control plane",
@@ -128,7 +129,7 @@ func (t *trustRun) run(ctx context.Context) error {
 	if err := t.held.Machine.Start(); err != nil {
 		return stage.At(stage.Recover, err)
 	}
-	if err := t.repair(); err != nil {
+	if err := t.repair(ctx); err != nil {
 		return stage.At(stage.Recover, err)
 	}
 	if err := t.Recovered(ctx, "the preflight ok, the incident closed, and the node connected with what it had",
@@ -285,8 +286,30 @@ func (t *trustRun) stopped(ctx context.Context) error {
 	return mesh.Answers(ctx, t.held.URL)
 }
 
-// repair does what the operator would do: it gives the ingress its former file back, or adds the new root to it.
-func (t *trustRun) repair() error {
+// repair does what the security role would do: it compares the root that the authority signs under with the authority's
+// own record, and has the ingress trust it. The file of the ingress stays as the fault left it.
+func (t *trustRun) repair(ctx context.Context) error {
+	record := t.before
+	if t.side == recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY {
+		var err error
+		if record, err = os.ReadFile(filepath.Join(t.foreign, ca.RootsFile)); err != nil {
+			return err
+		}
+	}
+	roots, err := pki.DecodeCertificates(record)
+	if err != nil {
+		return err
+	}
+	return await.Until(ctx, "the repair", await.Settle, func(ctx context.Context) error {
+		_, err := t.Mesh.Client.Authority.RepairTrust(ctx, &readmodelv1.RepairTrustRequest{
+			RootFingerprint: pki.Fingerprint(roots[0]), Reason: "drill",
+		})
+		return err
+	})
+}
+
+// files leaves the file of the ingress with its former issuers, and the authority's new root beside them.
+func (t *trustRun) files() error {
 	if t.side == recoveryv1.TrustSide_TRUST_SIDE_INGRESS {
 		return pki.WriteFile(t.trusted, t.before)
 	}
@@ -300,7 +323,7 @@ func (t *trustRun) repair() error {
 // putRight leaves the mesh with both sides in agreement, however far the drill came.
 func (t *trustRun) putRight(ctx context.Context) {
 	if now, err := digestOf(t.changed); err == nil && now != t.digest {
-		_ = t.repair() // a second time it writes what is there
+		_ = t.files()
 	}
 	_ = t.Mesh.StartMachine(ctx, t.held.Machine) // it runs, unless the drill failed
 }

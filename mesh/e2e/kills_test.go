@@ -46,7 +46,7 @@ var elsewhere = map[string]string{
 	"recovery.watchdog.before_request": "it asks for what is lost for good, of which there is none here: " +
 		"TestTheWatchdogRecreatesOnceThoughItIsKilled",
 	"recovery.watchdog.after_request":  "as above",
-	"recovery.rotation.after_prepare":  "a person asks for a rotation: TestARotationThatIsCutAtEachPoint",
+	"recovery.rotation.after_prepare":  "a person asks for a rotation: TestTheNodeAuthorityRotatesUnderConnectedAgents",
 	"recovery.rotation.after_announce": "as above",
 	"recovery.rotation.before_sign":    "as above", "recovery.rotation.after_sign": "as above",
 	"recovery.rotation.after_revoke": "as above", "recovery.rotation.after_retire": "as above",
