@@ -31,6 +31,7 @@ var kept = map[string]string{
 	"recovery.ca_preflight":       "one row",
 	"recovery.ca_preflight_lease": "one row",
 	"recovery.authority_rotation": "one row a rotation, which a person asks for",
+	"recovery.authority_holder":   "one row a replica, which goes when the next issuer signs or is given up",
 	"recovery.authority_signs":    "one row",
 	"recovery.trusted_issuer":     "is taken away when its root is retired or withdrawn; there are sixteen at most",
 	"recovery.policy_version":     "one row a policy key",

@@ -58,6 +58,12 @@ CREATE TABLE recovery.authority_signs (
     issuer    text    NOT NULL DEFAULT ''
 );
 INSERT INTO recovery.authority_signs DEFAULT VALUES;
+
+-- Replicas of recovery that have the next issuer of the rotation that is announced.
+CREATE TABLE recovery.authority_holder (
+    replica_id text PRIMARY KEY,
+    issuer     text NOT NULL
+);
 REVOKE INSERT, DELETE ON recovery.authority_signs FROM recovery;
 REVOKE DELETE ON recovery.authority_rotation FROM recovery;
 
@@ -66,5 +72,5 @@ CREATE INDEX serial_issuer ON recovery.serial (issuer_fingerprint, not_after) WH
 
 -- +goose Down
 DROP INDEX recovery.serial_issuer;
-DROP TABLE recovery.authority_signs, recovery.trusted_issuer, recovery.authority_rotation;
+DROP TABLE recovery.authority_holder, recovery.authority_signs, recovery.trusted_issuer, recovery.authority_rotation;
 DROP FUNCTION recovery.guard_authority_rotation();

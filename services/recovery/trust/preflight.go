@@ -91,6 +91,8 @@ type Preflight struct {
 
 	nextCanary canary // of the next issuer of a rotation
 	ready      int    // rounds in a row in which each replica accepted it
+	waiting    string // what the rotation waited for in the round before
+	has        string // fingerprint of the next issuer that this replica was noted to have
 }
 
 // New checks the dependencies; it touches neither the database nor the authority.
@@ -115,7 +117,7 @@ func (p *Preflight) Run(ctx context.Context) error {
 		round, err := p.RunOnce(ctx)
 		if err != nil || !round.Held {
 			p.ready = 0
-			return err
+			return errors.Join(err, p.Hold(ctx))
 		}
 		_, err = p.Rotate(ctx)
 		return err

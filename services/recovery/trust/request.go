@@ -155,6 +155,9 @@ func cancelRotation(ctx context.Context, tx pgx.Tx, check bool) (*rotationRow, e
 			return nil, err
 		}
 	}
+	if _, err := pg.Exec(ctx, tx, deleteHolders); err != nil {
+		return nil, fmt.Errorf("delete which replicas have the next issuer: %w", err)
+	}
 	row.Phase, row.WaitsFor = phaseCancelled, ""
 	_, err = row.save(ctx, tx)
 	return &row, err

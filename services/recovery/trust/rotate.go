@@ -10,28 +10,24 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/replicas"
-	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-const (
-	// overlap is the least time for which both issuers are valid: a certificate that the former one signed just before may
-	// not be stored yet. It is longer than an enrolment's lease.
-	overlap = time.Minute
-	// revokeAtOnce bounds the certificates that one transaction revokes.
-	revokeAtOnce = 200
-)
+// overlap is the least time for which both issuers are valid: a certificate that the former one signed just before may
+// not be stored yet. It is longer than an enrolment's lease.
+const overlap = time.Minute
 
 // What a rotation waits for beside replicas.
 const (
 	waitsForIssuer   = "the next issuer to be made"
 	waitsForReplicas = "each replica of nodeapi to trust the next issuer"
+	waitsForFiles    = "each replica of recovery to have the next issuer in its ca_dir"
 	waitsForLeaves   = "certificates of the former issuer to be renewed or to end"
 	waitsForRevoked  = "certificates of the former issuer to be revoked"
 	waitsForMismatch = "the ingress and the authority to agree (`gpuaas ca status`)"
@@ -63,7 +59,9 @@ func (p *Preflight) Rotate(ctx context.Context) (bool, error) {
 	case row.Next == "":
 		changed, err = p.announce(ctx, row)
 	default:
-		changed, err = p.introduce(ctx, row)
+		if err = p.hold(ctx, row); err == nil {
+			changed, err = p.introduce(ctx, row)
+		}
 	}
 	if changed {
 		p.deps.Wake.Notify()
@@ -73,6 +71,37 @@ func (p *Preflight) Rotate(ctx context.Context) (bool, error) {
 		return changed, fmt.Errorf("rotate authority: %w", err)
 	}
 	return changed, nil
+}
+
+// Hold notes that this replica has the next issuer of the rotation that is announced, if it has. Each replica of
+// recovery calls it: the next issuer signs once all have it.
+func (p *Preflight) Hold(ctx context.Context) error {
+	if p.deps.Rotating == nil {
+		return nil
+	}
+	row, err := pg.One[rotationRow](ctx, p.deps.Pool, readOpenRotation)
+	if pg.IsNoRows(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read rotation: %w", err)
+	}
+	return p.hold(ctx, row)
+}
+
+func (p *Preflight) hold(ctx context.Context, row rotationRow) error {
+	if row.Phase != phaseAnnounced || row.Next == "" || p.has == row.Next {
+		return nil
+	}
+	if _, err := p.deps.Rotating.Find(row.Next); err != nil {
+		p.deps.Logger.WarnContext(ctx, "this replica does not have the next issuer of the authority", obs.Err(err))
+		return nil
+	}
+	if _, err := pg.Exec(ctx, p.deps.Pool, insertHolder, p.deps.Replica, row.Next); err != nil {
+		return fmt.Errorf("note the next issuer: %w", err)
+	}
+	p.has = row.Next
+	return nil
 }
 
 // step changes the open rotation in one transaction, if it is as it was read, and reports whether it did.
@@ -156,11 +185,15 @@ func (p *Preflight) introduce(ctx context.Context, row rotationRow) (bool, error
 			return false, err
 		}
 		if state.State == stateMismatch {
+			known := row.WaitsFor == waitsForMismatch
 			row.WaitsFor = waitsForMismatch
-			return true, nil
+			return !known, nil
 		}
 		if _, err := pg.Exec(ctx, tx, saveSigns, row.Next); err != nil {
 			return false, fmt.Errorf("write which issuer signs: %w", err)
+		}
+		if _, err := pg.Exec(ctx, tx, deleteHolders); err != nil {
+			return false, fmt.Errorf("delete which replicas have the next issuer: %w", err)
 		}
 		row.Phase, row.WaitsFor = phaseBoth, waitsForLeaves
 		return true, nil
@@ -171,9 +204,10 @@ func (p *Preflight) introduce(ctx context.Context, row rotationRow) (bool, error
 	return changed, failpoint.Hit("recovery.rotation.after_sign")
 }
 
-// waits writes what the rotation waits for, if it is something else than before.
+// waits writes what the rotation waits for, if it is something else than before in two rounds.
 func (p *Preflight) waits(ctx context.Context, row rotationRow, text string) (bool, error) {
-	if row.WaitsFor == text {
+	seen := p.waiting == text
+	if p.waiting = text; row.WaitsFor == text || !seen {
 		return false, nil
 	}
 	return p.step(ctx, row, func(_ context.Context, _ pgx.Tx, row *rotationRow) (bool, error) {
@@ -186,17 +220,24 @@ func (p *Preflight) waits(ctx context.Context, row rotationRow, text string) (bo
 // issuer, and has accepted a certificate of it.
 func (p *Preflight) lacking(ctx context.Context, row rotationRow) (string, error) {
 	var list []replicas.Trusting
+	var without string
 	c := &check{}
 	err := pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		if list, err = replicas.ReadTrust(ctx, tx); err != nil {
 			return err
 		}
-		c.at, err = pg.Value[time.Time](ctx, tx, readClock)
+		if c.at, err = pg.Value[time.Time](ctx, tx, readClock); err != nil {
+			return fmt.Errorf("read clock: %w", err)
+		}
+		without, err = withoutFiles(ctx, tx, row.Next)
 		return err
 	})
 	if err != nil {
 		return "", err
+	}
+	if without != "" {
+		return without, nil
 	}
 	if !p.nextCanary.usable(row.Next, time.Now()) {
 		bounded, cancel := context.WithTimeout(ctx, p.cfg.Ask)
@@ -212,6 +253,29 @@ func (p *Preflight) lacking(ctx context.Context, row rotationRow) (string, error
 	c.targets = targetsOf(p.told(), list, &authority{anchors: []string{row.Next, row.NextRoot}})
 	p.shake(ctx, c, p.nextCanary)
 	return withoutIssuer(c.targets), nil
+}
+
+// withoutFiles returns which live replicas of recovery do not have an issuer, replicas of earlier builds among them.
+func withoutFiles(ctx context.Context, tx pgx.Tx, issuer string) (string, error) {
+	have, err := pg.Values[string](ctx, tx, readHolders, issuer)
+	if err != nil {
+		return "", fmt.Errorf("read which replicas have the next issuer: %w", err)
+	}
+	live, err := keyset.Holders(ctx, tx)
+	if err != nil {
+		return "", err
+	}
+	var lack []string
+	for _, replica := range live {
+		if replica.Service == pg.RoleRecovery && !slices.Contains(have, replica.ReplicaID) {
+			lack = append(lack, replica.ReplicaID)
+		}
+	}
+	if len(lack) == 0 {
+		return "", nil
+	}
+	slices.Sort(lack)
+	return waitsForFiles + ": " + strings.Join(lack, ", "), nil
 }
 
 // withoutIssuer returns which targets do not trust an issuer, by what they publish and by their handshakes. The address
@@ -276,70 +340,4 @@ func (p *Preflight) retire(ctx context.Context, row rotationRow) (bool, error) {
 		err = failpoint.Hit("recovery.rotation.after_retire")
 	}
 	return changed, err
-}
-
-// outstanding is a certificate of the former issuer.
-type outstanding struct {
-	Serial string `db:"serial"`
-	NodeID string `db:"node_id" expr:"@.node_id::text"`
-}
-
-var (
-	readOutstanding = pg.Define(pg.RoleRecovery, "trust.read_outstanding", `
-		SELECT `+pg.Columns[outstanding]("s")+` FROM recovery.serial s
-		WHERE s.issuer_fingerprint = $1 AND s.state IN ('current', 'next') AND s.not_after > mesh.clock()
-		ORDER BY s.not_after LIMIT $2`)
-
-	revokeOutstanding = pg.Define(pg.RoleRecovery, "trust.revoke_outstanding", `
-		UPDATE recovery.serial SET state = 'revoked', state_at = mesh.clock()
-		WHERE serial = ANY ($1) AND state IN ('current', 'next')`)
-)
-
-// revokeFormer revokes certificates of the former issuer, and reports whether there were any. Replicas of nodeapi close
-// the sessions of these nodes, which then recover with their tokens.
-func (p *Preflight) revokeFormer(ctx context.Context, row rotationRow) (bool, error) {
-	var revoked int
-	err := pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		list, err := pg.All[outstanding](ctx, tx, readOutstanding, row.Former, revokeAtOnce)
-		if err != nil {
-			return fmt.Errorf("read certificates of the former issuer: %w", err)
-		}
-		if revoked = len(list); revoked == 0 {
-			return nil
-		}
-		var serials, nodes []string
-		for _, one := range list {
-			serials, nodes = append(serials, one.Serial), append(nodes, one.NodeID)
-		}
-		slices.Sort(nodes)
-		locked, err := identity.Lock(ctx, tx, slices.Compact(nodes)...)
-		if err != nil {
-			return err
-		}
-		if _, err := pg.Exec(ctx, tx, revokeOutstanding, serials); err != nil {
-			return fmt.Errorf("revoke certificates of the former issuer: %w", err)
-		}
-		var records []*identity.Record
-		for _, r := range locked {
-			if slices.Contains(serials, r.NextSerial) {
-				r.NextSerial = ""
-			}
-			if slices.Contains(serials, r.CurrentSerial) {
-				r.CurrentSerial, r.CertificateEnds, r.IssuerFingerprint = "", time.Time{}, ""
-			}
-			records = append(records, r)
-		}
-		_, err = identity.Save(ctx, tx, records...)
-		return err
-	})
-	if err != nil {
-		return false, err
-	}
-	if revoked == 0 {
-		return false, nil
-	}
-	p.deps.Changed.Notify()
-	p.deps.Logger.WarnContext(ctx, "certificates of the former issuer are revoked", slog.Int("count", revoked),
-		slog.String(obs.KeyReason, commonv1.Reason_REASON_SERIAL_UNKNOWN.String()))
-	return true, failpoint.Hit("recovery.rotation.after_revoke")
 }

@@ -71,6 +71,15 @@ var (
 
 	saveSigns = pg.Define(pg.RoleRecovery, "trust.save_signs", `UPDATE recovery.authority_signs SET issuer = $1`)
 
+	insertHolder = pg.Define(pg.RoleRecovery, "trust.insert_holder", `
+		INSERT INTO recovery.authority_holder (replica_id, issuer) VALUES ($1, $2)
+		ON CONFLICT (replica_id) DO UPDATE SET issuer = EXCLUDED.issuer`)
+
+	readHolders = pg.Define(pg.RoleRecovery, "trust.read_holders", `
+		SELECT h.replica_id FROM recovery.authority_holder h WHERE h.issuer = $1`)
+
+	deleteHolders = pg.Define(pg.RoleRecovery, "trust.delete_holders", `DELETE FROM recovery.authority_holder`)
+
 	// lastOutstanding is when the last certificate of an issuer ends that counts; NULL: none counts.
 	lastOutstanding = pg.Define(pg.RoleRecovery, "trust.last_outstanding", `
 		SELECT max(s.not_after) FROM recovery.serial s
