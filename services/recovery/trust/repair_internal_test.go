@@ -60,6 +60,47 @@ func TestRepair(t *testing.T) {
 	}
 }
 
+// TestRepairOfAnAuthorityWithoutItsIssuer: recovery comes back with a directory that lacks the issuer of the last
+// rotation. Nothing is signed until a person names the root that is there.
+func TestRepairOfAnAuthorityWithoutItsIssuer(t *testing.T) {
+	r := newRotating(t)
+	p := r.start()
+	if _, err := r.ask(p, &recoveryv1.RotateAuthorityRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	r.enter(p, phaseBoth)
+	r.dir = t.TempDir()
+	p = r.start()
+	root, err := p.deps.Rotating.Find("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fingerprint := pki.Fingerprint(root.Root)
+	answer, err := p.GetTrust(t.Context(), &recoveryv1.GetTrustRequest{})
+	if err != nil || !strings.Contains(answer.GetAuthority().GetProblem(), fingerprint) {
+		t.Errorf("shown: %v, %v", answer.GetAuthority(), err)
+	}
+	repair := func() error {
+		_, err := p.RepairTrust(t.Context(), &recoveryv1.RepairTrustRequest{RootFingerprint: fingerprint, Reason: "lost"})
+		return err
+	}
+	if err := repair(); !fault.Has(err, commonv1.Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY) {
+		t.Errorf("while certificates of both issuers count: %v", err)
+	}
+	r.longAgo()
+	r.enter(p, phaseDone)
+	if _, err := r.signer.SigningFingerprint(t.Context()); err == nil {
+		t.Error("another issuer signs before the repair")
+	}
+	if err := repair(); err != nil {
+		t.Fatal(err)
+	}
+	r.sent()
+	if _, chain := r.node(); r.accepts(chain) != nil {
+		t.Errorf("after the repair: %v", r.accepts(chain))
+	}
+}
+
 // rotationEnv is set in the process in which one point of a rotation fails.
 const rotationEnv = "GPUAAS_TEST_ROTATION"
 

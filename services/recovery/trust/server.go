@@ -9,6 +9,7 @@ import (
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/services/recovery/incident"
 )
@@ -25,6 +26,12 @@ func (p *Preflight) GetTrust(
 	out := &recoveryv1.GetTrustResponse{
 		Preflight: row.message(), Authority: c.authority.message(c.err), Ingress: c.ingress(),
 		LastCheckAt: incident.Stamp(last),
+	}
+	if c.authority == nil && p.deps.Rotating != nil {
+		// The issuer that the database names is missing. A repair names the root that is there instead.
+		if made, err := p.deps.Rotating.Find(""); err == nil {
+			out.Authority.Problem += "; the root of its directory is " + pki.Fingerprint(made.Root)
+		}
 	}
 	err = pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
