@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/gpuaas/mesh/drill/kit"
@@ -62,7 +64,7 @@ func ingressSwapped() kit.Drill {
 			"with wait; the other machines stay connected, and the workload serves",
 		Recovers: "once `ca repair` has the ingress trust the root of the authority again, beside the wrong file: by " +
 			"itself, and the agent comes back with the certificate that it had",
-		Needs:    "its own mesh: it changes a file of the ingress",
+		Needs: "its own mesh: it changes a file of the ingress",
 		Expect: kit.Verdict{
 			Reason: "cert_untrusted_by_ingress", UserState: "operator_action_required", Owner: "control plane",
 			Next: "repair the ingress",
@@ -301,8 +303,19 @@ func (t *trustRun) repair(ctx context.Context) error {
 		return err
 	}
 	return await.Until(ctx, "the repair", await.Settle, func(ctx context.Context) error {
-		_, err := t.Mesh.Client.Authority.RepairTrust(ctx, &readmodelv1.RepairTrustRequest{
-			RootFingerprint: pki.Fingerprint(roots[0]), Reason: "drill",
+		answer, err := t.Mesh.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
+		if err != nil {
+			return err
+		}
+		shown := answer.GetTrust().GetAuthority().GetRootFingerprints()
+		at := slices.IndexFunc(roots, func(root *x509.Certificate) bool {
+			return slices.Contains(shown, pki.Fingerprint(root))
+		})
+		if at < 0 {
+			return fmt.Errorf("the authority shows the roots %v, and its record has none of them", shown)
+		}
+		_, err = t.Mesh.Client.Authority.RepairTrust(ctx, &readmodelv1.RepairTrustRequest{
+			RootFingerprint: pki.Fingerprint(roots[at]), Reason: "drill",
 		})
 		return err
 	})

@@ -26,7 +26,8 @@ func (s *Service) addTrust(signer ca.Signer, enroller *enrol.Enroller, changed *
 	b := s.base
 	rotating, _ := s.signer.(ca.Rotating)
 	preflight, err := trust.New(trust.Deps{
-		Logger: b.Logger, Pool: b.DB, Signer: signer, Rotating: rotating, Changed: changed, Audit: b.Audit, Services: b.Services, TrustDomain: b.Config.TrustDomain,
+		Logger: b.Logger, Pool: b.DB, Signer: signer, Rotating: rotating, Changed: changed, Audit: b.Audit,
+		Services: b.Services, TrustDomain: b.Config.TrustDomain,
 		Replica: b.ReplicaID, Address: func() string { return enroller.Profile().GetApiUrl() }, Told: s.toldRoots,
 		Wake: b.Wake,
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {

@@ -47,13 +47,16 @@ func TestCA(t *testing.T) {
 		Preflight: preflight, Rotation: rotation, Issuers: issuers,
 	}})
 	got = call(t, "ca", "status").wants(t, 0)
-	for _, want := range []string{"both_valid", "certificates of the former issuer", "mesh root", strings.Repeat("33", 32)} {
+	for _, want := range []string{
+		"both_valid", "certificates of the former issuer", "mesh root", strings.Repeat("33", 32),
+	} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}
 	}
 	always(f, "RotateAuthority", &readmodelv1.RotateAuthorityResponse{Rotation: rotation})
-	if got = call(t, "ca", "rotate", "--with-root", "--reason", "yearly").wants(t, 0); !strings.Contains(got.out, claimID) {
+	got = call(t, "ca", "rotate", "--with-root", "--reason", "yearly").wants(t, 0)
+	if !strings.Contains(got.out, claimID) {
 		t.Errorf("%s", got.out)
 	}
 	if req := sent[*readmodelv1.RotateAuthorityRequest](f); len(req) != 1 || !req[0].GetWithRoot() ||

@@ -79,7 +79,8 @@ func TestExchangeOfTheIssuer(t *testing.T) {
 			t.Error("the certificate behind the leaf is not its issuer")
 		}
 		// The first replica has not been told.
-		if signing, err := first.SigningFingerprint(t.Context()); err != nil || signing != pki.Fingerprint(before.Certificate) {
+		signing, err := first.SigningFingerprint(t.Context())
+		if err != nil || signing != pki.Fingerprint(before.Certificate) {
 			t.Errorf("the other replica signs with %s: %v", signing, err)
 		}
 		// A replica that starts later finds the issuer, and its roots are those of both.

@@ -223,6 +223,7 @@ func TestPongOnlyAfterAReadBegunLater(t *testing.T) {
 	s, _ := b.watch()
 	for b.next(s).GetSnapshotEnd() == nil {
 	}
+	<-s.out // the issuers
 	held, err := b.db.OwnerPool().Begin(b.ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -128,8 +128,7 @@ func beginRotation(ctx context.Context, tx pgx.Tx, present *authority, req *reco
 	if err != nil {
 		return nil, false, fmt.Errorf("write rotation: %w", err)
 	}
-	_, err = row.append(ctx, tx)
-	return &row, true, err
+	return &row, true, row.append(ctx, tx)
 }
 
 // cancelRotation ends the rotation that is announced. The next issuer's root is not sent any more.
@@ -159,8 +158,7 @@ func cancelRotation(ctx context.Context, tx pgx.Tx, check bool) (*rotationRow, e
 		return nil, fmt.Errorf("delete which replicas have the next issuer: %w", err)
 	}
 	row.Phase, row.WaitsFor = phaseCancelled, ""
-	_, err = row.save(ctx, tx)
-	return &row, err
+	return &row, row.save(ctx, tx)
 }
 
 // RepairTrust has replicas of nodeapi trust the root that the authority signs under now. With withdraw it ends that for
@@ -241,7 +239,9 @@ func (p *Preflight) signsUnder(ctx context.Context) ([]*x509.Certificate, error)
 
 // repaired returns the root of a fingerprint. The flag is true if it is that of the issuer which the authority was made
 // with, and the issuer that the database names is missing.
-func (p *Preflight) repaired(signs []*x509.Certificate, err error, fingerprint string) (*x509.Certificate, bool, error) {
+func (p *Preflight) repaired(signs []*x509.Certificate, err error, fingerprint string) (
+	*x509.Certificate, bool, error,
+) {
 	if err == nil {
 		for _, root := range signs {
 			if pki.Fingerprint(root) == fingerprint {
@@ -286,8 +286,7 @@ func withdraw(ctx context.Context, tx pgx.Tx, signs []*x509.Certificate, fingerp
 			return nil
 		}
 		open.Forced, open.WaitsFor = true, waitsForRevoked
-		_, err := open.save(ctx, tx)
-		return err
+		return open.save(ctx, tx)
 	case open.Phase == phaseAnnounced && open.WithRoot && fingerprint == open.NextRoot:
 		return fault.New(commonv1.Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY,
 			"the root belongs to the next issuer of a rotation",

@@ -126,8 +126,7 @@ func (p *Preflight) step(ctx context.Context, was rotationRow,
 		if changed, err = change(ctx, tx, &row); err != nil || !changed {
 			return err
 		}
-		_, err = row.save(ctx, tx)
-		return err
+		return row.save(ctx, tx)
 	})
 	if err != nil {
 		return false, err

@@ -50,7 +50,8 @@ func TestRotation(t *testing.T) {
 	r.sent()
 	r.enter(p, phaseBoth)
 	_, next := r.node()
-	if row := r.last(); pki.FingerprintDER(next[1]) != row.Next || row.Next == row.Former || row.NextRoot == row.FormerRoot {
+	if row := r.last(); pki.FingerprintDER(next[1]) != row.Next || row.Next == row.Former ||
+		row.NextRoot == row.FormerRoot {
 		t.Fatalf("the issuer that signs is not the next one of %+v", row)
 	}
 	if err := errors.Join(r.accepts(former), r.accepts(next)); err != nil {
@@ -141,7 +142,8 @@ func TestTwoRotationsAtOnce(t *testing.T) {
 	}
 	// A replica of recovery without the file keeps the next issuer from signing, and not the former one.
 	elsewhere := ids.New()
-	if _, err := r.db.OwnerPool().Exec(t.Context(), `INSERT INTO mesh.key_replica (service, replica_id, takes, holds, problems, seen_at)
+	if _, err := r.db.OwnerPool().Exec(t.Context(), `INSERT INTO mesh.key_replica
+		(service, replica_id, takes, holds, problems, seen_at)
 		VALUES ('recovery', $1, '{}', '{}', '{}', mesh.clock())`, elsewhere); err != nil {
 		t.Fatal(err)
 	}

@@ -87,25 +87,25 @@ var (
 )
 
 // save writes the row if it is as it was read, and appends its event.
-func (r *rotationRow) save(ctx context.Context, tx pgx.Tx) (string, error) {
+func (r *rotationRow) save(ctx context.Context, tx pgx.Tx) error {
 	next, err := pg.One[rotationRow](ctx, tx, saveRotation, r.ID, r.Phase, r.Next, r.NextRoot, r.WaitsFor, r.Forced,
 		r.Version)
 	if err != nil {
-		return "", fmt.Errorf("write rotation %s: %w", r.ID, err)
+		return fmt.Errorf("write rotation %s: %w", r.ID, err)
 	}
 	*r = next
 	return r.append(ctx, tx)
 }
 
-func (r *rotationRow) append(ctx context.Context, tx pgx.Tx) (string, error) {
-	pos, err := events.Append(ctx, tx, events.Event{
+func (r *rotationRow) append(ctx context.Context, tx pgx.Tx) error {
+	_, err := events.Append(ctx, tx, events.Event{
 		Kind: "authority_rotation.changed", AggregateType: "authority_rotation", AggregateID: r.ID,
 		AggregateVersion: r.Version, Payload: r.message(), Correlation: events.Correlation{CorrelationID: r.ID},
 	})
 	if err != nil {
-		return "", fmt.Errorf("append event of rotation %s: %w", r.ID, err)
+		return fmt.Errorf("append event of rotation %s: %w", r.ID, err)
 	}
-	return pos, nil
+	return nil
 }
 
 // message returns the row as events and responses carry it. A phase of a newer build is unspecified.

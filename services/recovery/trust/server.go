@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/incident"
 )
 
-// GetTrust returns the state, the authority, what each replica of nodeapi publishes, the last rotation and what replicas
-// are sent.
+// GetTrust returns the state, the authority, what each replica of nodeapi publishes, the last rotation and what
+// replicas are sent.
 func (p *Preflight) GetTrust(
 	ctx context.Context, _ *recoveryv1.GetTrustRequest,
 ) (*recoveryv1.GetTrustResponse, error) {

@@ -43,8 +43,8 @@ var IssuerColumns = []output.Column[*recoveryv1.TrustedIssuer]{
 	{Title: "REASON", Text: true, Path: "reason"},
 }
 
-// issuersView is how the roots that replicas of nodeapi are sent are printed alone.
-var issuersView = output.View[*recoveryv1.TrustedIssuer]{
+// IssuersView is how the roots that replicas of nodeapi are sent are printed alone.
+var IssuersView = output.View[*recoveryv1.TrustedIssuer]{
 	Name: (*recoveryv1.TrustedIssuer).GetFingerprint, Columns: IssuerColumns,
 }
 
@@ -65,7 +65,8 @@ func caRotate(p *kit.Program) *cobra.Command {
 			"the former issuer at once:\n" +
 			"sessions on them are closed, and their nodes recover with their tokens. One rotation goes on at a time. Needs " +
 			"the role security.",
-		Example: "  gpuaas ca rotate --reason 'yearly' --dry-run\n  gpuaas ca rotate --with-root --reason 'its key was copied'\n" +
+		Example: "  gpuaas ca rotate --reason 'yearly' --dry-run\n" +
+			"  gpuaas ca rotate --with-root --reason 'its key was copied'\n" +
 			"  gpuaas ca rotate --retire --reason 'its key was copied'",
 		Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
@@ -134,7 +135,8 @@ func caRepair(p *kit.Program) *cobra.Command {
 			"repair by handshakes, issuance goes on, and nodes that were refused connect again by themselves. --withdraw " +
 			"ends the sending of a root\n" +
 			"under which the authority does not sign. Needs the role security.",
-		Example: "  gpuaas ca status\n  gpuaas ca repair --root FINGERPRINT --reason 'the bundle of the ingress was swapped'\n" +
+		Example: "  gpuaas ca status\n" +
+			"  gpuaas ca repair --root FINGERPRINT --reason 'the bundle of the ingress was swapped'\n" +
 			"  gpuaas ca repair --root FINGERPRINT --withdraw --reason 'the former material is back'",
 		Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
@@ -142,7 +144,7 @@ func caRepair(p *kit.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := output.List(s.Printer, issuersView, answer.GetIssuers(), ""); err != nil {
+			if err := output.List(s.Printer, IssuersView, answer.GetIssuers(), ""); err != nil {
 				return err
 			}
 			human.Note(s.Err, "`gpuaas ca status` shows when the preflight has proven it")
