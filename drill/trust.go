@@ -81,6 +81,7 @@ func ingressSwapped() kit.Drill {
 type trustRun struct {
 	*kit.Run
 	side    recoveryv1.TrustSide
+	sent    string // the fingerprint of the root that the repair has sent
 	cluster *cluster.Cluster
 	held    mesh.Held
 
@@ -142,6 +143,9 @@ func (t *trustRun) run(ctx context.Context) error {
 			return connected(ctx, m, t.held.Node)
 		}); err != nil {
 		return err
+	}
+	if err := t.files(); err != nil {
+		return stage.At(stage.Evidence, err)
 	}
 	after, err := m.Node(ctx, t.held.Node)
 	if err != nil {
@@ -317,6 +321,9 @@ func (t *trustRun) repair(ctx context.Context) error {
 		_, err = t.Mesh.Client.Authority.RepairTrust(ctx, &readmodelv1.RepairTrustRequest{
 			RootFingerprint: pki.Fingerprint(roots[at]), Reason: "drill",
 		})
+		if err == nil {
+			t.sent = pki.Fingerprint(roots[at])
+		}
 		return err
 	})
 }
@@ -337,6 +344,12 @@ func (t *trustRun) files() error {
 func (t *trustRun) putRight(ctx context.Context) {
 	if now, err := digestOf(t.changed); err == nil && now != t.digest {
 		_ = t.files()
+	}
+	if t.sent != "" {
+		// The files have the root, and replicas have read them: a later drill begins from the files alone.
+		_, _ = t.Mesh.Client.Authority.RepairTrust(ctx, &readmodelv1.RepairTrustRequest{
+			RootFingerprint: t.sent, Reason: "drill", Withdraw: true,
+		})
 	}
 	_ = t.Mesh.StartMachine(ctx, t.held.Machine) // it runs, unless the drill failed
 }

@@ -348,7 +348,7 @@ func TestSlowWatcherIsDropped(t *testing.T) {
 		}
 	}
 	// The slow watcher reads once more, and finds that it was dropped.
-	b.next(slow)
+	<-slow.out
 	select {
 	case err := <-ended:
 		if !fault.Has(err, commonv1.Reason_REASON_SLOW_CONSUMER) {

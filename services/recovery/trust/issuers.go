@@ -49,6 +49,9 @@ var (
 		INSERT INTO recovery.trusted_issuer (fingerprint, name, certificate, not_after, origin, reason, decided_by)
 		VALUES ($1, left($2, 256), $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING`)
 
+	deleteRepair = pg.Define(pg.RoleRecovery, "trust.delete_repair", `
+		DELETE FROM recovery.trusted_issuer WHERE fingerprint = $1 AND origin = 'repair'`)
+
 	deleteIssuer = pg.Define(pg.RoleRecovery, "trust.delete_issuer", `
 		DELETE FROM recovery.trusted_issuer WHERE fingerprint = $1`)
 )

@@ -49,8 +49,11 @@ func TestRepair(t *testing.T) {
 	r.sent()
 	r.round(p, 2)
 	r.is("repaired", "ok", "")
+	if err := do(root, true); err != nil {
+		t.Errorf("what the repair added: %v", err)
+	}
 	if err := do(root, true); !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) {
-		t.Errorf("the root that the authority signs under was withdrawn: %v", err)
+		t.Errorf("a root of the file that the authority signs under: %v", err)
 	}
 	if err := do(pki.Fingerprint(r.file[0]), true); !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 		t.Errorf("a root that is not sent: %v", err)

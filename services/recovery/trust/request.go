@@ -162,8 +162,8 @@ func cancelRotation(ctx context.Context, tx pgx.Tx, check bool) (*rotationRow, e
 }
 
 // RepairTrust has replicas of nodeapi trust the root that the authority signs under now. With withdraw it ends that for
-// another root. If it names the former root or the former issuer of a rotation, certificates of that issuer are revoked,
-// and the rotation ends.
+// another root. If it names the former root or the former issuer of a rotation, certificates of that issuer are
+// revoked, and the rotation ends.
 func (p *Preflight) RepairTrust(ctx context.Context, req *recoveryv1.RepairTrustRequest) (
 	*recoveryv1.RepairTrustResponse, error,
 ) {
@@ -293,8 +293,16 @@ func withdraw(ctx context.Context, tx pgx.Tx, signs []*x509.Certificate, fingerp
 			fault.Remedy("cancel the rotation while it is announced: `gpuaas ca rotate --cancel --reason TEXT`"))
 	}
 	if slices.ContainsFunc(signs, func(root *x509.Certificate) bool { return pki.Fingerprint(root) == fingerprint }) {
+		// What a repair has added may go again, once the files of the ingress have it: the preflight sees if they do not.
+		tag, err := pg.Exec(ctx, tx, deleteRepair, fingerprint)
+		if err != nil {
+			return fmt.Errorf("delete trusted issuer: %w", err)
+		}
+		if tag.RowsAffected() == 1 {
+			return nil
+		}
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the authority signs under this root",
-			fault.Unmet("the authority signs under another root"),
+			fault.Unmet("the authority signs under another root, or a repair has added this one"),
 			fault.Remedy("rotate the authority first: `gpuaas ca rotate --with-root --reason TEXT`"))
 	}
 	found, err := distrust(ctx, tx, fingerprint)

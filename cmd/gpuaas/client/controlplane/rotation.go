@@ -53,8 +53,8 @@ func caRotate(p *kit.Program) *cobra.Command {
 	var retire bool
 	cmd := &cobra.Command{
 		Use: "rotate", Short: "Exchange what the authority signs nodes' certificates with, in phases",
-		Long: "Begin a rotation of the certificate that the authority signs with, and of its root with --with-root. Nothing " +
-			"is restarted.\n" +
+		Long: "Begin a rotation of the certificate that the authority signs with, and of its root with --with-root. " +
+			"Nothing is restarted.\n" +
 			"announced: the next issuer is made, and replicas of nodeapi are sent its root. It signs once each replica has " +
 			"accepted a certificate\n" +
 			"of it; until then the former one goes on. both_valid: the next issuer signs, and nodes get certificates of it " +
@@ -134,7 +134,7 @@ func caRepair(p *kit.Program) *cobra.Command {
 			"preflight then proves the\n" +
 			"repair by handshakes, issuance goes on, and nodes that were refused connect again by themselves. --withdraw " +
 			"ends the sending of a root\n" +
-			"under which the authority does not sign. Needs the role security.",
+			"under which the authority does not sign, or which the files of the ingress have by now. Needs the role security.",
 		Example: "  gpuaas ca status\n" +
 			"  gpuaas ca repair --root FINGERPRINT --reason 'the bundle of the ingress was swapped'\n" +
 			"  gpuaas ca repair --root FINGERPRINT --withdraw --reason 'the former material is back'",
