@@ -1,7 +1,6 @@
 package drill
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
@@ -77,6 +76,9 @@ func ingressSwapped() kit.Drill {
 	}
 }
 
+// authorityFiles are the files of the authority's key material.
+var authorityFiles = []string{"root.pem", "intermediate.pem", "provisioner.pem"}
+
 // trustRun is one run of either drill.
 type trustRun struct {
 	*kit.Run
@@ -85,10 +87,11 @@ type trustRun struct {
 	cluster *cluster.Cluster
 	held    mesh.Held
 
-	trusted string // the file of the issuers that the ingress trusts
-	changed string // the file whose content the fault changes
-	foreign string // the directory of another authority
-	before  []byte // content of trusted
+	trusted string            // the file of the issuers that the ingress trusts
+	changed string            // the file whose content the fault changes
+	foreign string            // the directory of another authority
+	before  []byte            // content of trusted
+	kept    map[string][]byte // content of what the fault changes, by path
 	digest  [sha256.Size]byte
 }
 
@@ -144,7 +147,7 @@ func (t *trustRun) run(ctx context.Context) error {
 		}); err != nil {
 		return err
 	}
-	if err := t.files(); err != nil {
+	if err := t.restored(ctx); err != nil {
 		return stage.At(stage.Evidence, err)
 	}
 	after, err := m.Node(ctx, t.held.Node)
@@ -181,6 +184,15 @@ func (t *trustRun) good(ctx context.Context) error {
 	if t.digest, err = digestOf(t.changed); err != nil {
 		return err
 	}
+	t.kept = map[string][]byte{t.trusted: t.before}
+	if t.side == recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY {
+		for _, name := range authorityFiles {
+			path := filepath.Join(material.NodeCADir(), name)
+			if t.kept[path], err = os.ReadFile(path); err != nil { // of our own mesh
+				return err
+			}
+		}
+	}
 	if t.foreign, err = os.MkdirTemp("", "gpuaas-drill-ca-"); err != nil {
 		return err
 	}
@@ -201,7 +213,7 @@ func (t *trustRun) inject(context.Context) error {
 		}
 		return errors.Join(pki.WriteFile(t.trusted, roots), t.held.Machine.Kill9())
 	}
-	for _, name := range []string{"root.pem", "intermediate.pem", "provisioner.pem"} {
+	for _, name := range authorityFiles {
 		data, err := os.ReadFile(filepath.Join(t.foreign, name))
 		if err != nil {
 			return err
@@ -328,16 +340,42 @@ func (t *trustRun) repair(ctx context.Context) error {
 	})
 }
 
-// files leaves the file of the ingress with its former issuers, and the authority's new root beside them.
+// files puts back what the fault has changed: the file of the ingress, or the authority's own material.
 func (t *trustRun) files() error {
-	if t.side == recoveryv1.TrustSide_TRUST_SIDE_INGRESS {
-		return pki.WriteFile(t.trusted, t.before)
+	var errs []error
+	for path, data := range t.kept {
+		errs = append(errs, pki.WriteFile(path, data))
 	}
-	roots, err := os.ReadFile(filepath.Join(t.foreign, ca.RootsFile))
+	if t.side == recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY {
+		for _, p := range t.cluster.Recovery {
+			errs = append(errs, p.Kill9()) // the cluster starts them again
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// restored puts back what the fault has changed, and waits until both sides agree on the root from before.
+func (t *trustRun) restored(ctx context.Context) error {
+	if err := t.files(); err != nil {
+		return err
+	}
+	roots, err := pki.DecodeCertificates(t.before)
 	if err != nil {
 		return err
 	}
-	return pki.WriteFile(t.trusted, append(bytes.Clone(t.before), roots...))
+	return await.Until(ctx, "the material from before", await.Settle, func(ctx context.Context) error {
+		answer, err := t.Mesh.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
+		if err != nil {
+			return err
+		}
+		shown := answer.GetTrust().GetAuthority().GetRootFingerprints()
+		if !slices.ContainsFunc(roots, func(root *x509.Certificate) bool {
+			return slices.Contains(shown, pki.Fingerprint(root))
+		}) {
+			return fmt.Errorf("the authority shows the roots %v", shown)
+		}
+		return t.state(ctx, recoveryv1.PreflightState_PREFLIGHT_STATE_OK)
+	})
 }
 
 // putRight leaves the mesh with both sides in agreement, however far the drill came.
@@ -346,7 +384,7 @@ func (t *trustRun) putRight(ctx context.Context) {
 		_ = t.files()
 	}
 	if t.sent != "" {
-		// The files have the root, and replicas have read them: a later drill begins from the files alone.
+		// A later drill begins from the files alone.
 		_, _ = t.Mesh.Client.Authority.RepairTrust(ctx, &readmodelv1.RepairTrustRequest{
 			RootFingerprint: t.sent, Reason: "drill", Withdraw: true,
 		})
