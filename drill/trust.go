@@ -1,13 +1,14 @@
 package drill
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/gpuaas/mesh/drill/kit"
@@ -37,8 +38,8 @@ func authorityReplaced() kit.Drill {
 			"a new authority, of which the ingress knows nothing; the agent of a machine ends",
 		Sees: "`cert_untrusted_by_ingress` with the authority as the failing side, one incident; an enrolment is " +
 			"refused with wait; the other machines stay connected, and the workload serves",
-		Recovers: "once the ingress trusts the new root beside the old one: by itself, and the agent comes back with the " +
-			"certificate that it had",
+		Recovers: "once `ca repair` has the ingress trust the new root beside the old one: by itself, and the agent comes " +
+			"back with the certificate that it had",
 		Needs: "its own mesh: it changes the files of its authority",
 		Expect: kit.Verdict{
 			Reason: "cert_untrusted_by_ingress", UserState: "operator_action_required", Owner: "control plane",
@@ -60,8 +61,9 @@ func ingressSwapped() kit.Drill {
 			"authority while they run; the agent of a machine ends",
 		Sees: "`cert_untrusted_by_ingress` with the ingress as the failing side, one incident; an enrolment is refused " +
 			"with wait; the other machines stay connected, and the workload serves",
-		Recovers: "once the file is as it was: by itself, and the agent comes back with the certificate that it had",
-		Needs:    "its own mesh: it changes a file of the ingress",
+		Recovers: "once `ca repair` has the ingress trust the root of the authority again, beside the wrong file: by " +
+			"itself, and the agent comes back with the certificate that it had",
+		Needs: "its own mesh: it changes a file of the ingress",
 		Expect: kit.Verdict{
 			Reason: "cert_untrusted_by_ingress", UserState: "operator_action_required", Owner: "control plane",
 			Next: "repair the ingress",
@@ -74,17 +76,22 @@ func ingressSwapped() kit.Drill {
 	}
 }
 
+// authorityFiles are the files of the authority's key material.
+var authorityFiles = []string{"root.pem", "intermediate.pem", "provisioner.pem"}
+
 // trustRun is one run of either drill.
 type trustRun struct {
 	*kit.Run
 	side    recoveryv1.TrustSide
+	sent    string // the fingerprint of the root that the repair has sent
 	cluster *cluster.Cluster
 	held    mesh.Held
 
-	trusted string // the file of the issuers that the ingress trusts
-	changed string // the file whose content the fault changes
-	foreign string // the directory of another authority
-	before  []byte // content of trusted
+	trusted string            // the file of the issuers that the ingress trusts
+	changed string            // the file whose content the fault changes
+	foreign string            // the directory of another authority
+	before  []byte            // content of trusted
+	kept    map[string][]byte // content of what the fault changes, by path
 	digest  [sha256.Size]byte
 }
 
@@ -128,7 +135,7 @@ func (t *trustRun) run(ctx context.Context) error {
 	if err := t.held.Machine.Start(); err != nil {
 		return stage.At(stage.Recover, err)
 	}
-	if err := t.repair(); err != nil {
+	if err := t.repair(ctx); err != nil {
 		return stage.At(stage.Recover, err)
 	}
 	if err := t.Recovered(ctx, "the preflight ok, the incident closed, and the node connected with what it had",
@@ -139,6 +146,9 @@ func (t *trustRun) run(ctx context.Context) error {
 			return connected(ctx, m, t.held.Node)
 		}); err != nil {
 		return err
+	}
+	if err := t.restored(ctx); err != nil {
+		return stage.At(stage.Evidence, err)
 	}
 	after, err := m.Node(ctx, t.held.Node)
 	if err != nil {
@@ -174,6 +184,15 @@ func (t *trustRun) good(ctx context.Context) error {
 	if t.digest, err = digestOf(t.changed); err != nil {
 		return err
 	}
+	t.kept = map[string][]byte{t.trusted: t.before}
+	if t.side == recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY {
+		for _, name := range authorityFiles {
+			path := filepath.Join(material.NodeCADir(), name)
+			if t.kept[path], err = os.ReadFile(path); err != nil { // of our own mesh
+				return err
+			}
+		}
+	}
 	if t.foreign, err = os.MkdirTemp("", "gpuaas-drill-ca-"); err != nil {
 		return err
 	}
@@ -194,7 +213,7 @@ func (t *trustRun) inject(context.Context) error {
 		}
 		return errors.Join(pki.WriteFile(t.trusted, roots), t.held.Machine.Kill9())
 	}
-	for _, name := range []string{"root.pem", "intermediate.pem", "provisioner.pem"} {
+	for _, name := range authorityFiles {
 		data, err := os.ReadFile(filepath.Join(t.foreign, name))
 		if err != nil {
 			return err
@@ -285,22 +304,90 @@ func (t *trustRun) stopped(ctx context.Context) error {
 	return mesh.Answers(ctx, t.held.URL)
 }
 
-// repair does what the operator would do: it gives the ingress its former file back, or adds the new root to it.
-func (t *trustRun) repair() error {
-	if t.side == recoveryv1.TrustSide_TRUST_SIDE_INGRESS {
-		return pki.WriteFile(t.trusted, t.before)
+// repair does what the security role would do: it compares the root that the authority signs under with the authority's
+// own record, and has the ingress trust it. The file of the ingress stays as the fault left it.
+func (t *trustRun) repair(ctx context.Context) error {
+	record := t.before
+	if t.side == recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY {
+		var err error
+		if record, err = os.ReadFile(filepath.Join(t.foreign, ca.RootsFile)); err != nil {
+			return err
+		}
 	}
-	roots, err := os.ReadFile(filepath.Join(t.foreign, ca.RootsFile))
+	roots, err := pki.DecodeCertificates(record)
 	if err != nil {
 		return err
 	}
-	return pki.WriteFile(t.trusted, append(bytes.Clone(t.before), roots...))
+	return await.Until(ctx, "the repair", await.Settle, func(ctx context.Context) error {
+		answer, err := t.Mesh.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
+		if err != nil {
+			return err
+		}
+		shown := answer.GetTrust().GetAuthority().GetRootFingerprints()
+		at := slices.IndexFunc(roots, func(root *x509.Certificate) bool {
+			return slices.Contains(shown, pki.Fingerprint(root))
+		})
+		if at < 0 {
+			return fmt.Errorf("the authority shows the roots %v, and its record has none of them", shown)
+		}
+		_, err = t.Mesh.Client.Authority.RepairTrust(ctx, &readmodelv1.RepairTrustRequest{
+			RootFingerprint: pki.Fingerprint(roots[at]), Reason: "drill",
+		})
+		if err == nil {
+			t.sent = pki.Fingerprint(roots[at])
+		}
+		return err
+	})
+}
+
+// files puts back what the fault has changed: the file of the ingress, or the authority's own material.
+func (t *trustRun) files() error {
+	var errs []error
+	for path, data := range t.kept {
+		errs = append(errs, pki.WriteFile(path, data))
+	}
+	if t.side == recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY {
+		for _, p := range t.cluster.Recovery {
+			errs = append(errs, p.Kill9()) // the cluster starts them again
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// restored puts back what the fault has changed, and waits until both sides agree on the root from before.
+func (t *trustRun) restored(ctx context.Context) error {
+	if err := t.files(); err != nil {
+		return err
+	}
+	roots, err := pki.DecodeCertificates(t.before)
+	if err != nil {
+		return err
+	}
+	return await.Until(ctx, "the material from before", await.Settle, func(ctx context.Context) error {
+		answer, err := t.Mesh.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
+		if err != nil {
+			return err
+		}
+		shown := answer.GetTrust().GetAuthority().GetRootFingerprints()
+		if !slices.ContainsFunc(roots, func(root *x509.Certificate) bool {
+			return slices.Contains(shown, pki.Fingerprint(root))
+		}) {
+			return fmt.Errorf("the authority shows the roots %v", shown)
+		}
+		return t.state(ctx, recoveryv1.PreflightState_PREFLIGHT_STATE_OK)
+	})
 }
 
 // putRight leaves the mesh with both sides in agreement, however far the drill came.
 func (t *trustRun) putRight(ctx context.Context) {
 	if now, err := digestOf(t.changed); err == nil && now != t.digest {
-		_ = t.repair() // a second time it writes what is there
+		_ = t.files()
+	}
+	if t.sent != "" {
+		// A later drill begins from the files alone.
+		_, _ = t.Mesh.Client.Authority.RepairTrust(ctx, &readmodelv1.RepairTrustRequest{
+			RootFingerprint: t.sent, Reason: "drill", Withdraw: true,
+		})
 	}
 	_ = t.Mesh.StartMachine(ctx, t.held.Machine) // it runs, unless the drill failed
 }

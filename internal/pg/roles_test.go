@@ -79,9 +79,11 @@ func allowed(role, schema, table, statement string) bool {
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "INSERT")
 	case "readmodel.audit_head": // one row, which only moves
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "UPDATE")
-	case "recovery.rollback", "recovery.ca_preflight", "recovery.ca_preflight_lease":
+	case "recovery.rollback", "recovery.ca_preflight", "recovery.ca_preflight_lease", "recovery.authority_signs":
 		// one row, which is changed and never added to or taken away
 		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "UPDATE")
+	case "recovery.authority_rotation": // each is kept
+		return role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"
 	case "lifecycle.row_evidence": // triggers alone add to it
 		return role == pg.RoleLifecycle && statement == "SELECT"
 	case "lifecycle.row_evidence_settled": // added to and never changed

@@ -61,8 +61,9 @@ var reasons = map[commonv1.DriftReason]Reason{
 				"each handshake",
 		},
 		Steps: []string{
-			"repair the trust of the ingress, from the authority that issues now; enrol nothing before that, for new " +
-				"certificates would be refused as well",
+			"repair the trust of the ingress, from the authority that issues now: its file, or `gpuaas ca repair --root " +
+				"FINGERPRINT --reason TEXT` after you have compared the root; enrol nothing before that, for new certificates " +
+				"would be refused as well",
 			"see that `gpuaas nodes probe NODE` succeeds on one node",
 			"only then enrol the nodes that are still refused",
 		},

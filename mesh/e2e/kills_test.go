@@ -45,10 +45,14 @@ var elsewhere = map[string]string{
 	"nodeapi.renew.before_send":               "as above",
 	"recovery.watchdog.before_request": "it asks for what is lost for good, of which there is none here: " +
 		"TestTheWatchdogRecreatesOnceThoughItIsKilled",
-	"recovery.watchdog.after_request": "as above",
-	"recovery.profile.phase":          "no profile changes here: TestAnActivationThatIsKilled of recovery/profiles",
-	"recovery.profile.before_commit":  "as above",
-	"recovery.profile.after_commit":   "as above",
+	"recovery.watchdog.after_request":  "as above",
+	"recovery.profile.phase":           "no profile changes here: TestAnActivationThatIsKilled of recovery/profiles",
+	"recovery.profile.before_commit":   "as above",
+	"recovery.profile.after_commit":    "as above",
+	"recovery.rotation.after_prepare":  "a person asks for a rotation: TestTheNodeAuthorityRotatesUnderConnectedAgents",
+	"recovery.rotation.after_announce": "as above",
+	"recovery.rotation.before_sign":    "as above", "recovery.rotation.after_sign": "as above",
+	"recovery.rotation.after_revoke": "as above", "recovery.rotation.after_retire": "as above",
 }
 
 // literals returns the kill points that stand in the source of a part of the tree.

@@ -110,6 +110,7 @@ type Client struct {
 	Actions       readmodelv1connect.ActionServiceClient
 	Profiles      readmodelv1connect.ProfileServiceClient
 	Bundles       readmodelv1connect.BundleServiceClient
+	Authority     readmodelv1connect.AuthorityServiceClient
 
 	http *http.Client
 }
@@ -155,6 +156,7 @@ func Dial(cfg Config) (*Client, error) {
 		Actions:       readmodelv1connect.NewActionServiceClient(hc, base, options...),
 		Profiles:      readmodelv1connect.NewProfileServiceClient(hc, base, options...),
 		Bundles:       readmodelv1connect.NewBundleServiceClient(hc, base, options...),
+		Authority:     readmodelv1connect.NewAuthorityServiceClient(hc, base, options...),
 	}, nil
 }
 

@@ -104,6 +104,8 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	view.OnProfiles(s.server.Profiles)
+	s.issuers.fresh = view.WaitFresh
+	view.OnIssuers(s.issuers.set)
 	b.Health.Ready("authority", func(context.Context) error { return view.Health() })
 	b.Health.Ready("beat", beats.Health)
 	for name, run := range s.server.Tasks() {
@@ -192,7 +194,7 @@ func (s *Service) serveAgents(ctx context.Context, clock *session.Clock, keys ag
 		return fmt.Errorf("load nodes' issuer: %w", err)
 	}
 	b.Watch(nodes)
-	s.issuers = nodes
+	s.issuers = &issuers{logger: b.Logger, bundle: nodes}
 	tlsConfig, err := pki.ServerTLS(pki.ServerConfig{
 		Store: b.Store, TrustDomain: b.Config.TrustDomain, NextProtos: []string{"h2"}, Time: clock.Now,
 		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: nodes}},

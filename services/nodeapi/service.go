@@ -13,7 +13,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/obs"
-	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/rpc/port"
@@ -42,7 +41,7 @@ type Service struct {
 	// internal serves the calls of other services.
 	internal *port.Server
 	// issuers are the authorities of agents' certificates.
-	issuers *pki.Bundle
+	issuers *issuers
 	// advertise is where other services reach this replica.
 	advertise string
 }
@@ -108,6 +107,7 @@ func (s *Service) serve(ctx context.Context) error {
 		defer close(stopped)
 		s.server.Stop()
 	})
+	s.issuers.wait(ctx)
 	err := s.server.Serve(s.lis)
 	if !stop() {
 		<-stopped
@@ -142,7 +142,7 @@ func (s *Service) ReplicaID() string { return s.base.ReplicaID }
 // trust returns what the agents' port trusts, and the address of this replica alone at which agents could reach it: the
 // port that it listens at, on the host at which other services reach it.
 func (s *Service) trust() replicas.Trust {
-	out := replicas.Trust{ClientCAs: s.issuers.Fingerprints()}
+	out := replicas.Trust{ClientCAs: s.issuers.bundle.Fingerprints()}
 	host, port, err := net.SplitHostPort(s.lis.Addr().String())
 	if err != nil {
 		return out

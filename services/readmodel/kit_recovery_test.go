@@ -15,6 +15,7 @@ type machines struct {
 	recoveryv1connect.UnimplementedTrustServiceHandler
 	recoveryv1connect.UnimplementedProfileServiceHandler
 	recoveryv1connect.UnimplementedBundleServiceHandler
+	recoveryv1connect.UnimplementedAuthorityServiceHandler
 	recoveryv1connect.UnimplementedHostFactsServiceHandler
 	recoveryv1connect.UnimplementedDiagnosticsServiceHandler
 	recoveryv1connect.UnimplementedActionServiceHandler
@@ -26,9 +27,10 @@ type machines struct {
 // tenant is refused before anything is looked up.
 var ofMachines = map[string]bool{
 	"TokenService": true, "TrustService": true, "HostFactsService": true, "DiagnosticsService": true,
-	"ActionService":  true,
-	"ProfileService": true,
-	"BundleService":  true,
+	"ActionService":    true,
+	"ProfileService":   true,
+	"BundleService":    true,
+	"AuthorityService": true,
 }
 
 func (m machines) ListTokens(ctx context.Context,
@@ -110,6 +112,22 @@ func (m machines) IssueBundle(ctx context.Context,
 	r *recoveryv1.IssueBundleRequest,
 ) (*recoveryv1.IssueBundleResponse, error) {
 	return &recoveryv1.IssueBundleResponse{NodeId: r.GetNodeId(), NodeName: hiddenNode}, m.owners.note(ctx, r)
+}
+
+func (m machines) RotateAuthority(ctx context.Context,
+	r *recoveryv1.RotateAuthorityRequest,
+) (*recoveryv1.RotateAuthorityResponse, error) {
+	return &recoveryv1.RotateAuthorityResponse{
+		Rotation: &recoveryv1.AuthorityRotation{WaitsFor: hiddenNode},
+	}, m.owners.note(ctx, r)
+}
+
+func (m machines) RepairTrust(ctx context.Context,
+	r *recoveryv1.RepairTrustRequest,
+) (*recoveryv1.RepairTrustResponse, error) {
+	return &recoveryv1.RepairTrustResponse{
+		Issuers: []*recoveryv1.TrustedIssuer{{Name: hiddenNode}},
+	}, m.owners.note(ctx, r)
 }
 
 func (m machines) AcceptHostFacts(ctx context.Context,

@@ -226,6 +226,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 			Trust:       recoveryv1connect.NewTrustServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Profiles:    recoveryv1connect.NewProfileServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 			Bundles:     recoveryv1connect.NewBundleServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+			Authority:   recoveryv1connect.NewAuthorityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		},
 		probes: []meshstatus.Probe{
 			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),
@@ -275,6 +276,7 @@ func (s *Service) listen(ctx context.Context, c clients, deps gateway.Deps) erro
 		mount(readmodelv1connect.NewTrustServiceHandler(forward.NewTrust(c.owners), opts...)),
 		mount(readmodelv1connect.NewProfileServiceHandler(forward.NewProfiles(c.owners), opts...)),
 		mount(readmodelv1connect.NewBundleServiceHandler(forward.NewBundles(c.owners), opts...)),
+		mount(readmodelv1connect.NewAuthorityServiceHandler(forward.NewAuthority(c.owners), opts...)),
 		mount(readmodelv1connect.NewRetentionServiceHandler(meshstatus.NewRetention(b.DB, b.Policy), opts...)),
 		mount(readmodelv1connect.NewProjectionServiceHandler(meshstatus.NewProjections(meshstatus.ProjectionsDeps{
 			Projector: s.projector, Announcers: c.announcers, DB: b.DB, Wake: b.Wake,

@@ -234,6 +234,10 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		"ProfileService/ActivateProfile":   {&readmodelv1.ActivateProfileRequest{Name: "site", Version: 1, Reason: "because"}},
 		"ProfileService/RetireProfile":     {&readmodelv1.RetireProfileRequest{Name: "site", Version: 1, Reason: "because"}},
 		"BundleService/IssueBundle":        {&readmodelv1.IssueBundleRequest{NodeId: x.NodeID, Reason: "because"}},
+		"AuthorityService/RotateAuthority": {&readmodelv1.RotateAuthorityRequest{Reason: "because", IdempotencyKey: "one"}},
+		"AuthorityService/RepairTrust": {&readmodelv1.RepairTrustRequest{
+			RootFingerprint: strings.Repeat("ab", 32), Reason: "because",
+		}},
 		"HostFactsService/AcceptHostFacts": {&readmodelv1.AcceptHostFactsRequest{Node: x.NodeID, Reason: "because"}},
 		"DiagnosticsService/MergeDiagnostics": {&readmodelv1.MergeDiagnosticsRequest{
 			Node: x.NodeID, Records: []*recoveryv1.HostRecord{{Code: "dns_failed"}},

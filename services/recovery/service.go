@@ -32,6 +32,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/profiles"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/storage"
+	"github.com/gpuaas/mesh/services/recovery/trust"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
@@ -88,6 +89,9 @@ func (s *Service) build(ctx context.Context) error {
 		}
 	}
 	witness := &ca.Witness{Signer: s.signer}
+	if rotating, ok := s.signer.(ca.Rotating); ok {
+		witness.Signer = trust.Follow(b.DB, rotating)
+	}
 	b.Health.Watch("ca", witness.Check)
 	if err := s.openKeys(ctx); err != nil {
 		return err
@@ -159,7 +163,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	err = errors.Join(s.addWatchdog(lc), s.addDrift(lc), s.addRollback(), s.addKeys(), s.addTokens(),
-		s.addBundles(enroller), s.addTrust(witness), s.addProfiles(), s.serveEnrolment(ctx, enroller))
+		s.addBundles(enroller), s.addTrust(witness, &wakes.changed), s.addProfiles(), s.serveEnrolment(ctx, enroller))
 	if err != nil {
 		return err
 	}
@@ -173,7 +177,7 @@ func (s *Service) build(ctx context.Context) error {
 }
 
 func (s *Service) openAuthority(ctx context.Context) error {
-	cfg := ca.Config{Dir: s.cfg.CADir, TrustDomain: s.base.Config.TrustDomain}
+	cfg := ca.Config{Dir: s.cfg.CADir, TrustDomain: s.base.Config.TrustDomain, Follows: true}
 	if s.cfg.CADatabaseURLFile != "" {
 		secret, err := s.cfg.CADatabaseURLFile.Read()
 		if err != nil {

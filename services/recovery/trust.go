@@ -2,12 +2,14 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
@@ -19,10 +21,12 @@ const partIngressTrust = "ingress_trust"
 
 // addTrust builds this replica's part in the preflight, and mounts its verbs. It must be called after the internal port
 // is made.
-func (s *Service) addTrust(signer ca.Signer) error {
+func (s *Service) addTrust(signer ca.Signer, changed *events.Signal) error {
 	b := s.base
+	rotating, _ := s.signer.(ca.Rotating)
 	preflight, err := trust.New(trust.Deps{
-		Logger: b.Logger, Pool: b.DB, Signer: signer, Services: b.Services, TrustDomain: b.Config.TrustDomain,
+		Logger: b.Logger, Pool: b.DB, Signer: signer, Rotating: rotating, Changed: changed, Audit: b.Audit,
+		Services: b.Services, TrustDomain: b.Config.TrustDomain,
 		Replica: b.ReplicaID, Address: func() string { return s.profiles.Told().GetApiUrl() }, Told: s.toldRoots,
 		Wake: b.Wake,
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
@@ -34,7 +38,9 @@ func (s *Service) addTrust(signer ca.Signer) error {
 	}
 	b.Health.Watch(partIngressTrust, preflight.Health)
 	b.Add(app.Task{Name: "ca-preflight", Run: preflight.Run})
-	return s.internal.Mount(recoveryv1connect.NewTrustServiceHandler(preflight, s.internal.HandlerOptions()...))
+	opts := s.internal.HandlerOptions()
+	return errors.Join(s.internal.Mount(recoveryv1connect.NewTrustServiceHandler(preflight, opts...)),
+		s.internal.Mount(recoveryv1connect.NewAuthorityServiceHandler(preflight, opts...)))
 }
 
 // toldRoots returns the roots of the profile that agents are told, with those of the services' issuer, which agents

@@ -35,6 +35,42 @@ func TestCA(t *testing.T) {
 	if got := call(t, "ca", "status", "-o", "json").wants(t, 0); !strings.Contains(got.out, `"failing_side": "ingress"`) {
 		t.Errorf("JSON:\n%s", got.out)
 	}
+	rotation := &recoveryv1.AuthorityRotation{
+		RotationId: claimID, Phase: recoveryv1.RotationPhase_ROTATION_PHASE_BOTH_VALID, WithRoot: true,
+		FormerFingerprint: strings.Repeat("11", 32), NextFingerprint: strings.Repeat("22", 32),
+		WaitsFor: "certificates of the former issuer",
+	}
+	issuers := []*recoveryv1.TrustedIssuer{{
+		Fingerprint: strings.Repeat("33", 32), Name: "mesh root", Origin: "rotation", Reason: "yearly", By: "ada",
+	}}
+	always(f, "GetTrust", &readmodelv1.GetTrustResponse{Trust: &recoveryv1.GetTrustResponse{
+		Preflight: preflight, Rotation: rotation, Issuers: issuers,
+	}})
+	got = call(t, "ca", "status").wants(t, 0)
+	for _, want := range []string{
+		"both_valid", "certificates of the former issuer", "mesh root", strings.Repeat("33", 32),
+	} {
+		if !strings.Contains(got.out, want) {
+			t.Errorf("%q is missing in\n%s", want, got.out)
+		}
+	}
+	always(f, "RotateAuthority", &readmodelv1.RotateAuthorityResponse{Rotation: rotation})
+	got = call(t, "ca", "rotate", "--with-root", "--reason", "yearly").wants(t, 0)
+	if !strings.Contains(got.out, claimID) {
+		t.Errorf("%s", got.out)
+	}
+	if req := sent[*readmodelv1.RotateAuthorityRequest](f); len(req) != 1 || !req[0].GetWithRoot() ||
+		req[0].GetIdempotencyKey() == "" {
+		t.Errorf("asked for %v", req)
+	}
+	always(f, "RepairTrust", &readmodelv1.RepairTrustResponse{Issuers: issuers})
+	call(t, "ca", "rotate", "--retire", "--reason", "copied").wants(t, 0)
+	got = call(t, "ca", "repair", "--root", strings.Repeat("33", 32), "--reason", "swapped").wants(t, 0)
+	if req := sent[*readmodelv1.RepairTrustRequest](f); len(req) != 2 || !req[0].GetWithdraw() ||
+		req[0].GetRootFingerprint() != rotation.GetFormerFingerprint() || req[1].GetWithdraw() ||
+		!strings.Contains(got.out, "mesh root") {
+		t.Errorf("asked for %v\n%s", req, got.out)
+	}
 	always(f, "RunPreflight", &readmodelv1.RunPreflightResponse{Check: &recoveryv1.RunPreflightResponse{
 		Result: recoveryv1.PreflightState_PREFLIGHT_STATE_MISMATCH, Ingress: ingress, Preflight: preflight,
 	}})

@@ -53,6 +53,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedDiagnosticsServiceHandler
 	readmodelv1connect.UnimplementedTrustServiceHandler
 	readmodelv1connect.UnimplementedBundleServiceHandler
+	readmodelv1connect.UnimplementedAuthorityServiceHandler
 	readmodelv1connect.UnimplementedRetentionServiceHandler
 	readmodelv1connect.UnimplementedProjectionServiceHandler
 	readmodelv1connect.UnimplementedEventServiceHandler
@@ -219,6 +220,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewDiagnosticsServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewTrustServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewBundleServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewAuthorityServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRetentionServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewProjectionServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEventServiceHandler(f, options...) },

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"regexp"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/smallstep/certificates/api"
@@ -42,6 +44,9 @@ type Config struct {
 	// a token lives two minutes, is bound to one request, and is not accepted by an authority that started after it was
 	// made; but a production mesh needs the record of the signed certificates.
 	DatabaseURL string
+	// Follows leaves it to Use which issuer signs: nothing is signed before it was called. Otherwise the issuer that the
+	// authority was made with signs.
+	Follows bool
 }
 
 func (c Config) withDefaults() Config {
@@ -70,12 +75,18 @@ type Embedded struct {
 	mint               *minter
 	root, intermediate *authorityPair
 	provisionerKey     *ecdsa.PrivateKey
+
+	config *config.Config      // of each issuer's authority
+	inUse  atomic.Pointer[use] // nil: not decided yet
+
+	mu      sync.Mutex
+	issuers map[string]*signing // by fingerprint; the empty one is that of intermediate.pem
 }
 
 // Embedded and Remote are the two forms of the node authority.
 var (
-	_ Signer = (*Embedded)(nil)
-	_ Signer = (*Remote)(nil)
+	_ Rotating = (*Embedded)(nil)
+	_ Signer   = (*Remote)(nil)
 )
 
 // Open opens the authority of a directory, and creates its keys if none of its files is there.
@@ -97,17 +108,21 @@ func Open(cfg Config) (*Embedded, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.authority, err = authority.NewEmbedded(
-		authority.WithConfig(authorityConfig(cfg, host, &provisioner.JWK{
-			Type: "JWK", Name: DefaultProvisioner, Key: jwk, Claims: provisionerClaims(cfg),
-			Options: &provisioner.Options{X509: &provisioner.X509Options{Template: template}},
-		})),
-		authority.WithX509RootCerts(e.root.cert),
-		authority.WithX509Signer(e.intermediate.cert, e.intermediate.key),
-		authority.WithQuietInit(),
-	)
+	e.config = authorityConfig(cfg, host, &provisioner.JWK{
+		Type: "JWK", Name: DefaultProvisioner, Key: jwk, Claims: provisionerClaims(cfg),
+		Options: &provisioner.Options{X509: &provisioner.X509Options{Template: template}},
+	})
+	if e.authority, err = e.start(e.root, e.intermediate, nil); err != nil {
+		return nil, err
+	}
+	root, err := e.rootOf(e.intermediate.cert)
 	if err != nil {
-		return nil, fmt.Errorf("start authority: %w", err)
+		return nil, errors.Join(err, e.Close())
+	}
+	made := &signing{authority: e.authority, root: root, issuer: e.intermediate}
+	e.issuers = map[string]*signing{"": made, pki.Fingerprint(e.intermediate.cert): made}
+	if !cfg.Follows {
+		e.inUse.Store(&use{signing: made})
 	}
 	return e, nil
 }
@@ -184,6 +199,22 @@ func provisionerClaims(cfg Config) *provisioner.Claims {
 
 // Sign issues a node's certificate; see Signer.
 func (e *Embedded) Sign(ctx context.Context, req SignRequest) (Issued, error) {
+	with, err := e.signs()
+	if err != nil {
+		return Issued{}, err
+	}
+	issued, err := e.signBy(ctx, with, req)
+	if err != nil {
+		return Issued{}, err
+	}
+	for _, cross := range with.crosses {
+		issued.Chain = append(issued.Chain, cross.Raw)
+	}
+	return issued, nil
+}
+
+// signBy issues a certificate of one issuer.
+func (e *Embedded) signBy(ctx context.Context, with *signing, req SignRequest) (Issued, error) {
 	id := pki.NodeID(e.cfg.TrustDomain, req.NodeID)
 	csr, err := prepare(req, id, e.cfg.MinTTL, e.cfg.MaxTTL)
 	if err != nil {
@@ -193,13 +224,13 @@ func (e *Embedded) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	if err != nil {
 		return Issued{}, err
 	}
-	signCtx := provisioner.NewContextWithMethod(authority.NewContext(ctx, e.authority), provisioner.SignMethod)
-	opts, err := e.authority.Authorize(signCtx, token)
+	signCtx := provisioner.NewContextWithMethod(authority.NewContext(ctx, with.authority), provisioner.SignMethod)
+	opts, err := with.authority.Authorize(signCtx, token)
 	if err != nil {
 		return Issued{}, unavailable(err)
 	}
 	begins, ends := req.validity()
-	chain, err := e.authority.SignWithContext(signCtx, csr,
+	chain, err := with.authority.SignWithContext(signCtx, csr,
 		provisioner.SignOptions{NotBefore: provisioner.NewTimeDuration(begins), NotAfter: provisioner.NewTimeDuration(ends)},
 		opts...)
 	if err != nil {
@@ -208,19 +239,35 @@ func (e *Embedded) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	return checkIssued(chain, csr, id, ends)
 }
 
-// Roots returns the roots of the node authority.
+// Roots returns the roots of the node authority: that of the issuer that signs, then those of other issuers.
 func (e *Embedded) Roots(context.Context) ([]*x509.Certificate, error) {
-	return []*x509.Certificate{e.root.cert}, nil
+	with, err := e.shows()
+	if err != nil {
+		return nil, err
+	}
+	all, err := e.roots()
+	if err != nil {
+		return nil, err
+	}
+	return first(with.root.cert, all), nil
 }
 
-// Intermediates returns the intermediates of the node authority.
+// Intermediates returns the certificate that signs.
 func (e *Embedded) Intermediates(context.Context) ([]*x509.Certificate, error) {
-	return []*x509.Certificate{e.intermediate.cert}, nil
+	with, err := e.shows()
+	if err != nil {
+		return nil, err
+	}
+	return []*x509.Certificate{with.issuer.cert}, nil
 }
 
-// SigningFingerprint returns the fingerprint of the intermediate.
+// SigningFingerprint returns the fingerprint of the certificate that signs.
 func (e *Embedded) SigningFingerprint(context.Context) (string, error) {
-	return pki.Fingerprint(e.intermediate.cert), nil
+	with, err := e.shows()
+	if err != nil {
+		return "", err
+	}
+	return pki.Fingerprint(with.issuer.cert), nil
 }
 
 // ProvisionerKey returns the key that signs the authority's one-time tokens and recovery tokens. Bootstrap tokens and

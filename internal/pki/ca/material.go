@@ -53,30 +53,20 @@ func loadOrCreatePair(path, name string, life time.Duration, parent *authorityPa
 			return nil, err
 		}
 	}
-	data, err := pki.ReadFile(path)
+	pair, _, err := readPair(path)
 	if err != nil {
 		return nil, err
 	}
-	key, err := pki.DecodeKey(data)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
-	}
-	certs, err := pki.DecodeCertificates(data)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
-	}
-	if !certs[0].IsCA {
-		return nil, fmt.Errorf("read %s: not an authority's certificate", path)
-	}
 	if parent != nil {
-		if err := certs[0].CheckSignatureFrom(parent.cert); err != nil {
+		if err := pair.cert.CheckSignatureFrom(parent.cert); err != nil {
 			return nil, fmt.Errorf("read %s: not signed by the root beside it: %w", path, err)
 		}
 	}
-	return &authorityPair{cert: certs[0], key: key}, nil
+	return pair, nil
 }
 
-func createPair(path, name string, life time.Duration, parent *authorityPair) error {
+// createPair makes a pair, signed by parent (nil: by itself), and writes it with the certificates behind it.
+func createPair(path, name string, life time.Duration, parent *authorityPair, behind ...[]byte) error {
 	key, err := pki.NewKey()
 	if err != nil {
 		return err
@@ -95,13 +85,14 @@ func createPair(path, name string, life time.Duration, parent *authorityPair) er
 	issuer, issuerKey := template, crypto.Signer(key)
 	if parent != nil {
 		template.MaxPathLen, template.MaxPathLenZero = 0, true
+		template.NotAfter = earlier(template.NotAfter, parent.cert.NotAfter)
 		issuer, issuerKey = parent.cert, parent.key
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, issuer, key.Public(), issuerKey)
 	if err != nil {
 		return fmt.Errorf("create authority: %w", err)
 	}
-	return pki.WriteIdentity(path, key, [][]byte{der})
+	return pki.WriteIdentity(path, key, append([][]byte{der}, behind...))
 }
 
 // crossSign issues a certificate for the key and name of a root, by the root before it.

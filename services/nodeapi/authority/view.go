@@ -52,6 +52,8 @@ type View struct {
 	onChange func(*recoveryv1.NodeAuthority)
 	// onProfiles is called with the valid versions of profiles, if recovery sends them.
 	onProfiles atomic.Pointer[func(*recoveryv1.AuthorityProfiles)]
+	// onIssuers is called as onChange; nil: the frames are passed over.
+	onIssuers func(*recoveryv1.AuthorityIssuers)
 
 	start   time.Time
 	leaseTo atomic.Int64 // nanoseconds after start, monotonic
@@ -81,6 +83,9 @@ func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream
 // OnProfiles registers f, which is called with the valid versions of profiles: once the view has its nodes, and after
 // each change. f must not block.
 func (v *View) OnProfiles(f func(*recoveryv1.AuthorityProfiles)) { v.onProfiles.Store(&f) }
+
+// OnIssuers has fn called with each frame of issuers. It must be called before Run, and fn must not block.
+func (v *View) OnIssuers(fn func(*recoveryv1.AuthorityIssuers)) { v.onIssuers = fn }
 
 // Fresh reports whether the view's lease stands, so that decisions may rest on the view.
 func (v *View) Fresh() bool {
@@ -182,6 +187,10 @@ func (v *View) runOnce(ctx context.Context) error {
 		case *recoveryv1.WatchAuthorityResponse_Profiles:
 			if notify := v.onProfiles.Load(); notify != nil {
 				(*notify)(f.Profiles)
+			}
+		case *recoveryv1.WatchAuthorityResponse_Issuers:
+			if v.onIssuers != nil {
+				v.onIssuers(f.Issuers)
 			}
 		case *recoveryv1.WatchAuthorityResponse_Pong:
 			if at, ok := pings.take(f.Pong.GetPingId()); ok && whole {

@@ -59,6 +59,7 @@ type Backend struct {
 	watchers   map[*watcher]struct{}
 	profiles   *recoveryv1.AuthorityProfiles // nil: none are sent
 	silent     bool
+	issuers    *recoveryv1.AuthorityIssuers
 	rpcs       map[string]int
 	challenges []*recoveryv1.ReportChallengeRequest
 	opened     []*recoveryv1.OpenSession
@@ -255,6 +256,20 @@ func (p *Backend) Change(nodeID string, decide func(*recoveryv1.NodeAuthority)) 
 	n := proto.CloneOf(p.node(nodeID, ""))
 	decide(n)
 	p.change(n)
+}
+
+// SendIssuers has replicas sent the roots of authorities, now and when they subscribe.
+func (p *Backend) SendIssuers(roots ...[]byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.issuers = &recoveryv1.AuthorityIssuers{Certificates: roots}
+	for w := range p.watchers {
+		w.put(issuersFrame(p.issuers))
+	}
+}
+
+func issuersFrame(frame *recoveryv1.AuthorityIssuers) *recoveryv1.WatchAuthorityResponse {
+	return &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Issuers{Issuers: frame}}
 }
 
 // Silence stops the answers to pings (on), or resumes them. Without answers a replica's view goes stale.

@@ -71,6 +71,9 @@ func (p *Backend) WatchAuthority(ctx context.Context,
 		SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{Sequence: p.sequence},
 	}})
 	p.putProfilesLocked(w)
+	if p.issuers != nil {
+		w.put(issuersFrame(p.issuers))
+	}
 	p.watchers[w] = struct{}{}
 	p.mu.Unlock()
 	defer func() {

@@ -208,6 +208,10 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("node.bundle.issue", "node", m.GetNodeId())
 	case *readmodelv1.RunPreflightRequest:
 		return entry("ca.preflight", "preflight", "mesh")
+	case *readmodelv1.RotateAuthorityRequest:
+		return entry("authority.rotate", "authority", "nodes")
+	case *readmodelv1.RepairTrustRequest:
+		return entry("authority.repair", "authority", "nodes")
 	default:
 		e := entry(methodText(procedure), "", "")
 		named(&e, message)

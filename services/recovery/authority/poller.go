@@ -66,6 +66,7 @@ type Poller struct {
 	forgotAt time.Time
 	failure  error
 	profiles *recoveryv1.AuthorityProfiles // that watchers were sent last
+	issuers  issuers
 }
 
 type ping struct {
@@ -147,6 +148,10 @@ func (p *Poller) runOnce(ctx context.Context) error {
 	p.waiting, p.joining = nil, nil
 	p.mu.Unlock()
 	deltas, upTo, err := p.read(ctx, after)
+	var sent *recoveryv1.AuthorityIssuers
+	if err == nil {
+		sent, err = p.readIssuers(ctx, began)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
@@ -167,6 +172,7 @@ func (p *Poller) runOnce(ctx context.Context) error {
 		}
 	}
 	p.forgetLocked(began)
+	p.tellIssuersLocked(sent)
 	for w := range p.watchers {
 		for _, n := range deltas {
 			p.offerLocked(w, &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Delta{Delta: n}})

@@ -146,6 +146,7 @@ func (p *Poller) admitLocked(w *watcher) {
 		},
 	})
 	p.offerProfilesLocked(w)
+	p.offerLocked(w, issuersFrame(p.issuers.frame)) // before a pong: a fresh view has them
 	p.deps.Logger.DebugContext(w.ctx, "authority watcher joined", slog.String("replica_id", w.replica),
 		slog.Int("nodes", len(p.nodes)))
 }

@@ -25,7 +25,9 @@ func (c canary) usable(issuer string, now time.Time) bool {
 }
 
 // newCanary has the authority sign a canary certificate.
-func newCanary(ctx context.Context, signer ca.Signer, trustDomain string, now time.Time) (canary, error) {
+func newCanary(ctx context.Context, sign func(context.Context, ca.SignRequest) (ca.Issued, error), trustDomain string,
+	now time.Time,
+) (canary, error) {
 	key, err := pki.NewKey()
 	if err != nil {
 		return canary{}, err
@@ -34,7 +36,7 @@ func newCanary(ctx context.Context, signer ca.Signer, trustDomain string, now ti
 	if err != nil {
 		return canary{}, err
 	}
-	issued, err := signer.Sign(ctx, ca.SignRequest{CSR: csr, NodeID: pki.CanaryName, TTL: canaryLife, Now: now})
+	issued, err := sign(ctx, ca.SignRequest{CSR: csr, NodeID: pki.CanaryName, TTL: canaryLife, Now: now})
 	if err != nil {
 		return canary{}, fmt.Errorf("sign canary certificate: %w", err)
 	}

@@ -168,12 +168,14 @@ const (
 
 // The next actions of a mismatch, by the side that has changed.
 const (
-	NextAuthority = "repair the authority: give it back the signing material that the ingress trusts, or add its " +
-		"present root to what the ingress trusts (`gpuaas ca status`); then enrol only the nodes that are still refused"
-	NextIngress = "repair the ingress: give it back the root of the authority as a trusted issuer of nodes, at the " +
-		"addresses that `gpuaas ca status` names; then enrol only the nodes that are still refused"
-	nextUnknown = "compare both sides with `gpuaas ca status`, and have the ingress trust the root of the authority; " +
-		"then enrol only the nodes that are still refused"
+	NextAuthority = "repair the authority: give it back the signing material that the ingress trusts, or have the " +
+		"ingress trust its present root as well (`gpuaas ca status`, then `gpuaas ca repair --root FINGERPRINT`); then " +
+		"enrol only the nodes that are still refused"
+	NextIngress = "repair the ingress: have it trust the root of the authority again at the addresses that `gpuaas ca " +
+		"status` names, by its file or by `gpuaas ca repair --root FINGERPRINT`; then enrol only the nodes that are " +
+		"still refused"
+	nextUnknown = "compare both sides with `gpuaas ca status`, and have the ingress trust the root of the authority " +
+		"(`gpuaas ca repair --root FINGERPRINT`); then enrol only the nodes that are still refused"
 )
 
 // nextAction returns what a person does about a mismatch.

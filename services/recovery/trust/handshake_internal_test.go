@@ -136,7 +136,7 @@ func TestHandshake(t *testing.T) {
 	i := newIssuers(t)
 	mine, foreign := bundleOf(t, i.nodes), bundleOf(t, newAuthority(t))
 	strangers := newIssuers(t)
-	with, err := newCanary(t.Context(), i.nodes, domain, time.Now())
+	with, err := newCanary(t.Context(), i.nodes.Sign, domain, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestHandshake(t *testing.T) {
 func TestOtherAlerts(t *testing.T) {
 	testkit.IO(t)
 	i := newIssuers(t)
-	with, err := newCanary(t.Context(), i.nodes, domain, time.Now())
+	with, err := newCanary(t.Context(), i.nodes.Sign, domain, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func TestOtherAlerts(t *testing.T) {
 func TestTheToldAddressIsReadAsAgentsDo(t *testing.T) {
 	i, proxies := newIssuers(t), newIssuers(t)
 	address := (&issuers{services: proxies.services}).ingress(t, bundleOf(t, i.nodes), speaks)
-	with, err := newCanary(t.Context(), i.nodes, domain, time.Now())
+	with, err := newCanary(t.Context(), i.nodes.Sign, domain, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
@@ -37,6 +38,8 @@ type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Signer ca.Signer
+	// Rotating is the authority whose issuer rotations exchange; nil: it is not exchanged here.
+	Rotating ca.Rotating
 	// Services are the roots of the services' issuer, by which the ingress is verified.
 	Services    *pki.Bundle
 	TrustDomain string
@@ -50,6 +53,9 @@ type Deps struct {
 	Stopped func(ctx context.Context, tx pgx.Tx, s Stop) error
 	// Wake is notified after commits that appended events; it may be nil.
 	Wake *events.Signal
+	// Changed is notified after commits that changed nodes, or what the ingress is sent; it may be nil.
+	Changed *events.Signal
+	Audit   *audit.Log // records refusals; nil: none are recorded
 }
 
 // Config bounds the checks; zero fields take the defaults.
@@ -83,6 +89,11 @@ type Preflight struct {
 	authority *authority
 	askedAt   time.Time
 	pause     time.Duration
+
+	nextCanary canary // of the next issuer of a rotation
+	ready      int    // rounds in a row in which each replica accepted it
+	waiting    string // what the rotation waited for in the round before
+	has        string // fingerprint of the next issuer that this replica was noted to have
 }
 
 // New checks the dependencies; it touches neither the database nor the authority.
@@ -104,7 +115,12 @@ func (p *Preflight) Run(ctx context.Context) error {
 		return func(ctx context.Context) bool { return app.Sleep(ctx, p.pause) }
 	}, func(ctx context.Context) error {
 		p.pause = p.cfg.Look
-		_, err := p.RunOnce(ctx)
+		round, err := p.RunOnce(ctx)
+		if err != nil || !round.Held {
+			p.ready = 0
+			return errors.Join(err, p.Hold(ctx))
+		}
+		_, err = p.Rotate(ctx)
 		return err
 	})
 }
@@ -211,7 +227,7 @@ func (p *Preflight) tryAll(ctx context.Context, c *check) {
 func (p *Preflight) sign(ctx context.Context, now time.Time) (canary, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.Ask)
 	defer cancel()
-	return newCanary(ctx, p.deps.Signer, p.deps.TrustDomain, now)
+	return newCanary(ctx, p.deps.Signer.Sign, p.deps.TrustDomain, now)
 }
 
 func (p *Preflight) shake(ctx context.Context, c *check, with canary) {

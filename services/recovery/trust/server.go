@@ -9,11 +9,13 @@ import (
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/services/recovery/incident"
 )
 
-// GetTrust returns the state, the authority and what each replica of nodeapi publishes.
+// GetTrust returns the state, the authority, what each replica of nodeapi publishes, the last rotation and what
+// replicas are sent.
 func (p *Preflight) GetTrust(
 	ctx context.Context, _ *recoveryv1.GetTrustRequest,
 ) (*recoveryv1.GetTrustResponse, error) {
@@ -21,10 +23,28 @@ func (p *Preflight) GetTrust(
 	if err != nil {
 		return nil, err
 	}
-	return &recoveryv1.GetTrustResponse{
+	out := &recoveryv1.GetTrustResponse{
 		Preflight: row.message(), Authority: c.authority.message(c.err), Ingress: c.ingress(),
 		LastCheckAt: incident.Stamp(last),
-	}, nil
+	}
+	if c.authority == nil && p.deps.Rotating != nil {
+		// The issuer that the database names is missing. A repair names the root that is there instead.
+		if made, err := p.deps.Rotating.Find(""); err == nil {
+			out.Authority.Problem += "; the root of its directory is " + pki.Fingerprint(made.Root)
+		}
+	}
+	err = pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if out.Rotation, err = rotation(ctx, tx); err != nil {
+			return err
+		}
+		out.Issuers, err = listIssuers(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return nil, pg.Fault(err)
+	}
+	return out, nil
 }
 
 // RunPreflight makes one check, with a canary certificate of its own. It changes no state.

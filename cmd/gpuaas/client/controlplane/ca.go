@@ -34,6 +34,11 @@ var TrustView = output.View[*recoveryv1.GetTrustResponse]{
 		}},
 		{Title: "AUTHORITY", Path: "authority.problem"},
 		{Title: "LAST CHECK", Path: "last_check_at"},
+		{Title: "ROTATION", Path: "rotation.phase"},
+		{Title: "ROTATION SINCE", Path: "rotation.since"},
+		{Title: "ROTATION WAITS FOR", Path: "rotation.waits_for"},
+		{Title: "FORMER ISSUER", Path: "rotation.former_fingerprint"},
+		{Title: "NEXT ISSUER", Path: "rotation.next_fingerprint"},
 	},
 }
 
@@ -83,7 +88,7 @@ var CheckView = output.View[*recoveryv1.RunPreflightResponse]{
 // CACommand returns the commands about the certificate authority of nodes.
 func CACommand(p *kit.Program) *cobra.Command {
 	return kit.Group("ca", "The certificate authority of nodes, and whether the ingress trusts it", nil, caStatus(p),
-		caPreflight(p))
+		caPreflight(p), caRotate(p), caRepair(p))
 }
 
 func caStatus(p *kit.Program) *cobra.Command {
@@ -95,15 +100,19 @@ func caStatus(p *kit.Program) *cobra.Command {
 			"every 15 s recovery connects to the ingress with a canary certificate of the authority. While the state is " +
 			"mismatch no certificate is\n" +
 			"issued or renewed, and agents wait; sessions go on. FAILING SIDE is the side that has changed since both were " +
-			"seen to agree.",
+			"seen to agree.\n" +
+			"The last rotation of the authority is shown with what it waits for, and the roots that replicas are sent beside " +
+			"those of their files.",
 		Example: "  gpuaas ca status\n  gpuaas ca status -o json --jq .preflight.state", Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
 			answer, err := s.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
 			if err != nil {
 				return err
 			}
-			err = output.One(s.Printer, TrustView, answer.GetTrust())
-			return output.Under(s.Printer, err, IngressColumns, answer.GetTrust().GetIngress())
+			trust := answer.GetTrust()
+			err = output.One(s.Printer, TrustView, trust)
+			err = output.Under(s.Printer, err, IngressColumns, trust.GetIngress())
+			return output.Under(s.Printer, err, IssuerColumns, trust.GetIssuers())
 		}),
 	}
 }

@@ -18,6 +18,7 @@ func TestReadsAreKnown(t *testing.T) {
 		readmodelv1.File_gpuaas_readmodel_v1_recover_proto, readmodelv1.File_gpuaas_readmodel_v1_rollback_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_keys_proto, readmodelv1.File_gpuaas_readmodel_v1_hostfacts_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_diagnostics_proto, readmodelv1.File_gpuaas_readmodel_v1_trust_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_rotation_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_tokens_proto, readmodelv1.File_gpuaas_readmodel_v1_events_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_actions_proto,
 		readmodelv1.File_gpuaas_readmodel_v1_projections_proto, readmodelv1.File_gpuaas_readmodel_v1_retention_proto,
@@ -39,9 +40,9 @@ func TestReadsAreKnown(t *testing.T) {
 		"CollectDiagnostics",
 		"CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
 		"ExtendTokens", "ForceRelease", "ForgetConsumer", "IssueBundle", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
-		"RebuildProjections", "ReleaseBrake", "RetireProfile", "RetryRelease", "RevokeTokens", "RotateKey",
-		"RunPreflight", "SetCordon",
-		"SetPolicy", "SetProfile",
+		"RebuildProjections", "ReleaseBrake", "RepairTrust", "RetireProfile", "RetryRelease", "RevokeTokens",
+		"RotateAuthority", "RotateKey",
+		"RunPreflight", "SetCordon", "SetPolicy", "SetProfile",
 	}
 	if diff := cmp.Diff(want, commands); diff != "" {
 		t.Errorf("what is no read (-want +got):\n%s", diff)

@@ -88,7 +88,11 @@ func TestColumnsAreFields(t *testing.T) {
 			output.View[*readmodelv1.ComponentStatus]{Columns: controlplane.ComponentColumns}),
 		"controlplane.KeyProblemColumns": declared(
 			output.View[*recoveryv1.KeyProblem]{Columns: controlplane.KeyProblemColumns}),
-		"controlplane.CheckView": declared(controlplane.CheckView),
+		"controlplane.CheckView":             declared(controlplane.CheckView),
+		"controlplane.AuthorityRotationView": declared(controlplane.AuthorityRotationView),
+		"controlplane.IssuerColumns": declared(
+			output.View[*recoveryv1.TrustedIssuer]{Columns: controlplane.IssuerColumns}),
+		"controlplane.IssuersView": declared(controlplane.IssuersView),
 		"controlplane.IngressColumns": declared(
 			output.View[*recoveryv1.IngressTrust]{Columns: controlplane.IngressColumns}),
 		"controlplane.TrustView":     declared(controlplane.TrustView),

@@ -35,6 +35,7 @@ type Owners struct {
 	Trust       recoveryv1connect.TrustServiceClient
 	Profiles    recoveryv1connect.ProfileServiceClient
 	Bundles     recoveryv1connect.BundleServiceClient
+	Authority   recoveryv1connect.AuthorityServiceClient
 }
 
 // OwnerError is a refusal by an owner, which has recorded it in its own audit entries.
