@@ -13,7 +13,7 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), authorityReplaced(), ingressSwapped(), hostTrust(), blindSpot(),
+		shortOutage(), longOutage(), nodeAPIOutage(), authorityReplaced(), ingressSwapped(), hostTrust(), blindSpot(),
 		edgeLimit(), fenced(), cloned(), routeDrift(), backlogStale(),
 		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
 		hostRuntime(), nodesAhead(), restoreReusesNothing(), oldInstance(), diskFull(),
