@@ -14,7 +14,7 @@ import (
 func Drills() []kit.Drill {
 	return []kit.Drill{
 		shortOutage(), longOutage(), nodeAPIOutage(), authorityReplaced(), ingressSwapped(), hostTrust(), blindSpot(),
-		edgeLimit(), fenced(), cloned(), routeDrift(), backlogStale(), resultLost(),
+		edgeLimit(), tokenMissing(), fenced(), cloned(), routeDrift(), backlogStale(), resultLost(),
 		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
 		hostRuntime(), nodesAhead(), restoreReusesNothing(), oldInstance(), diskFull(),
 	}

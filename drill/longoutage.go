@@ -116,6 +116,11 @@ type absence struct {
 	// instance and successes are the node's as the API reported them before the fault.
 	instance  string
 	successes int64
+
+	// Of the drill whose tokens cannot be used: what the agent is to record, whether they are removed as well, and whether
+	// the machine was given another one.
+	cause        string
+	absent, anew bool
 }
 
 // newAbsence places a workspace on a machine and has that machine get a certificate whose life is as long, in
@@ -281,15 +286,20 @@ func (o *absence) ends() time.Time {
 		if err != nil {
 			continue
 		}
-		block, _ := pem.Decode(data)
-		if block == nil {
-			continue
-		}
-		if leaf, err := x509.ParseCertificate(block.Bytes); err == nil && leaf.NotAfter.After(last) {
+		if leaf, err := leafOf(data); err == nil && leaf.NotAfter.After(last) {
 			last = leaf.NotAfter
 		}
 	}
 	return last
+}
+
+// leafOf returns the first certificate of a PEM file.
+func leafOf(data []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return nil, errors.New("the file has no certificate")
+	}
+	return x509.ParseCertificate(block.Bytes)
 }
 
 // detect waits for the row's verdict on the machine.
