@@ -27,8 +27,8 @@ func tokenMissing() kit.Drill {
 			"and then they are removed from its files; each time it is started again",
 		Sees: "`recovery_token_missing`, the node wants an operator; the agent has recorded the cause on its host, and " +
 			"opens no session",
-		Recovers: "by an operator: the node is put on hold, and the machine enrolled with a token for its name; it connects " +
-			"as another instance",
+		Recovers: "by an operator: the node is put on hold, and the machine enrolled with a token for its name; it " +
+			"connects as another instance",
 		Needs: "its own mesh: a machine whose agent can be killed, and whose files can be changed",
 		Expect: kit.Verdict{
 			Reason: "recovery_token_missing", UserState: "operator_action_required", Owner: "operator", Next: "bundle",

@@ -47,7 +47,9 @@ func All(ctx context.Context, m *mesh.Mesh, drills []Drill, o Options) ([]Result
 }
 
 // one runs one drill, or one of its controls after a run of the drill that took seenIn to detect.
-func one(ctx context.Context, m *mesh.Mesh, d Drill, control Control, seenIn time.Duration, logger *slog.Logger) Result {
+func one(ctx context.Context, m *mesh.Mesh, d Drill, control Control, seenIn time.Duration,
+	logger *slog.Logger,
+) Result {
 	began := time.Now()
 	b := d.Budget()
 	out := Result{

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestAWireKeepsBackWhatItIsTo: bytes are kept back in one direction, passed on in part and then all, and lost at a cut.
+// TestAWireKeepsBackWhatItIsTo: bytes are kept back in one direction, passed on in part and then whole, lost at a cut.
 func TestAWireKeepsBackWhatItIsTo(t *testing.T) {
 	testkit.IO(t)
 	behind, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
