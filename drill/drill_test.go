@@ -3,6 +3,7 @@ package drill_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -125,57 +126,56 @@ func up(ctx context.Context, t *testing.T) *mesh.Mesh {
 }
 
 // meshes is how many meshes run drills at a time: most of what a drill does is wait.
-const meshes = 2
+const meshes = 3
 
-// TestDrillsAndTheirControls runs every drill in its scaled form, as `gpuaas drill run --all --controls` does: every
-// other drill on one mesh, and the rest on another beside it. The controls of slow ones run with GPUAAS_TEST_LONG.
+// TestDrillsAndTheirControls runs every drill in its scaled form, as `gpuaas drill run --all --controls` does, on some
+// meshes beside each other: each takes the next drill when it has ended one. The controls of slow ones run with
+// GPUAAS_TEST_LONG.
 func TestDrillsAndTheirControls(t *testing.T) {
-	for first := range meshes {
-		var list []kit.Drill
-		for i, d := range drill.Drills() {
-			if i%meshes == first {
-				list = append(list, d)
-			}
-		}
-		t.Run("from "+list[0].Name, func(t *testing.T) {
+	drills := make(chan kit.Drill, len(drill.Drills()))
+	for _, d := range drill.Drills() {
+		drills <- d
+	}
+	close(drills)
+	for i := range meshes {
+		t.Run(fmt.Sprintf("mesh %d", i+1), func(t *testing.T) {
 			t.Parallel()
-			runAll(t, list)
+			runAll(t, drills)
 		})
 	}
 }
 
 // runAll runs drills with their controls on a mesh of their own.
-func runAll(t *testing.T, drills []kit.Drill) {
+func runAll(t *testing.T, drills <-chan kit.Drill) {
 	t.Helper()
 	testkit.IO(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 35*time.Minute)
 	defer cancel()
 	m := up(ctx, t)
-	var results []kit.Result
-	want := 0
-	for _, d := range drills {
+	for d := range drills {
 		controls := testkit.Repeat(!d.Slow, true)
-		each, err := kit.All(ctx, m, []kit.Drill{d}, kit.Options{
+		want := 1
+		if controls {
+			want = 3
+		}
+		results, err := kit.All(ctx, m, []kit.Drill{d}, kit.Options{
 			Logger: testkit.Logger(t), Controls: controls, Each: func(r kit.Result) { tell(t, r) },
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		results = append(results, each...)
-		if want++; controls {
-			want += 2
+		for _, r := range results {
+			if !r.Passed {
+				t.Errorf("%s failed at %q: %s; %q", r.Name, r.Stage, r.Why, r.Notes)
+			}
+			if r.Control == "" && (len(r.EvidenceIDs) < 2 || !r.Injected || r.DetectedSeconds == 0 ||
+				r.RecoveredSeconds == 0) {
+				t.Errorf("%s passed and says too little: %+v", r.Name, r)
+			}
 		}
-	}
-	for _, r := range results {
-		if !r.Passed {
-			t.Errorf("%s failed at %q: %s; %q", r.Name, r.Stage, r.Why, r.Notes)
+		if len(results) != want {
+			t.Errorf("%s has %d results, not %d", d.Name, len(results), want)
 		}
-		if r.Control == "" && (len(r.EvidenceIDs) < 2 || !r.Injected || r.DetectedSeconds == 0 || r.RecoveredSeconds == 0) {
-			t.Errorf("%s passed and says too little: %+v", r.Name, r)
-		}
-	}
-	if len(results) != want {
-		t.Errorf("%d results, not %d", len(results), want)
 	}
 }
 

@@ -13,8 +13,9 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), authorityReplaced(), ingressSwapped(), endpointDrift(), hostTrust(), bothTrusts(),
-		blindSpot(), edgeLimit(), fenced(), cloned(), routeDrift(), backlogStale(),
+		shortOutage(), longOutage(), nodeAPIOutage(), authorityReplaced(), ingressSwapped(), endpointDrift(), hostTrust(),
+		bothTrusts(), blindSpot(), edgeLimit(), tokenMissing(), fenced(), cloned(), routeDrift(), backlogStale(),
+		resultLost(),
 		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
 		hostRuntime(), nodesAhead(), restoreReusesNothing(), oldInstance(), diskFull(),
 	}

@@ -29,6 +29,7 @@ func shortOutage() kit.Drill {
 		Mutation: "node.heartbeat_stale_after_seconds is set to its upper bound: what is to tell a silent agent from one " +
 			"that has just gone waits for longer than the budget; the agent is killed as before",
 		FailsAt: stage.Detected,
+		Scale:   10, // a scaled agent may be silent for six seconds
 		Mutate:  lateSilence,
 		Run:     runShortOutage,
 	}

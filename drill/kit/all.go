@@ -28,11 +28,15 @@ func All(ctx context.Context, m *mesh.Mesh, drills []Drill, o Options) ([]Result
 		if o.Controls {
 			controls = append(controls, Withheld, Mutated)
 		}
+		var seenIn time.Duration
 		for _, c := range controls {
 			if err := ctx.Err(); err != nil {
 				return out, context.Cause(ctx)
 			}
-			r := One(ctx, m, d, c, o.Logger)
+			r := one(ctx, m, d, c, seenIn, o.Logger)
+			if c == None && r.Passed {
+				seenIn = time.Duration(r.DetectedSeconds * float64(time.Second))
+			}
 			out = append(out, r)
 			if o.Each != nil {
 				o.Each(r)
@@ -42,8 +46,10 @@ func All(ctx context.Context, m *mesh.Mesh, drills []Drill, o Options) ([]Result
 	return out, nil
 }
 
-// One runs one drill, or one of its controls.
-func One(ctx context.Context, m *mesh.Mesh, d Drill, control Control, logger *slog.Logger) Result {
+// one runs one drill, or one of its controls after a run of the drill that took seenIn to detect.
+func one(ctx context.Context, m *mesh.Mesh, d Drill, control Control, seenIn time.Duration,
+	logger *slog.Logger,
+) Result {
 	began := time.Now()
 	b := d.Budget()
 	out := Result{
@@ -54,7 +60,10 @@ func One(ctx context.Context, m *mesh.Mesh, d Drill, control Control, logger *sl
 	if control != None {
 		out.Name += "/" + string(control)
 	}
-	r := &Run{Drill: d, Control: control, Mesh: m, Logger: logger.With(slog.String("drill", out.Name)), Result: &out}
+	r := &Run{
+		Drill: d, Control: control, Mesh: m, Logger: logger.With(slog.String("drill", out.Name)), Result: &out,
+		seenIn: seenIn,
+	}
 	err := r.whole(ctx)
 	out.ElapsedSeconds = Seconds(time.Since(began))
 	if failed, ok := stage.Of(err); ok {

@@ -23,8 +23,9 @@ type Run struct {
 	Policy  policy.Set // that the mesh runs with
 	FaultAt time.Time  // budgets count from it
 	before  world
-	Subject []string // ids of workspaces and nodes that the fault is about
-	Verdict Verdict  // as detected
+	Subject []string      // ids of workspaces and nodes that the fault is about
+	Verdict Verdict       // as detected
+	seenIn  time.Duration // how long the drill took to detect before this control of it; zero: that is not known
 	Result  *Result
 }
 

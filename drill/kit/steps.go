@@ -58,9 +58,25 @@ func (r *Run) Inject(ctx context.Context, what string, do, proof func(ctx contex
 	return nil
 }
 
+// A mutated detector that is not to detect anything is given several times as long as the present one has needed, and
+// some seconds at least: a mutation puts its detector out of reach altogether.
+const (
+	mutatedTimes = 3
+	mutatedLeast = 8 * time.Second
+)
+
+// patience returns how long a verdict may take: the detection budget, or less of a mutated detector.
+func (r *Run) patience() time.Duration {
+	budget := time.Duration(r.Result.DetectionBudgetSeconds * float64(time.Second))
+	if r.Control != Mutated || r.Drill.FailsAt != stage.Detected || r.seenIn == 0 {
+		return budget
+	}
+	return min(budget, max(mutatedTimes*r.seenIn, mutatedLeast))
+}
+
 // Detect polls the API until it gives a verdict, at most for the detection budget.
 func (r *Run) Detect(ctx context.Context, look func(ctx context.Context) (Verdict, error)) error {
-	budget := time.Duration(r.Result.DetectionBudgetSeconds * float64(time.Second))
+	budget := r.patience()
 	err := await.Until(ctx, "the verdict", max(time.Until(r.FaultAt.Add(budget)), time.Millisecond),
 		func(ctx context.Context) error {
 			v, err := look(ctx)

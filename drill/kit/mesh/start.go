@@ -26,7 +26,9 @@ func Scaled() map[string]string {
 	return map[string]string{
 		policy.SagaStepStallSeconds: "8", policy.SagaWaitReadyStallSeconds: "8", policy.SagaCancelGraceSeconds: "5",
 		policy.TaskStaleSweepIntervalSeconds: "2", policy.ChurnRecreatesPerHour: "60",
-		policy.HeartbeatStaleAfterSeconds: "6", policy.RecoveryAttemptsPerHour: "60",
+		policy.HeartbeatStaleAfterSeconds: "6",
+		// Drills recover one machine again and again, and an agent whose certificate is lost learns of no other limit.
+		policy.RecoveryAttemptsPerHour: "60",
 	}
 }
 

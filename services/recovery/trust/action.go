@@ -17,3 +17,10 @@ func beginRepair(ctx context.Context, tx pgx.Tx, row *preflightRow) error {
 	})
 	return err
 }
+
+// noteRepaired notes on the recovery action of a mismatch, if one is open, that a person has had the ingress trust a
+// root. The action is over when a handshake proves it.
+func noteRepaired(ctx context.Context, tx pgx.Tx, root, by string) error {
+	_, err := actions.Attempt(ctx, tx, "", actions.CARepair, "the ingress is sent the root "+root+" by "+by, true)
+	return err
+}

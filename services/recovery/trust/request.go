@@ -194,7 +194,9 @@ func (p *Preflight) RepairTrust(ctx context.Context, req *recoveryv1.RepairTrust
 		if req.GetWithdraw() {
 			err = withdraw(ctx, tx, signs, req.GetRootFingerprint())
 		} else {
-			err = repair(ctx, tx, root, made, reason, by)
+			if err = repair(ctx, tx, root, made, reason, by); err == nil {
+				err = noteRepaired(ctx, tx, req.GetRootFingerprint(), by)
+			}
 		}
 		if err != nil {
 			return err
