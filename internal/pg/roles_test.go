@@ -79,10 +79,11 @@ func allowed(role, schema, table, statement string) bool {
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "INSERT")
 	case "readmodel.audit_head": // one row, which only moves
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "UPDATE")
-	case "recovery.rollback", "recovery.ca_preflight", "recovery.ca_preflight_lease", "recovery.authority_signs":
+	case "recovery.rollback", "recovery.ca_preflight", "recovery.ca_preflight_lease", "recovery.authority_signs",
+		"recovery.profile_head":
 		// one row, which is changed and never added to or taken away
 		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "UPDATE")
-	case "recovery.authority_rotation": // each is kept
+	case "recovery.authority_rotation", "recovery.profile", "recovery.profile_name": // the service takes none away
 		return role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"
 	case "lifecycle.row_evidence": // triggers alone add to it
 		return role == pg.RoleLifecycle && statement == "SELECT"

@@ -36,6 +36,10 @@ var whole = map[string]float64{
 var machines = map[string]float64{
 	"gate.read_nodes_without_key": 2, // while a key of tasks waits for the agents to store it
 	"enrol.read_token_of_request": 2, // all tokens of the template have the same empty key
+	"tokens.read_needing_key":     2, // while a key of recovery tokens is to be retired
+	"profiles.count_reporting":    2, // all nodes of the template report the same version
+	"profiles.list":               2,
+	"drift.due_reporting":         2,
 }
 
 // PageSize is how many workspaces, nodes or rows of a kind the statements of sweeps read at a time.
@@ -114,6 +118,10 @@ var reasons = map[string]string{
 	"static.standing_slots":       seldom,
 	"gate.read_nodes_without_key": repair, "view.count_nodes": aggregate,
 	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",
+	"tokens.read_needing_key":     repair,
+	"profiles.count_reporting":    aggregate,
+	"profiles.list":               aggregate,
+	"drift.due_reporting":         "runs when a version is retired or put back, and finds the nodes that report it",
 	"workspace.after":             repair, "project.compare": repair, "project.empty_table": repair,
 	"project.drop_replaced": repair, "project.compare_counts": repair,
 	"project.take_rebuilt": repair, "project.compare_told": repair, "project.recount_workspaces": repair,

@@ -15,7 +15,7 @@ var readNeeding = pg.Define(pg.RoleRecovery, "tokens.read_needing_key", `
 	WHERE t.key_id = $1 AND t.state IN ('issued', 'used') AND (t.state = 'issued'
 		OR t.state_at > mesh.clock() - interval '2 days' AND NOT EXISTS (
 			SELECT FROM recovery.recovery_token l WHERE l.node_id = t.node_id AND l.counted_since > t.state_at))
-	LIMIT 4`)
+	ORDER BY i.name LIMIT 4`)
 
 // countKeys counts the keys of recovery tokens, and those among them that were made by a rotation.
 var countKeys = pg.Define(pg.RoleRecovery, "tokens.count_keys", `

@@ -135,8 +135,7 @@ func caRepair(p *kit.Program) *cobra.Command {
 			"repair by handshakes, issuance goes on, and nodes that were refused connect again by themselves. --withdraw " +
 			"ends the sending of a root\n" +
 			"under which the authority does not sign, or which the files of the ingress have by now. Needs the role security.",
-		Example: "  gpuaas ca status\n" +
-			"  gpuaas ca repair --root FINGERPRINT --reason 'the bundle of the ingress was swapped'\n" +
+		Example: "  gpuaas ca repair --root FINGERPRINT --reason 'the bundle of the ingress was swapped'\n" +
 			"  gpuaas ca repair --root FINGERPRINT --withdraw --reason 'the former material is back'",
 		Args: kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {

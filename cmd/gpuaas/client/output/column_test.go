@@ -126,6 +126,7 @@ func TestColumnsAreFields(t *testing.T) {
 		"records.EventView":         declared(records.EventView),
 		"records.FindingView":       declared(records.FindingView),
 		"records.IncidentView":      declared(records.IncidentView),
+		"records.NotificationView":  declared(records.NotificationView),
 		"records.RecoveryView":      declared(records.RecoveryView),
 		"tokens.ExtensionView":      declared(tokens.ExtensionView),
 		"tokens.View":               declared(tokens.View),

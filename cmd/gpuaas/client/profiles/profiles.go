@@ -85,8 +85,8 @@ func setCommand(p *kit.Program) *cobra.Command {
 			"changes. Connected nodes of the profile are then offered it, and verify it from where they are; until it is\n" +
 			"activated, nodes enrol with the version before. A version that was announced before it is retiring then.\n" +
 			"Needs the role operator.",
-		Example: "  gpuaas profiles set default --api agents.example.org:8443 --recovery https://enroll.example.org \\\n" +
-			"      --ca-bundle services.pem --reason 'the site is moved'",
+		Example: "  gpuaas profiles set default --api agents.example.org:8443 --recovery https://enroll.example.org " +
+			"--ca-bundle services.pem --reason 'the site is moved'",
 		Args: kit.Args("NAME"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			req.Name = args[0]
