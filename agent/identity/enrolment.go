@@ -65,7 +65,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		ProfileVersion: answer.GetProfile().GetVersion(), ProfileFingerprint: answer.GetProfile().GetFingerprint(),
 		AutoRecovery: answer.GetPolicy().GetAutoRecovery(), TokenHash: hashToken(token),
 	}
-	node.noteAPI(answer.GetProfile())
+	node = node.withAPI(answer.GetProfile())
 	if IsRecoveryToken(token) {
 		node.TokenHash = s.node.TokenHash // what the operator's bundle was used for stays known
 	}

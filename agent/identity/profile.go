@@ -132,7 +132,7 @@ func (s *Store) StoreProfile(profile *commonv1.Profile) (bool, error) {
 	listed, record := s.givenLocked(given...)
 	node := s.node
 	node.ProfileName, node.ProfileVersion, node.ProfileFingerprint = profile.GetName(), profile.GetVersion(), fingerprint
-	node.noteAPI(profile)
+	node = node.withAPI(profile)
 	changes := slices.Concat(trust, record, []change{former.change(), node.change()}, env.changes())
 	if s.beforeBundle.TokenHash != "" { // what is from before a bundle is older than this profile
 		changes = append(changes, change{File: fileBeforeBundle, Remove: true})
@@ -175,11 +175,12 @@ func (f *formerProfile) change() change {
 	return change{File: fileFormerProfile, Content: data}
 }
 
-// noteAPI records the address of the node API that a profile has.
-func (n *Node) noteAPI(profile *commonv1.Profile) {
+// withAPI returns n with the address of the node API that a profile has, if it has one that can be used.
+func (n Node) withAPI(profile *commonv1.Profile) Node {
 	if address, err := HostPort(profile.GetApiUrl()); err == nil {
 		n.ProfileAPI, n.ProfileAPIOf = address, profile.GetFingerprint()
 	}
+	return n
 }
 
 func (n Node) change() change {

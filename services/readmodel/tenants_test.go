@@ -231,7 +231,9 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		"ProfileService/SetProfile": {&readmodelv1.SetProfileRequest{
 			Name: "site", ApiUrl: "a:1", RecoveryUrl: "https://a:2", CaBundlePem: []byte("pem"), Reason: "because",
 		}},
-		"ProfileService/ActivateProfile":   {&readmodelv1.ActivateProfileRequest{Name: "site", Version: 1, Reason: "because"}},
+		"ProfileService/ActivateProfile": {&readmodelv1.ActivateProfileRequest{
+			Name: "site", Version: 1, Reason: "because",
+		}},
 		"ProfileService/RetireProfile":     {&readmodelv1.RetireProfileRequest{Name: "site", Version: 1, Reason: "because"}},
 		"BundleService/IssueBundle":        {&readmodelv1.IssueBundleRequest{NodeId: x.NodeID, Reason: "because"}},
 		"AuthorityService/RotateAuthority": {&readmodelv1.RotateAuthorityRequest{Reason: "because", IdempotencyKey: "one"}},
