@@ -3,7 +3,9 @@ package e2e_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -191,7 +193,24 @@ func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 func crashesLater(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 	t.Helper()
 	run("workspaces", "create", "later", "--tenant", "acme", "--command", "sh", "--arg=-c", "--arg",
-		`[ -e was-up ] && exit 3; touch was-up; sleep 4; exit 3`, "--wait", "--timeout", "0")
+		`touch is-up; while ! [ -e crash ]; do sleep 0.1; done; exit 3`, "--wait", "--timeout", "0")
+	beside := ""
+	err := filepath.WalkDir(c.Plan.InstanceDir, func(path string, _ fs.DirEntry, err error) error {
+		if filepath.Base(path) == "is-up" {
+			beside = filepath.Dir(path)
+			return fs.SkipAll
+		}
+		if errors.Is(err, fs.ErrNotExist) { // other instances change theirs meanwhile
+			return nil
+		}
+		return err
+	})
+	if err == nil && beside != "" {
+		err = os.WriteFile(filepath.Join(beside, "crash"), nil, 0o644) //nolint:gosec // the workload has another uid
+	}
+	if err != nil || beside == "" {
+		t.Fatalf("the workload is told to crash in %q: %v", beside, err)
+	}
 	t.must("the crash loop of an active workspace to be shown", 2*time.Minute, func(context.Context) error {
 		ws := workspace(t, c, "acme/later")
 		if ws.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {

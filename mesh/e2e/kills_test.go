@@ -121,10 +121,16 @@ func healed(t test, c *cluster.Cluster, before map[string]string) {
 func stir(t test, c *cluster.Cluster, doomed func(i int)) func(context.Context) {
 	t.Helper()
 	return func(ctx context.Context) {
+		bundled := ""
 		for i := 0; app.Sleep(ctx, 400*time.Millisecond); i++ {
 			call, cancel := context.WithTimeout(ctx, 4*time.Second)
 			_, _ = c.Client.Command.ProbeNode(call, &readmodelv1.ProbeNodeRequest{Node: "n" + strconv.Itoa(1+i%len(c.Nodes))})
 			_, _ = c.Client.Command.EnrollNode(call, &readmodelv1.EnrollNodeRequest{Name: "spare-" + strconv.Itoa(i%5)})
+			if bundled == "" {
+				shown, _ := c.Client.Query.GetNode(call, &readmodelv1.GetNodeRequest{Node: "n1"})
+				bundled = shown.GetNode().GetNodeId()
+			}
+			_, _ = c.Client.Bundles.IssueBundle(call, &readmodelv1.IssueBundleRequest{NodeId: bundled, Reason: "stir"})
 			_, _ = c.Client.Command.SetPolicy(call, &readmodelv1.SetPolicyRequest{
 				Key: "audit.dedupe_window_seconds", Value: strconv.Itoa(100 + i%50), Reason: "stir",
 			})
