@@ -39,28 +39,56 @@ func readWorld(ctx context.Context, m *mesh.Mesh, subject []string) (world, erro
 	return w, err
 }
 
-// comeToRest waits for active workspaces that are still recovering, as after an earlier drill: they would be taken for
-// changes by the next fault. A mesh with one that does not recover is drilled as it is.
+// comeToRest waits for workspaces and nodes that are still on their way back, as after an earlier drill: they would be
+// taken for changes by the next fault. A mesh with one that does not come back is drilled as it is.
 func comeToRest(ctx context.Context, m *mesh.Mesh) {
-	_ = await.Until(ctx, "workspaces that are on their way back", time.Minute, func(ctx context.Context) error {
-		for token := ""; ; {
-			resp, err := m.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})
-			if err != nil {
-				return err
-			}
-			for _, ws := range resp.GetItems() {
-				if ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE &&
+	_ = await.Until(ctx, "what is on its way back", time.Minute, func(ctx context.Context) error {
+		if err := workspacesRest(ctx, m); err != nil {
+			return err
+		}
+		return nodesRest(ctx, m)
+	})
+}
+
+func workspacesRest(ctx context.Context, m *mesh.Mesh) error {
+	for token := ""; ; {
+		resp, err := m.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})
+		if err != nil {
+			return err
+		}
+		for _, ws := range resp.GetItems() {
+			moving := ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING ||
+				ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE &&
 					(ws.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY ||
-						ws.GetManagement().GetState() == readmodelv1.LayerState_LAYER_STATE_AWAY) {
-					return fmt.Errorf("%s/%s is %s, its management %s", ws.GetTenant(), ws.GetName(),
-						names.Of(ws.GetUserState()), names.Of(ws.GetManagement().GetState()))
-				}
-			}
-			if token = resp.GetNextPageToken(); token == "" {
-				return nil
+						ws.GetManagement().GetState() == readmodelv1.LayerState_LAYER_STATE_AWAY)
+			if moving {
+				return fmt.Errorf("%s/%s is %s, %s, its management %s", ws.GetTenant(), ws.GetName(), names.Of(ws.GetState()),
+					names.Of(ws.GetUserState()), names.Of(ws.GetManagement().GetState()))
 			}
 		}
-	})
+		if token = resp.GetNextPageToken(); token == "" {
+			return nil
+		}
+	}
+}
+
+func nodesRest(ctx context.Context, m *mesh.Mesh) error {
+	for token := ""; ; {
+		resp, err := m.Client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 500, PageToken: token})
+		if err != nil {
+			return err
+		}
+		for _, n := range resp.GetItems() {
+			away := n.GetIdentity().GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE && !n.GetConnected() &&
+				n.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY
+			if away {
+				return fmt.Errorf("node %s is away: %s", n.GetName(), n.GetReason())
+			}
+		}
+		if token = resp.GetNextPageToken(); token == "" {
+			return nil
+		}
+	}
 }
 
 func (w world) readWorkspaces(ctx context.Context, m *mesh.Mesh, subject []string) error {

@@ -50,19 +50,20 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		"host names endpoints of another mesh": {
 			evidence: []drift.Evidence{active, isDown, saw(host, endpoint, endpointDrift)}, reason: endpointDrift,
 			state: operator, severity: p1, owner: "profile",
-			next:   "issue a bundle: the node's endpoints are not those of this mesh",
+			next:   "issue a bundle (`gpuaas nodes bundle NODE`): the node's endpoints are not those of this mesh",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"host does not trust the server": {
 			evidence: []drift.Evidence{active, isDown, saw(host, authority, tlsUntrusted)}, reason: tlsUntrusted,
 			state: recovering, severity: p1, owner: "profile",
-			next:   "wait for the recovery by pinned trust; if it does not come, issue a bundle",
+			next:   "wait for the recovery by pinned trust; if it does not come, issue a bundle (`gpuaas nodes bundle NODE`)",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"host trusts neither the server nor recovery": {
 			evidence: []drift.Evidence{isDown, saw(host, authority, tlsUntrusted), saw(host, endpoint, blocked)},
 			reason:   blocked, state: operator, severity: p1, owner: "profile",
-			next:   "repair the node's profile, or issue a bundle: it trusts neither the mesh nor its recovery endpoint",
+			next: "repair the node's profile, or issue a bundle (`gpuaas nodes bundle NODE`): it trusts neither the mesh " +
+				"nor its recovery endpoint",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"certificate is expired and no token is left": {
@@ -70,7 +71,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 				isDown, saw(identity, certificate, certExpired), saw(host, certificate, tokenMissing),
 			},
 			reason: tokenMissing, state: operator, severity: p1, owner: "operator",
-			next:   "issue a bundle: the node has no recovery token that may still be used",
+			next:   "issue a bundle (`gpuaas nodes bundle NODE`): the node has no recovery token that may still be used",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"tasks expired in the queue": {
@@ -81,13 +82,13 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		"identity is quarantined": {
 			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), drift.DetailQuarantined), isHeard},
 			reason:   revoked, state: operator, severity: p0, owner: "security",
-			next:   "reactivate the node; then hold it and issue a bundle to enrol it again",
+			next:   "reactivate the node; to enrol it again, issue a bundle then (`gpuaas nodes bundle NODE`)",
 			detect: time.Minute, recover: 15 * time.Minute,
 		},
 		"identity is fenced": {
 			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), drift.DetailFenced), isLost},
 			reason:   revoked, state: operator, severity: p0, owner: "security",
-			next:   "reactivate with the security role; then hold it and issue a bundle to enrol it again",
+			next:   "reactivate with the security role; to enrol it again, issue a bundle then (`gpuaas nodes bundle NODE`)",
 			detect: time.Minute, recover: 15 * time.Minute,
 		},
 		"identity is retired": {
@@ -159,7 +160,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		},
 		"join state is lost": {
 			evidence: []drift.Evidence{saw(identity, certificate, joinStateLost), isLost}, reason: joinStateLost,
-			state: operator, severity: p1, owner: "operator", next: "let the node recover, or issue a bundle",
+			state: operator, severity: p1, owner: "operator", next: "let the node recover, or issue a bundle (`gpuaas nodes bundle NODE`)",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"token was used with two keys": {

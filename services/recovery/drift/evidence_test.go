@@ -38,17 +38,17 @@ func TestEveryStateOfAnIdentityIsEvidence(t *testing.T) {
 		},
 		"quarantined": {
 			state: quarantined, want: revoked,
-			next: "reactivate the node; then hold it and issue a bundle to enrol it again",
+			next: "reactivate the node; to enrol it again, issue a bundle then (`gpuaas nodes bundle NODE`)",
 		},
 		"fenced": {
 			state: fenced, want: revoked,
-			next: "reactivate with the security role; then hold it and issue a bundle to enrol it again",
+			next: "reactivate with the security role; to enrol it again, issue a bundle then (`gpuaas nodes bundle NODE`)",
 		},
 		"retired": {
 			state: retired, want: revoked, next: "none: this identity is final; enrol the machine anew if it is to return",
 		},
 		"held, join state lost": {
-			state: heldState, alarm: "join_state_lost", want: joinStateLost, next: "let the node recover, or issue a bundle",
+			state: heldState, alarm: "join_state_lost", want: joinStateLost, next: "let the node recover, or issue a bundle (`gpuaas nodes bundle NODE`)",
 		},
 		"held, copied": {
 			state: heldState, alarm: "cloned_identity_detected", want: cloned,
