@@ -195,6 +195,9 @@ func (s *Server) RetireProfile(ctx context.Context, req *recoveryv1.RetireProfil
 			if err := c.enter(ctx, r, retired); err != nil {
 				return err
 			}
+			if err := c.raise(ctx, r.Name, r); err != nil {
+				return err
+			}
 		}
 		out.Profile = r.proto(s.book.deps.Default)
 		return nil
