@@ -135,6 +135,24 @@ func TestAFormerContentIsOfferedAboveTheOneThatNodesTook(t *testing.T) {
 	}
 }
 
+// TestTrustIsBounded: all of it goes to each replica of nodeapi in one message, without which no replica has a view.
+func TestTrustIsBounded(t *testing.T) {
+	s := newSite(t)
+	s.exec(`INSERT INTO recovery.profile (profile_id, name, number, fingerprint, api_url, recovery_url, terminal_url,
+			ca_bundle, recovery_ca_bundle, phase, phase_by, phase_reason)
+		SELECT gen_random_uuid(), 'site-' || n, 1, n::text, '', '', '', convert_to(repeat('x', 262144), 'UTF8'),
+			convert_to(repeat('x', 262144), 'UTF8'), 'active', 'test', '' FROM generate_series(1, 8) n`)
+	_, err := s.server.SetProfile(s.ctx, s.request(""))
+	wants(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
+	if denial, _ := fault.As(err); denial == nil || denial.Remedy == "" {
+		t.Errorf("%v", err)
+	}
+	s.exec(`UPDATE recovery.profile SET phase = 'retiring' WHERE name = 'site-1'`)
+	if _, err := s.server.SetProfile(s.ctx, s.request("")); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestVersionsStandAboveThoseOfALostHistory: nodes remember the numbers of their versions, and the database may have
 // lost them. What is set then, be it what is active already, is above them all.
 func TestVersionsStandAboveThoseOfALostHistory(t *testing.T) {
