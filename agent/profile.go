@@ -149,10 +149,8 @@ func (a *Agent) tryProfile(ctx context.Context, profile *commonv1.Profile, forme
 			fmt.Sprintf("the profile has a fingerprint of %d bytes", len(fingerprint)))
 	case fingerprint == node.ProfileFingerprint:
 		return false, nil
-	case node.ProfileName != "" && profile.GetName() != node.ProfileName:
-		return false, a.profileRefused(ctx, commonv1.Reason_REASON_INVALID_ARGUMENT,
-			fmt.Sprintf("the node has the profile %q, and another was offered", node.ProfileName))
-	case profile.GetVersion() <= node.ProfileVersion:
+	case profile.GetVersion() <= node.ProfileVersion && (node.ProfileName == "" || profile.GetName() == node.ProfileName):
+		// Numbers of two names tell nothing of each other. A node has the profile that the control plane says it has.
 		a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "older profile not taken",
 			slog.Int64("version", profile.GetVersion()), slog.Int64("held", node.ProfileVersion))
 		return false, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,

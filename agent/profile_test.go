@@ -112,6 +112,34 @@ func TestAnOfferedProfileIsTakenAndDialled(t *testing.T) {
 	}
 }
 
+// TestAProfileOfAnotherNameIsTaken: which profile a node has is the control plane's decision, and the numbers of two
+// names tell nothing of each other.
+func TestAProfileOfAnotherNameIsTaken(t *testing.T) {
+	m := newMesh(t)
+	cfg := config(t.TempDir())
+	enrolled(t, m, cfg)
+	end, _ := run(t, open(t, cfg))
+	m.wait("admitted")
+	m.offerProfile(m.profile(7, "second", m.api))
+	if answer := m.answer(); answer.GetRefused() != nil || answer.GetProfile().GetName() != "test" {
+		t.Fatalf("answer %v", answer)
+	}
+	moved := m.profile(1, "third", m.serveAnother())
+	moved.Name = "edge"
+	m.offerProfile(moved)
+	if answer := m.answer(); answer.GetRefused() != nil || answer.GetProfile().GetFingerprint() != "third" ||
+		answer.GetProfile().GetName() != "edge" {
+		t.Fatalf("answer %v", answer)
+	}
+	m.wait("admitted")
+	if hello := m.lastHello(); hello.GetProfile().GetName() != "edge" {
+		t.Errorf("hello %v", hello)
+	}
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestAProfileThatIsNotVerifiedIsRefused: with a reason and a diagnostic, and nothing of it is stored.
 func TestAProfileThatIsNotVerifiedIsRefused(t *testing.T) {
 	m := newMesh(t)
@@ -145,7 +173,6 @@ func TestAProfileThatIsNotVerifiedIsRefused(t *testing.T) {
 		{"no endpoint", unverified, func(p *commonv1.Profile) { p.ApiUrl = "" }, "malformed"},
 		{"another service", unverified, func(p *commonv1.Profile) { p.TerminalUrl = m.enrolURL }, "another server"},
 		{"trust that is none", unverified, func(p *commonv1.Profile) { p.CaBundlePem = []byte("x") }, "malformed"},
-		{"of another name", invalid, func(p *commonv1.Profile) { p.Name = "other" }, "test"},
 		{"without a fingerprint", invalid, func(p *commonv1.Profile) { p.Fingerprint = "" }, "fingerprint"},
 		{"with a huge one", invalid, func(p *commonv1.Profile) { p.Fingerprint = strings.Repeat("é", 1000) }, "fingerprint"},
 	} {

@@ -234,23 +234,49 @@ type beforeBundle struct {
 	CA        []byte            `json:"ca,omitempty"`          // nil: there was none
 	Recovery  []byte            `json:"recovery_ca,omitempty"` // nil: there was none
 	TokenHash string            `json:"token_sha256"`          // of the bundle's token
+	Profile   heldProfile       `json:"profile"`               // whose endpoints and trust these are
 }
 
-// beforeLocked returns what a bundle replaces, with the changes that make it durable. A host that had no endpoints has
-// nothing to keep, and a bundle that is installed again does not replace itself.
+// heldProfile is what node.json has of a profile.
+type heldProfile struct {
+	Name        string `json:"name,omitempty"`
+	Version     int64  `json:"version,omitempty"`
+	Fingerprint string `json:"fingerprint,omitempty"`
+	API         string `json:"api,omitempty"`    // Node.ProfileAPI
+	APIOf       string `json:"api_of,omitempty"` // Node.ProfileAPIOf
+}
+
+func (n Node) profile() heldProfile {
+	return heldProfile{n.ProfileName, n.ProfileVersion, n.ProfileFingerprint, n.ProfileAPI, n.ProfileAPIOf}
+}
+
+func (n Node) withProfile(p heldProfile) Node {
+	n.ProfileName, n.ProfileVersion, n.ProfileFingerprint, n.ProfileAPI, n.ProfileAPIOf = p.Name, p.Version, p.Fingerprint,
+		p.API, p.APIOf
+	return n
+}
+
+// beforeLocked returns what a bundle replaces, with the changes that make it durable: in place of an offered profile
+// that is not confirmed, the one before that. A host that had no endpoints has nothing to keep, and a bundle that is
+// installed again does not replace itself.
 func (s *Store) beforeLocked(b *Bundle) (beforeBundle, []change, error) {
 	hash := hashToken(b.env.Get(EnvToken))
 	if s.beforeBundle.TokenHash == hash || s.env.Get(EnvToken) == b.env.Get(EnvToken) {
 		return s.beforeBundle, nil, nil
 	}
-	out := beforeBundle{Variables: map[string]string{}, TokenHash: hash}
+	if !s.env.reaches() {
+		return beforeBundle{}, []change{{File: fileBeforeBundle, Remove: true}}, nil
+	}
+	out := beforeBundle{Variables: map[string]string{}, TokenHash: hash, Profile: s.node.profile()}
+	env, former := s.env, s.unconfirmedLocked()
+	if former != nil {
+		env = former.over(env)
+		out.Profile = heldProfile{former.Name, former.Version, former.Fingerprint, former.API, former.APIOf}
+	}
 	for _, name := range profileVariables {
-		if value := s.env.Get(name); value != "" {
+		if value := env.Get(name); value != "" {
 			out.Variables[name] = value
 		}
-	}
-	if !s.env.reaches() {
-		return s.beforeBundle, nil, nil
 	}
 	var err error
 	if out.CA, err = readIfThere(s.path(fileBundle)); err == nil {
@@ -258,6 +284,9 @@ func (s *Store) beforeLocked(b *Bundle) (beforeBundle, []change, error) {
 	}
 	if err != nil {
 		return beforeBundle{}, nil, fmt.Errorf("read trust bundle: %w", err)
+	}
+	if former != nil {
+		out.CA, out.Recovery = former.Trust[fileBundle], former.Trust[fileRecoveryBundle]
 	}
 	data, _ := json.Marshal(out) // texts and bytes are always encoded
 	return out, []change{{File: fileBeforeBundle, Content: data}}, nil
@@ -295,6 +324,11 @@ func (s *Store) RestoreFormer() error {
 		changes = append(changes, change{File: f.file, Content: f.content, Remove: f.content == nil})
 	}
 	listed, record := s.givenLocked(fileBundle, fileRecoveryBundle)
+	node := s.node
+	if s.enrolled { // an enrolment with the bundle has told another profile
+		node = node.withProfile(s.beforeBundle.Profile)
+		record = append(record, node.change())
+	}
 	changes = slices.Concat(changes, record,
 		[]change{tokens.change(), {File: fileEnv, Content: env.Render()}, {File: fileBeforeBundle, Remove: true}})
 	if unused {
@@ -306,7 +340,7 @@ func (s *Store) RestoreFormer() error {
 	if err := s.commit("restore_former", changes); err != nil {
 		return err
 	}
-	s.env, s.tokens, s.listed, s.beforeBundle, s.former = env, tokens, listed, beforeBundle{}, nil
+	s.env, s.tokens, s.listed, s.node, s.beforeBundle, s.former = env, tokens, listed, node, beforeBundle{}, nil
 	if unused {
 		s.pending = nil
 	}

@@ -147,6 +147,68 @@ func TestAProfileIsTakenBackAfterTheEnrolment(t *testing.T) {
 	}
 }
 
+// The profile that a host reports is the one that its endpoints and its trust are of, also after they were put back.
+func TestTheFormerProfileIsReportedAfterItIsBack(t *testing.T) {
+	testkit.IO(t)
+	w := newWorld(t)
+	s := w.open()
+	defer func() { w.close(s) }()
+	w.enrolled(s)
+	before, _ := s.Node()
+	must(t, s.InstallBundle(w.archive(nil)))
+	key, err := s.PendingKey()
+	must(t, err)
+	answer := w.answer(key)
+	answer.RecoveryToken, answer.Profile = secondRecovery, w.offer()
+	must(t, s.CommitEnrolment(bundleToken, answer))
+	must(t, s.RestoreFormer())
+	w.close(s)
+	s = w.open()
+	after, _ := s.Node()
+	if s.Env().Get(identity.EnvAPIURL) == "127.0.0.2:7001" || after.ProfileFingerprint != before.ProfileFingerprint ||
+		after.ProfileVersion != before.ProfileVersion || after.ProfileAPI != before.ProfileAPI ||
+		after.TokenHash == before.TokenHash {
+		t.Errorf("the host is %+v, was %+v", after, before)
+	}
+}
+
+// A bundle that takes the place of an offered profile over which no session was admitted is followed by the profile
+// before that, not by one that may lead nowhere.
+func TestABundleInPlaceOfAnUnconfirmedProfile(t *testing.T) {
+	testkit.IO(t)
+	w := newWorld(t)
+	s := w.open()
+	defer func() { w.close(s) }()
+	w.enrolled(s)
+	before := w.image(s)
+	must(t, stored(s, w.offer()))
+	must(t, s.InstallBundle(w.archive(nil)))
+	must(t, s.RestoreFormer())
+	after := w.image(s)
+	if diff := cmp.Diff(lineSet(before.Env), lineSet(after.Env)); diff != "" || after.Bundle != before.Bundle ||
+		after.Recovery != before.Recovery || after.Node != before.Node || s.UnconfirmedProfile() != "" {
+		t.Errorf("the host has %+v, had %+v: %s", after, before, diff)
+	}
+}
+
+// What an earlier bundle has replaced is not put back after a later one on a host that had no endpoints any more.
+func TestABundleOnAHostWithoutEndpointsHasNothingBefore(t *testing.T) {
+	testkit.IO(t)
+	w := newWorld(t)
+	s := w.open()
+	defer func() { w.close(s) }()
+	w.enrolled(s)
+	must(t, s.InstallBundle(w.archive(nil)))
+	must(t, os.WriteFile(filepath.Join(w.dirs.Etc, "node-agent.env"), nil, 0o600))
+	must(t, s.ReloadEnv())
+	must(t, s.InstallBundle(w.archive(func(_ *bundle.Manifest, env map[string]string) {
+		env[bundle.EnvToken] = "gnb_0123456789abcdef0123456789abcdee_secret"
+	})))
+	if err := s.RestoreFormer(); !errors.Is(err, identity.ErrNothingBefore) {
+		t.Errorf("%v, env %s", err, s.Env().Render())
+	}
+}
+
 // Archives that are not for this node, or whose environment has what none has, change nothing.
 func TestArchivesThatAreNotForThisHostAreRefused(t *testing.T) {
 	testkit.IO(t)

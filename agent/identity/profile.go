@@ -148,8 +148,8 @@ func (s *Store) StoreProfile(profile *commonv1.Profile) (bool, error) {
 
 // formerLocked returns the present profile as the one to go back to: or, while that is not confirmed, the one before.
 func (s *Store) formerLocked(env Env) (*formerProfile, error) {
-	if s.former != nil && s.former.Stored == s.node.ProfileFingerprint {
-		out := *s.former
+	if former := s.unconfirmedLocked(); former != nil {
+		out := *former
 		return &out, nil
 	}
 	out := &formerProfile{
@@ -168,6 +168,22 @@ func (s *Store) formerLocked(env Env) (*formerProfile, error) {
 		}
 	}
 	return out, nil
+}
+
+// unconfirmedLocked returns the profile before the present one while that is not confirmed, nil otherwise.
+func (s *Store) unconfirmedLocked() *formerProfile {
+	if s.former == nil || s.former.Stored != s.node.ProfileFingerprint {
+		return nil
+	}
+	return s.former
+}
+
+// over returns env with the endpoints of f.
+func (f *formerProfile) over(env Env) Env {
+	for _, name := range endpointVariables {
+		env = env.With(name, f.Env[name])
+	}
+	return env
 }
 
 func (f *formerProfile) change() change {
@@ -250,9 +266,7 @@ func (s *Store) RevertProfile() (bool, error) {
 		s.former = nil
 		return false, nil
 	}
-	for _, name := range endpointVariables {
-		env = env.With(name, former.Env[name])
-	}
+	env = former.over(env)
 	node, listed := s.node, maps.Clone(former.Listed)
 	node.ProfileName, node.ProfileVersion, node.ProfileFingerprint = former.Name, former.Version, former.Fingerprint
 	node.ProfileAPI, node.ProfileAPIOf = former.API, former.APIOf

@@ -51,6 +51,7 @@ func (s *Service) build(ctx context.Context) error {
 		func(n *recoveryv1.NodeAuthority) {
 			s.roster.OnAuthority(n)
 			marks.Mark(n.GetNodeId())
+			s.server.Decided(n) // the view runs after the server was made
 		})
 	offers := work.NewOffers(s.roster, view, m)
 	streamed := work.NewStream(b.Logger, peers.tasks,

@@ -227,17 +227,17 @@ func (e *Enroller) send(ctx context.Context, with credential) error {
 }
 
 // keepWhatWorks tests the endpoint and trust of a reply with a real connection where they would replace others. The old
-// endpoint and bundle stay only if the new bundle does not verify the server of a handshake: an address that does not
-// answer proves nothing.
+// endpoint and bundle stay if the new bundle does not verify the server of a handshake. An address that does not answer
+// proves nothing by itself: the old ones stay if theirs does.
 func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollResponse) {
 	store, profile := e.deps.Store, answer.GetProfile()
 	old, err := pki.LoadBundle(store.BundlePath())
-	if err != nil || store.Env().Get(identity.EnvAPIURL) == "" || len(profile.GetCaBundlePem()) == 0 ||
-		bytes.Equal(old.PEM(), profile.GetCaBundlePem()) {
+	if err != nil || store.Env().Get(identity.EnvAPIURL) == "" || len(profile.GetCaBundlePem()) == 0 {
 		return
 	}
+	held, unread := identity.HostPort(store.Env().Get(identity.EnvAPIURL))
 	address, err := identity.HostPort(profile.GetApiUrl())
-	if err != nil {
+	if err != nil || address == held && bytes.Equal(old.PEM(), profile.GetCaBundlePem()) {
 		return
 	}
 	certs, err := pki.DecodeCertificates(profile.GetCaBundlePem())
@@ -248,13 +248,24 @@ func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollR
 	if err != nil {
 		return
 	}
-	_, err = endpoints.Shake(ctx, address, "nodeapi", fresh, endpoints.Options{Now: e.deps.Clock.Now, Dial: e.deps.Dial})
-	if err == nil || (!errors.Is(err, pki.ErrIdentity) && !endpoints.Untrusts(err)) {
+	options := endpoints.Options{Now: e.deps.Clock.Now, Dial: e.deps.Dial}
+	_, err = endpoints.Shake(ctx, address, "nodeapi", fresh, options)
+	if err == nil {
 		return
 	}
-	answer.Profile = nil // all of it or nothing
 	detail := "the trust bundle of the enrolment's answer does not verify " + address +
 		": the old endpoint and bundle stay"
+	if !errors.Is(err, pki.ErrIdentity) && !endpoints.Untrusts(err) {
+		if unread != nil || address == held {
+			return
+		}
+		if _, err := endpoints.Shake(ctx, held, "nodeapi", old, options); err != nil {
+			return
+		}
+		detail = "the node API of the enrolment's answer, " + address + ", does not answer, and " + held +
+			" does: the old endpoint and bundle stay"
+	}
+	answer.Profile = nil // all of it or nothing
 	e.deps.Logger.LogAttrs(ctx, slog.LevelError, "new trust not taken", slog.String("detail", detail))
 	e.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT, detail, 0)
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -411,6 +412,50 @@ func TestWithoutATokenItWaitsForABundle(t *testing.T) {
 			t.Errorf("code %v", h.codes[0])
 		}
 	})
+}
+
+// TestANewAddressIsTriedBeforeItReplacesOneThatWorks: a node that recovers its identity keeps an endpoint that answers
+// where that of the reply does not, whatever trust comes with it.
+func TestANewAddressIsTriedBeforeItReplacesOneThatWorks(t *testing.T) {
+	for name, tt := range map[string]struct {
+		dead  []string
+		taken bool
+	}{
+		"both answer": {nil, true}, "the new one does not": {[]string{"new:1"}, false},
+		"neither does": {[]string{"new:1", "old:1"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHost(t, "nodeapi", false) // the service that answers at every address here
+				defer h.end()
+				dial := h.dial
+				h.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+					if slices.Contains(tt.dead, address) {
+						return nil, errors.New("connection refused")
+					}
+					return dial(ctx, network, address)
+				}
+				for file, content := range map[string][]byte{
+					"ca-bundle.crt": h.services.PEM(),
+					"node-agent.env": []byte(
+						"GPUAAS_API_URL=old:1\nGPUAAS_RECOVERY_API_URL=https://enrol:1\nGPUAAS_ENROLLMENT_TOKEN=" + token + "\n",
+					),
+				} {
+					if err := os.WriteFile(filepath.Join(h.dirs.Etc, file), content, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := h.store.ReloadEnv(); err != nil {
+					t.Fatal(err)
+				}
+				answer := &recoveryv1.EnrollResponse{Profile: &commonv1.Profile{ApiUrl: "new:1", CaBundlePem: h.services.PEM()}}
+				h.enroller().KeepWhatWorks(t.Context(), answer)
+				if taken := answer.GetProfile().GetApiUrl() != ""; taken != tt.taken || (len(h.codes) == 0) != tt.taken {
+					t.Errorf("taken %v, codes %v", taken, h.codes)
+				}
+			})
+		})
+	}
 }
 
 // TestNewTrustIsTriedBeforeItReplacesWhatWorks: the reply brings a bundle that does not verify the server at the

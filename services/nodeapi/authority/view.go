@@ -81,7 +81,7 @@ func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream
 }
 
 // OnProfiles registers f, which is called with the valid versions of profiles: once the view has its nodes, and after
-// each change. f must not block.
+// each change; with none if recovery is of a build that sends none. f must not block.
 func (v *View) OnProfiles(f func(*recoveryv1.AuthorityProfiles)) { v.onProfiles.Store(&f) }
 
 // OnIssuers has fn called with each frame of issuers. It must be called before Run, and fn must not block.
@@ -165,7 +165,7 @@ func (v *View) runOnce(ctx context.Context) error {
 		_ = stream.CloseResponse()
 	}()
 	snapshot := map[string]*recoveryv1.NodeAuthority{}
-	whole := false
+	whole, versions := false, false
 	for {
 		frame, err := stream.Receive()
 		if err != nil {
@@ -185,18 +185,29 @@ func (v *View) runOnce(ctx context.Context) error {
 		case *recoveryv1.WatchAuthorityResponse_Delta:
 			v.apply(f.Delta)
 		case *recoveryv1.WatchAuthorityResponse_Profiles:
-			if notify := v.onProfiles.Load(); notify != nil {
-				(*notify)(f.Profiles)
-			}
+			versions = true
+			v.profiles(f.Profiles)
 		case *recoveryv1.WatchAuthorityResponse_Issuers:
 			if v.onIssuers != nil {
 				v.onIssuers(f.Issuers)
 			}
 		case *recoveryv1.WatchAuthorityResponse_Pong:
-			if at, ok := pings.take(f.Pong.GetPingId()); ok && whole {
+			at, ok := pings.take(f.Pong.GetPingId())
+			if ok && whole && !versions {
+				// Recovery is of a build that knows no profiles, and of no node which one it has.
+				versions = true
+				v.profiles(&recoveryv1.AuthorityProfiles{})
+			}
+			if ok && whole {
 				v.renew(at)
 			}
 		}
+	}
+}
+
+func (v *View) profiles(sent *recoveryv1.AuthorityProfiles) {
+	if notify := v.onProfiles.Load(); notify != nil {
+		(*notify)(sent)
 	}
 }
 

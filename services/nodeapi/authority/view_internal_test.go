@@ -1,6 +1,8 @@
 package authority
 
 import (
+	"context"
+	"io"
 	"log/slog"
 	"testing"
 	"testing/synctest"
@@ -50,4 +52,66 @@ func TestRetiredNodesAreForgotten(t *testing.T) {
 			t.Errorf("%d retired nodes are still noted", len(v.retired))
 		}
 	})
+}
+
+// scripted is a stream of frames that the test gives. A ping is answered at once.
+type scripted struct {
+	frames chan *recoveryv1.WatchAuthorityResponse
+	done   chan struct{}
+}
+
+func (s *scripted) Send(req *recoveryv1.WatchAuthorityRequest) error {
+	if ping := req.GetPing(); ping != nil {
+		s.frames <- &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Pong{
+			Pong: &recoveryv1.AuthorityPong{PingId: ping.GetPingId()},
+		}}
+	}
+	return nil
+}
+
+func (s *scripted) Receive() (*recoveryv1.WatchAuthorityResponse, error) {
+	select {
+	case f := <-s.frames:
+		return f, nil
+	case <-s.done:
+		return nil, io.EOF
+	}
+}
+
+func (s *scripted) CloseRequest() error  { return nil }
+func (s *scripted) CloseResponse() error { return nil }
+
+// A recovery of an earlier build sends no profiles, and of no node which one it has: those that another replica has sent
+// are not offered any more. One that sends them is believed alone.
+func TestProfilesOfAnotherReplicaEndWithItsStream(t *testing.T) {
+	for name, sent := range map[string]*recoveryv1.AuthorityProfiles{
+		"of an earlier build": nil,
+		"of this build":       {Profiles: []*recoveryv1.AuthorityProfile{{Active: true}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &scripted{frames: make(chan *recoveryv1.WatchAuthorityResponse, 64), done: make(chan struct{})}
+				v := New(slog.New(slog.DiscardHandler), Config{}, func(context.Context) (Stream, error) { return s, nil },
+					func(*recoveryv1.NodeAuthority) {})
+				var got []*recoveryv1.AuthorityProfiles
+				v.OnProfiles(func(p *recoveryv1.AuthorityProfiles) { got = append(got, p) })
+				s.frames <- &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_SnapshotEnd{
+					SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{},
+				}}
+				if sent != nil {
+					s.frames <- &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Profiles{
+						Profiles: sent,
+					}}
+				}
+				ended := make(chan struct{})
+				go func() { defer close(ended); _ = v.runOnce(t.Context()) }()
+				time.Sleep(3 * time.Second)
+				close(s.done)
+				<-ended
+				if len(got) != 1 || len(got[0].GetProfiles()) != len(sent.GetProfiles()) {
+					t.Errorf("profiles %v, want %v", got, sent)
+				}
+			})
+		})
+	}
 }

@@ -113,14 +113,46 @@ func (s *Server) profileTold(sess *roster.Session) string {
 	return s.profiles.fingerprint(s.deps.View.Get(sess.Identity.NodeID).GetProfile(), sess.ReportedProfile())
 }
 
-// offerFor returns the offer of a profile that is due to a session, and records it; nil: none is.
+// offerFor returns the offer of a profile that is due to a session, and records it; nil: none is, or the view does not
+// have the node yet, and so not the name of its profile.
 func (s *Server) offerFor(sess *roster.Session) *nodev1.ConnectResponse {
-	frame := s.profiles.offer(s.deps.View.Get(sess.Identity.NodeID).GetProfile())
+	n := s.deps.View.Get(sess.Identity.NodeID)
+	if n == nil {
+		return nil
+	}
+	frame := s.profiles.offer(n.GetProfile())
 	if frame == nil || !sess.OfferProfile(frame.GetProfileOffer().GetProfile().GetFingerprint()) {
 		return nil
 	}
 	s.deps.Metrics.Profile("offered")
 	return frame
+}
+
+// offerAdmitted offers a session that was admitted what is due to it, at once or when the view has the node: one that has
+// just enrolled may be admitted before that.
+func (s *Server) offerAdmitted(sess *roster.Session) {
+	if s.deps.View.Get(sess.Identity.NodeID) == nil {
+		s.unseen.Store(sess.Identity.NodeID, sess)
+		if s.deps.View.Get(sess.Identity.NodeID) == nil {
+			return
+		}
+		s.unseen.CompareAndDelete(sess.Identity.NodeID, sess) // it came meanwhile, perhaps before it was awaited
+	}
+	if frame := s.offerFor(sess); frame != nil {
+		sess.SendInline(frame)
+	}
+}
+
+// Decided takes a decision that the view has. It does not block.
+func (s *Server) Decided(n *recoveryv1.NodeAuthority) {
+	found, _ := s.unseen.LoadAndDelete(n.GetNodeId())
+	sess, ok := found.(*roster.Session)
+	if !ok {
+		return
+	}
+	if frame := s.offerFor(sess); frame != nil {
+		sess.Send(frame)
+	}
 }
 
 // offerProfiles offers versions that have changed to the sessions that stand, one after another, until ctx ends. A

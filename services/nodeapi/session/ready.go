@@ -80,9 +80,7 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 		h.sess.SendInline(PolicyFrame(now))
 	}
 	h.listed, h.rooted, h.policy = nil, nil, nil
-	if frame := h.server.offerFor(h.sess); frame != nil {
-		h.sess.SendInline(frame)
-	}
+	h.server.offerAdmitted(h.sess)
 	h.raiseGate(ctx, generation)
 	h.hello = nil // an idle session keeps what it needs
 	return nil

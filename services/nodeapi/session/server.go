@@ -126,6 +126,7 @@ type Server struct {
 	validate protovalidate.Validator
 	budgets  *budgets
 	profiles *profileBook
+	unseen   sync.Map // node id to the *roster.Session that was admitted before the view had the node
 
 	openings *batch.Batcher[*recoveryv1.OpenSession, *recoveryv1.OpenResult]
 	confirms *batch.Batcher[*recoveryv1.ConfirmSession, *recoveryv1.ConfirmResult]

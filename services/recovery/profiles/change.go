@@ -92,14 +92,56 @@ func (c *change) enter(ctx context.Context, r *row, phase string) error {
 		return fmt.Errorf("change the phase of a profile: %w", err)
 	}
 	*r = next
+	c.note(r)
+	return failpoint.Hit("recovery.profile.phase")
+}
+
+// note keeps a row that was changed for its event.
+func (c *change) note(r *row) {
 	for i, old := range c.changed {
 		if old.ID == r.ID {
 			c.changed[i] = r
-			return failpoint.Hit("recovery.profile.phase")
+			return
 		}
 	}
 	c.changed = append(c.changed, r)
-	return failpoint.Hit("recovery.profile.phase")
+}
+
+// raise has the version of a name that is offered stand above all others of the name, by another number if need be:
+// agents take no version whose number is not above that of theirs, and some may have one that was offered meanwhile, or
+// in a history that the database has lost. r follows if it is that version.
+func (c *change) raise(ctx context.Context, name string, r *row) error {
+	offered, err := pg.One[row](ctx, c.tx, readInPhase, name, announced)
+	if pg.IsNoRows(err) {
+		offered, err = pg.One[row](ctx, c.tx, readInPhase, name, active)
+	}
+	if pg.IsNoRows(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the offered profile: %w", err)
+	}
+	highest, err := pg.Value[int64](ctx, c.tx, readHighest, name)
+	if err != nil {
+		return fmt.Errorf("read the highest number of a profile: %w", err)
+	}
+	if offered.Number >= highest {
+		return nil
+	}
+	number, err := pg.Value[int64](ctx, c.tx, drawNumber, name)
+	if err != nil {
+		return fmt.Errorf("draw the number of a profile: %w", err)
+	}
+	next, err := pg.One[row](ctx, c.tx, changeNumber, offered.ID, offered.Version, number)
+	if err != nil {
+		return fmt.Errorf("change the number of a profile: %w", err)
+	}
+	if r.ID != next.ID {
+		r = &offered
+	}
+	*r = next
+	c.note(r)
+	return nil
 }
 
 // displace has the version of a name that is in a phase retire.
@@ -115,21 +157,25 @@ func (c *change) displace(ctx context.Context, name, phase string) error {
 }
 
 // announce makes a content the announced version of its name, unless it is announced or active already. Another one
-// that was announced is retiring then: nodes may have taken it.
+// that was announced is retiring then: nodes may have taken it, and are offered this one.
 func (c *change) announce(ctx context.Context, p *commonv1.Profile) (*row, error) {
 	r, err := pg.One[row](ctx, c.tx, readOfContent, p.GetFingerprint())
 	known := err == nil
-	switch {
-	case known && (r.Phase == announced || r.Phase == active):
-		return &r, nil
-	case !known && !pg.IsNoRows(err):
+	if !known && !pg.IsNoRows(err) {
 		return nil, fmt.Errorf("look for the same profile: %w", err)
 	}
-	if err := c.displace(ctx, p.GetName(), announced); err != nil {
-		return nil, err
+	if !known || r.Phase != announced {
+		if err := c.displace(ctx, p.GetName(), announced); err != nil {
+			return nil, err
+		}
+	}
+	if known && r.Phase != announced && r.Phase != active {
+		if err := c.enter(ctx, &r, announced); err != nil {
+			return nil, err
+		}
 	}
 	if known {
-		return &r, c.enter(ctx, &r, announced)
+		return &r, c.raise(ctx, r.Name, &r)
 	}
 	number, err := pg.Value[int64](ctx, c.tx, drawNumber, p.GetName())
 	if err != nil {
@@ -152,7 +198,10 @@ func (c *change) activate(ctx context.Context, r *row) error {
 	if err := c.displace(ctx, r.Name, active); err != nil {
 		return err
 	}
-	return c.enter(ctx, r, active)
+	if err := c.enter(ctx, r, active); err != nil {
+		return err
+	}
+	return c.raise(ctx, r.Name, r)
 }
 
 // find reads a version by its number.
@@ -160,7 +209,8 @@ func (c *change) find(ctx context.Context, name string, number, seen int64) (*ro
 	r, err := pg.One[row](ctx, c.tx, readOfNumber, name, number)
 	if pg.IsNoRows(err) {
 		return nil, fault.New(commonv1.Reason_REASON_PROFILE_UNKNOWN,
-			fmt.Sprintf("there is no version %d of a profile %s", number, name))
+			fmt.Sprintf("there is no version %d of a profile %s", number, name),
+			fault.Remedy("`gpuaas profiles list` has the numbers: a version that is offered again gets another one"))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read profile: %w", err)

@@ -129,6 +129,21 @@ func (s *site) retire(v *recoveryv1.ProfileVersion, force bool) error {
 	return err
 }
 
+// now returns a version as it is listed now: its number may be another one.
+func (s *site) now(v *recoveryv1.ProfileVersion) *recoveryv1.ProfileVersion {
+	list, err := s.server.ListProfiles(s.ctx, &recoveryv1.ListProfilesRequest{})
+	if err != nil {
+		s.t.Error(err)
+	}
+	for _, each := range list.GetItems() {
+		if each.GetProfile().GetFingerprint() == v.GetProfile().GetFingerprint() {
+			return each
+		}
+	}
+	s.t.Errorf("%v is gone", v)
+	return v
+}
+
 // phases returns the phases of all versions by their numbers.
 func (s *site) phases() map[int64]string {
 	s.t.Helper()

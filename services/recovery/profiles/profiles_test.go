@@ -70,20 +70,106 @@ func TestAVersionGoesThroughItsPhases(t *testing.T) {
 	wants(t, err, commonv1.Reason_REASON_PROFILE_UNKNOWN)
 	wants(t, activate(s.ctx, s.server, &recoveryv1.ProfileVersion{Profile: &commonv1.Profile{Name: "site", Version: 9}}),
 		commonv1.Reason_REASON_PROFILE_UNKNOWN)
-	// The same content again is the same version, and a stale sight of the row is refused.
+	// The same content again is the same row above all others, and a stale sight of the row is refused.
 	again, err := s.server.SetProfile(s.ctx, s.request(two.GetProfile().GetTerminalUrl()))
-	if err != nil || again.GetProfile().GetProfile().GetVersion() != 2 ||
+	if err != nil || again.GetProfile().GetProfile().GetVersion() != 4 ||
+		again.GetProfile().GetProfile().GetFingerprint() != two.GetProfile().GetFingerprint() ||
 		again.GetProfile().GetPhase() != recoveryv1.ProfilePhase_PROFILE_PHASE_ANNOUNCED {
 		t.Fatalf("%v %v", again, err)
 	}
 	_, err = s.server.ActivateProfile(s.ctx, &recoveryv1.ActivateProfileRequest{
-		Name: "site", Version: 2, Reason: "late", RowSeen: two.GetVersion(),
+		Name: "site", Version: 4, Reason: "late", RowSeen: two.GetVersion(),
 	})
 	wants(t, err, commonv1.Reason_REASON_CONFLICT)
 	stale := s.request(endpoint(t, s.authorities, "nodeapi"))
 	stale.NewestSeen = 2
 	_, err = s.server.SetProfile(s.ctx, stale)
 	wants(t, err, commonv1.Reason_REASON_CONFLICT)
+}
+
+// TestAFormerContentIsOfferedAboveTheOneThatNodesTook goes back in each way: agents take a version only if its number is
+// above that of theirs.
+func TestAFormerContentIsOfferedAboveTheOneThatNodesTook(t *testing.T) {
+	for name, back := range map[string]func(s *site, first, second *recoveryv1.ProfileVersion) error{
+		"activated again": func(s *site, first, second *recoveryv1.ProfileVersion) error {
+			if err := activate(s.ctx, s.server, second); err != nil {
+				return err
+			}
+			return activate(s.ctx, s.server, s.now(first))
+		},
+		"set while another is announced": func(s *site, first, _ *recoveryv1.ProfileVersion) error {
+			_, err := s.server.SetProfile(s.ctx, s.request(first.GetProfile().GetTerminalUrl()))
+			return err
+		},
+		"the announced one retired": func(s *site, _, second *recoveryv1.ProfileVersion) error {
+			return s.retire(second, true)
+		},
+		"configured again": func(s *site, first, second *recoveryv1.ProfileVersion) error {
+			if err := activate(s.ctx, s.server, second); err != nil {
+				return err
+			}
+			return s.book.Configure(s.ctx, first.GetProfile())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			first := s.set()
+			if err := activate(s.ctx, s.server, first); err != nil {
+				t.Fatal(err)
+			}
+			second := s.set()
+			s.reports(second.GetProfile().GetFingerprint())
+			if err := back(s, first, second); err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range s.book.Authority().GetProfiles() {
+				if p.GetOffered() && (p.GetProfile().GetFingerprint() != first.GetProfile().GetFingerprint() ||
+					p.GetProfile().GetVersion() <= second.GetProfile().GetVersion()) {
+					t.Errorf("offered: %v", p)
+				}
+			}
+			if told := s.book.Told(); told.GetFingerprint() != first.GetProfile().GetFingerprint() {
+				t.Errorf("active: %v", told)
+			}
+		})
+	}
+}
+
+// TestTrustIsBounded: all of it goes to each replica of nodeapi in one message, without which no replica has a view.
+func TestTrustIsBounded(t *testing.T) {
+	s := newSite(t)
+	s.exec(`INSERT INTO recovery.profile (profile_id, name, number, fingerprint, api_url, recovery_url, terminal_url,
+			ca_bundle, recovery_ca_bundle, phase, phase_by, phase_reason)
+		SELECT gen_random_uuid(), 'site-' || n, 1, n::text, '', '', '', convert_to(repeat('x', 262144), 'UTF8'),
+			convert_to(repeat('x', 262144), 'UTF8'), 'active', 'test', '' FROM generate_series(1, 8) n`)
+	_, err := s.server.SetProfile(s.ctx, s.request(""))
+	wants(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
+	if denial, _ := fault.As(err); denial == nil || denial.Remedy == "" {
+		t.Errorf("%v", err)
+	}
+	s.exec(`UPDATE recovery.profile SET phase = 'retiring' WHERE name = 'site-1'`)
+	if _, err := s.server.SetProfile(s.ctx, s.request("")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestVersionsStandAboveThoseOfALostHistory: nodes remember the numbers of their versions, and the database may have
+// lost them. What is set then, be it what is active already, is above them all.
+func TestVersionsStandAboveThoseOfALostHistory(t *testing.T) {
+	s := newSite(t)
+	first := s.set()
+	if err := activate(s.ctx, s.server, first); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`UPDATE mesh.era SET era = era + 1, reason = 'restored'`)
+	again, err := s.server.SetProfile(s.ctx, s.request(first.GetProfile().GetTerminalUrl()))
+	if err != nil || again.GetProfile().GetProfile().GetVersion() < 1<<40 ||
+		again.GetProfile().GetPhase() != recoveryv1.ProfilePhase_PROFILE_PHASE_ACTIVE {
+		t.Errorf("%v %v", again, err)
+	}
+	if second := s.set(); second.GetProfile().GetVersion() <= again.GetProfile().GetProfile().GetVersion() {
+		t.Errorf("%v", second)
+	}
 }
 
 // checkAuthority compares what replicas of nodeapi are sent with {offered, active} by the number of the version. A
@@ -183,7 +269,12 @@ func TestOneVersionIsActive(t *testing.T) {
 				by = second
 			}
 			wg.Go(func() {
-				if err := activate(s.ctx, by, v); err != nil {
+				// Another activation may give the version another number before its own comes.
+				err := activate(s.ctx, by, s.now(v))
+				for fault.Has(err, commonv1.Reason_REASON_PROFILE_UNKNOWN) {
+					err = activate(s.ctx, by, s.now(v))
+				}
+				if err != nil {
 					t.Error(err)
 				}
 			})

@@ -84,9 +84,17 @@ var (
 	readNewest = pg.Define(pg.RoleRecovery, "profiles.read_newest", `
 		SELECT n.newest FROM recovery.profile_name n WHERE n.name = $1`)
 
+	// Agents remember the numbers of their versions, so a number carries the era as all that others remember does.
 	drawNumber = pg.Define(pg.RoleRecovery, "profiles.draw_number", `
-		INSERT INTO recovery.profile_name AS n (name, newest) VALUES ($1, 1)
-		ON CONFLICT (name) DO UPDATE SET newest = n.newest + 1 RETURNING n.newest`)
+		INSERT INTO recovery.profile_name AS n (name, newest) VALUES ($1, mesh.next(0))
+		ON CONFLICT (name) DO UPDATE SET newest = mesh.next(n.newest) RETURNING n.newest`)
+
+	readHighest = pg.Define(pg.RoleRecovery, "profiles.read_highest", `
+		SELECT GREATEST(n.newest, mesh.next(0)) FROM recovery.profile_name n WHERE n.name = $1`)
+
+	changeNumber = pg.Define(pg.RoleRecovery, "profiles.change_number", `
+		UPDATE recovery.profile p SET number = $3, version = p.version + 1
+		WHERE p.profile_id = $1 AND p.version = $2 RETURNING `+pg.Columns[row]("p"))
 
 	noteConfigured = pg.Define(pg.RoleRecovery, "profiles.note_configured", `
 		INSERT INTO recovery.profile_name (name, configured) VALUES ($1, $2)

@@ -21,6 +21,8 @@ const (
 	// mostValid is how many valid versions there are before a person must retire one to set another: each is sent to
 	// each replica of nodeapi.
 	mostValid = 100
+	// mostTrust bounds the trust of all versions that are sent whole to each replica of nodeapi, in one message, in bytes.
+	mostTrust = 4 << 20
 )
 
 // Server implements ProfileService over a Book. Safe for concurrent use.
@@ -54,6 +56,11 @@ var (
 
 	countValid = pg.Define(pg.RoleRecovery, "profiles.count_valid", `
 		SELECT count(*) FROM recovery.profile p WHERE p.phase <> 'retired'`)
+
+	// sumTrust is of the versions that are offered or may be, without those of one name.
+	sumTrust = pg.Define(pg.RoleRecovery, "profiles.sum_trust", `
+		SELECT COALESCE(sum(octet_length(p.ca_bundle) + octet_length(p.recovery_ca_bundle)), 0)::bigint
+		FROM recovery.profile p WHERE p.phase IN ('announced', 'active') AND p.name <> $1`)
 )
 
 // ListProfiles returns the versions of one name or of all.
@@ -133,6 +140,15 @@ func mayAnnounce(ctx context.Context, c *change, req *recoveryv1.SetProfileReque
 			fault.Unmet(fmt.Sprintf("fewer than %d versions that are not retired", mostValid)),
 			fault.Remedy("retire versions that no node reports: `gpuaas profiles list`"))
 	}
+	size, err := pg.Value[int64](ctx, c.tx, sumTrust, req.GetName())
+	if err != nil {
+		return fmt.Errorf("measure profiles: %w", err)
+	}
+	if size+int64(len(req.GetCaBundlePem())+len(req.GetRecoveryCaBundlePem())) > mostTrust {
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the profiles have too many certificates",
+			fault.Unmet(fmt.Sprintf("trust bundles of at most %d bytes in the active and announced versions", mostTrust)),
+			fault.Remedy("set profiles with the roots alone that their endpoints need"))
+	}
 	return nil
 }
 
@@ -193,6 +209,9 @@ func (s *Server) RetireProfile(ctx context.Context, req *recoveryv1.RetireProfil
 		}
 		if r.Phase != retired {
 			if err := c.enter(ctx, r, retired); err != nil {
+				return err
+			}
+			if err := c.raise(ctx, r.Name, r); err != nil {
 				return err
 			}
 		}

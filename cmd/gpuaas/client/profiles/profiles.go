@@ -136,7 +136,7 @@ func activateCommand(p *kit.Program) *cobra.Command {
 		Use: "activate NAME VERSION --reason TEXT", Short: "Give a version of a profile to nodes as they enrol",
 		Long: "Make a version that is announced or retiring the active one of its profile: nodes get it as they enrol.\n" +
 			"The one that was active is retiring then, and nodes that have it are well. To go back, activate the former\n" +
-			"one again. Needs the role operator.",
+			"one again: it gets a number above the others, so that nodes take it. Needs the role operator.",
 		Example: "  gpuaas profiles activate default 4 --reason 'all nodes have it'",
 		Args:    kit.Args("NAME", "VERSION"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
