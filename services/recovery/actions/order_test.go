@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -71,5 +73,74 @@ func TestSessionsAreNotedInTheOrderOfNodes(t *testing.T) {
 	close(release)
 	for range 2 {
 		k.must(<-noted)
+	}
+}
+
+// Scenario: a person is given a bundle for a node that still tries by itself. Both go on under one correlation id until
+// the token is used, shortly before it ends: from then on the bundle has the time of a recovery.
+func TestABundleTakesThePlaceOfTheNodesOwnRecoveryAsItIsUsed(t *testing.T) {
+	k := newKit(t)
+	rejected := actions.Beginning{
+		NodeID: ids.New(), Kind: actions.ReEnrolment, Reason: expired, Requester: actions.Automatic,
+		CorrelationID: "rejected-1", RejectedAt: time.Now().Add(-time.Minute).UTC().Truncate(time.Millisecond),
+	}
+	bundle := actions.Beginning{NodeID: rejected.NodeID, Kind: actions.Bundle, Requester: "ada", Within: 2 * time.Hour}
+	issue := func() {
+		t.Helper()
+		k.in(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := actions.Issued(ctx, tx, bundle)
+			return err
+		})
+	}
+	open := func(want ...actions.Kind) map[actions.Kind]*recoveryv1.RecoveryAction {
+		t.Helper()
+		out := map[actions.Kind]*recoveryv1.RecoveryAction{}
+		for _, a := range k.list(rejected.NodeID, actions.StateOpen) {
+			out[a.GetKind()] = a
+		}
+		for _, kind := range want {
+			if out[kind] == nil || len(out) != len(want) {
+				t.Fatalf("open are %v, want %v", out, want)
+			}
+		}
+		return out
+	}
+	issue() // before anything is refused
+	bundle.Within = 4 * time.Hour
+	issue() // again, with a token that ends later
+	list := open(actions.Bundle)
+	if a := list[actions.Bundle]; a.GetFailsAt().AsTime().Sub(a.GetBegunAt().AsTime()) < 4*time.Hour {
+		t.Errorf("it fails before its token ends: %v", a)
+	}
+	k.begin(rejected)
+	open(actions.ReEnrolment, actions.Bundle)
+	testkit.SetClockOffset(k.db, 4*time.Hour-time.Second)
+	var correlation string
+	k.in(func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		correlation, err = actions.Enrolled(ctx, tx, bundle, "certificate 01 was issued")
+		return err
+	})
+	a := open(actions.Bundle)[actions.Bundle]
+	if correlation != "rejected-1" || a.GetCorrelationId() != "rejected-1" || a.GetReason() != expired ||
+		!a.GetFirstRejectedAt().AsTime().Equal(rejected.RejectedAt) || a.GetEffectAt() == nil {
+		t.Errorf("%s, %v", correlation, a)
+	}
+	if left := a.GetFailsAt().AsTime().Sub(a.GetEffectAt().AsTime()); left < time.Minute {
+		t.Errorf("the recovery has %s", left)
+	}
+	for _, a := range k.list(rejected.NodeID, actions.StateSuperseded) {
+		if a.GetKind() != actions.ReEnrolment || a.GetOutcome() != "bundle by ada" {
+			t.Errorf("%v", a)
+		}
+	}
+	bundle.NodeID = ids.New()
+	rejected.NodeID = bundle.NodeID
+	k.begin(rejected)
+	issue() // after the rejection
+	for kind, a := range open(actions.ReEnrolment, actions.Bundle) {
+		if a.GetCorrelationId() != "rejected-1" {
+			t.Errorf("%v: %v", kind, a)
+		}
 	}
 }
