@@ -130,6 +130,7 @@ type Action struct {
 	added   bool
 	changed bool
 	within  time.Duration // of one that is added: until it fails; zero: by its kind's budget
+	longer  bool          // the budget of its kind begins anew
 }
 
 // Kind returns what is done.
@@ -163,9 +164,11 @@ func (a *Action) Attempt(outcome string) {
 }
 
 // TakeEffect notes that an attempt had the effect of the action. An effect before stays the first one, but for a
-// certificate: the last one that was issued counts.
+// certificate: the last one that was issued counts. A bundle waits for its use until its token ends: from then on it
+// has the budget of its kind.
 func (a *Action) TakeEffect(at time.Time, outcome string) {
 	a.Attempt(outcome)
+	a.longer = a.longer || a.kind == Bundle && a.EffectAt == nil && !a.added
 	if a.EffectAt == nil || enrols(a.kind) {
 		a.EffectAt, a.SessionAt = &at, nil
 	}

@@ -116,13 +116,16 @@ func (b *Book) OfNode(nodeID string) []*Action {
 }
 
 // Begin begins an action, or joins the open one of the node and kind. It returns nil if that is one that only a newer
-// build knows. Enrolling a node with a person's token takes the place of what was done for it before, and goes on under
-// the correlation id of that, from its first rejection.
+// build knows. Enrolling a node with a person's token goes on under the correlation id of what was done for it before,
+// from its first rejection.
 func (b *Book) Begin(from Beginning) *Action {
 	nodeID := cmp.Or(from.NodeID, ControlPlane)
 	at := place{nodeID, names.Of(from.Kind)}
 	if a := b.Of(nodeID, from.Kind); a != nil {
 		a.Rejected(from.RejectedAt)
+		if until := b.now.Add(from.Within); a.kind == Bundle && until.After(a.FailsAt) {
+			a.FailsAt, a.changed = until, true // a later bundle, whose token ends later
+		}
 		if a.reason == 0 && from.Reason != 0 {
 			a.reason, a.row.Reason, a.changed = from.Reason, names.Of(from.Reason), true
 		}
@@ -141,8 +144,10 @@ func (b *Book) Begin(from Beginning) *Action {
 	if !from.RejectedAt.IsZero() {
 		a.FirstRejectedAt = &from.RejectedAt
 	}
-	if from.Kind == Bundle || from.Kind == Rebootstrap {
-		b.replace(a, from.Requester)
+	if byPerson(from.Kind) {
+		for _, old := range b.before(a) {
+			a.follow(old)
+		}
 	}
 	a.CorrelationID = cmp.Or(a.CorrelationID, from.AgentCorrelationID, ids.New())
 	if from.AgentCorrelationID != a.CorrelationID {
@@ -152,20 +157,34 @@ func (b *Book) Begin(from Beginning) *Action {
 	return a
 }
 
-// replace ends what a person's token takes the place of.
-func (b *Book) replace(a *Action, by string) {
-	for _, old := range b.OfNode(a.NodeID) {
-		if old.kind == StaleTaskSweep {
-			continue
-		}
-		old.Supersede(b.now, names.Of(a.kind)+" by "+by)
-		a.CorrelationID = cmp.Or(old.CorrelationID, a.CorrelationID)
-		if old.FirstRejectedAt != nil && (a.FirstRejectedAt == nil || old.FirstRejectedAt.Before(*a.FirstRejectedAt)) {
-			a.FirstRejectedAt = old.FirstRejectedAt
-		}
-		if a.reason == 0 {
-			a.reason, a.row.Reason = old.reason, old.row.Reason
-		}
+// byPerson reports whether an action of a kind enrols a node with a person's token.
+func byPerson(kind Kind) bool { return kind == Bundle || kind == Rebootstrap }
+
+// before returns the open actions of a node whose place an action with a person's token takes once that is used.
+func (b *Book) before(a *Action) []*Action {
+	return slices.DeleteFunc(b.OfNode(a.NodeID), func(old *Action) bool { return old == a || old.kind == StaleTaskSweep })
+}
+
+// follow has an action go on under the correlation id of one before, from its first rejection.
+func (a *Action) follow(old *Action) {
+	earlier := old.FirstRejectedAt != nil &&
+		(a.FirstRejectedAt == nil || old.FirstRejectedAt.Before(*a.FirstRejectedAt))
+	if a.added || earlier {
+		a.CorrelationID, a.changed = cmp.Or(old.CorrelationID, a.CorrelationID), true
+	}
+	if earlier {
+		a.FirstRejectedAt = old.FirstRejectedAt
+	}
+	if a.reason == 0 {
+		a.reason, a.row.Reason = old.reason, old.row.Reason
+	}
+}
+
+// replace ends what an action takes the place of, as the token that a person gave for it is used.
+func (b *Book) replace(a *Action) {
+	for _, old := range b.before(a) {
+		a.follow(old)
+		old.Supersede(b.now, names.Of(a.kind)+" by "+a.Requester)
 	}
 }
 
@@ -228,12 +247,12 @@ func (b *Book) Save(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// setEnds sets when the actions that were begun fail.
+// setEnds sets when the actions fail that were begun, or whose budget begins anew.
 func (b *Book) setEnds(ctx context.Context, tx pgx.Tx) error {
 	var set policy.Set
 	loaded := false
 	for _, a := range b.all {
-		if !a.added {
+		if !a.added && !a.longer {
 			continue
 		}
 		if a.within == 0 && !loaded {
@@ -247,7 +266,10 @@ func (b *Book) setEnds(ctx context.Context, tx pgx.Tx) error {
 		if a.within == 0 {
 			a.within = budgetOf(a.kind, set)
 		}
-		a.FailsAt = b.now.Add(a.within)
+		if until := b.now.Add(a.within); a.added || until.After(a.FailsAt) {
+			a.FailsAt = until
+		}
+		a.longer = false
 	}
 	return nil
 }

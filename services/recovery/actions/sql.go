@@ -23,16 +23,20 @@ var (
 
 	updateActions = pg.Define(pg.RoleRecovery, "actions.change", `
 		UPDATE recovery.recovery_action a SET state = n.state, reason = n.reason,
-			agent_correlation_id = n.agent_correlation_id, first_rejected_at = n.first_rejected_at, effect_at = n.effect_at,
+			correlation_id = n.correlation_id, agent_correlation_id = n.agent_correlation_id, first_rejected_at = n.first_rejected_at, effect_at = n.effect_at,
 			session_at = n.session_at, healthy_at = n.healthy_at, ended_at = n.ended_at, fails_at = n.fails_at,
 			attempts = n.attempts, outcome = n.outcome, version = n.version`+fromColumns+`
 		WHERE a.action_id = n.action_id AND a.version = n.version - 1`)
 
-	// noteSessions names the first session on the certificates that actions have brought.
+	// noteSessions names the first session on the certificates that actions have brought. It locks in the order of
+	// lockOpen: the judge locks the actions of many nodes at once too.
 	noteSessions = pg.Define(pg.RoleRecovery, "actions.note_sessions", `
-		UPDATE recovery.recovery_action a SET session_at = mesh.clock()
-		WHERE a.node_id = ANY ($1::uuid[]) AND a.state = 'open' AND a.kind = ANY ($2) AND a.effect_at IS NOT NULL
-			AND a.session_at IS NULL
+		WITH unused AS MATERIALIZED (
+			SELECT o.action_id FROM recovery.recovery_action o
+			WHERE o.node_id = ANY ($1::uuid[]) AND o.state = 'open' AND o.kind = ANY ($2) AND o.effect_at IS NOT NULL
+				AND o.session_at IS NULL
+			ORDER BY o.node_id, o.kind FOR UPDATE)
+		UPDATE recovery.recovery_action a SET session_at = mesh.clock() FROM unused u WHERE a.action_id = u.action_id
 		RETURNING a.node_id::text AS node_id, a.correlation_id`)
 
 	rejections = pg.Define(pg.RoleRecovery, "actions.read_rejections", `

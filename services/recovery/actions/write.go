@@ -63,26 +63,46 @@ func Over(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, outcome stri
 	return b.Save(ctx, tx)
 }
 
+// Issued begins or joins the action of a token that a person was given for a node, and returns its correlation id. If
+// none was open it goes on from the rejection that recovery has evidence of. What the node does by itself goes on until
+// the token is used.
+func Issued(ctx context.Context, tx pgx.Tx, from Beginning) (string, error) {
+	b, a, err := fromRejection(ctx, tx, from)
+	if err != nil || a == nil {
+		return "", err
+	}
+	return a.CorrelationID, b.Save(ctx, tx)
+}
+
 // Enrolled begins or joins the action that brings a node a certificate, notes its effect, and returns its correlation
-// id. If none was open it goes on from the rejection that recovery has evidence of.
+// id. If none was open it goes on from the rejection that recovery has evidence of. A person's token takes the place of
+// what was done for the node before.
 func Enrolled(ctx context.Context, tx pgx.Tx, from Beginning, outcome string) (string, error) {
+	b, a, err := fromRejection(ctx, tx, from)
+	if err != nil || a == nil {
+		return "", err
+	}
+	if byPerson(from.Kind) {
+		b.replace(a)
+	}
+	a.TakeEffect(b.now, outcome)
+	return a.CorrelationID, b.Save(ctx, tx)
+}
+
+// fromRejection begins or joins an action; nil: the open one is of a newer build.
+func fromRejection(ctx context.Context, tx pgx.Tx, from Beginning) (*Book, *Action, error) {
 	b, err := Open(ctx, tx, from.NodeID)
 	if err != nil {
-		return "", err
+		return nil, nil, err
 	}
 	if b.Of(from.NodeID, from.Kind) == nil {
 		refused, err := rejectionOf(ctx, tx, from.NodeID)
 		if err != nil {
-			return "", err
+			return nil, nil, err
 		}
 		from.CorrelationID, from.RejectedAt, from.Reason = refused.CorrelationID, refused.At, refused.reason()
 	}
-	a := b.Begin(from)
-	if a == nil {
-		return "", nil
-	}
-	a.TakeEffect(b.now, outcome)
-	return a.CorrelationID, b.Save(ctx, tx)
+	return b, b.Begin(from), nil
 }
 
 // rejection is the first rejection of a node that is not over.

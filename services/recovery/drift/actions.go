@@ -41,6 +41,8 @@ func (t *turn) act(n *node, was *recoveryv1.NodeVerdict, v *Verdict, h health, l
 		switch {
 		case t.over(a, h, list):
 			a.Succeed(t.seen.Now, outcomeOf(a))
+		case a.Kind() == actions.Bundle && !a.Effective() && h.proven && was.GetHealthySince() == nil:
+			a.Supersede(t.seen.Now, "the node is healthy again without it")
 		case v.Reason == 0 && a.Used():
 			n.Wanted = true // of a node of which no reason was concluded nothing else would prove it healthy
 		}

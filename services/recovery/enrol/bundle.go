@@ -121,7 +121,7 @@ func (e *Enroller) issueBundle(ctx context.Context, tx pgx.Tx, req BundleRequest
 	}
 	out.TokenID, out.Token, out.ExpiresAt = issued.id, issued.text, issued.expires
 	if kind, ok := actionOf(KindBundle, r.InstanceID != ""); ok {
-		_, err := actions.Begin(ctx, tx, actions.Beginning{
+		_, err := actions.Issued(ctx, tx, actions.Beginning{
 			NodeID: r.NodeID, Kind: kind, Requester: req.By, Within: req.Life,
 		})
 		if err != nil {

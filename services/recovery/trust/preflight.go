@@ -316,22 +316,22 @@ func (p *Preflight) enter(ctx context.Context, tx pgx.Tx, row preflightRow, next
 		if next.IncidentID, err = raise(ctx, tx, next); err != nil || was {
 			return err
 		}
-		if err := beginRepair(ctx, tx, next); err != nil {
+		if err := p.stopped(ctx, tx, Stop{From: *next.Since, Reason: next.Summary}); err != nil {
 			return err
 		}
-		return p.stopped(ctx, tx, Stop{From: *next.Since, Reason: next.Summary})
+		return beginRepair(ctx, tx, next)
 	case was:
 		if err := settle(ctx, tx); err != nil {
-			return err
-		}
-		if err := actions.Over(ctx, tx, "", actions.CARepair, "the ingress trusts what the authority signs"); err != nil {
 			return err
 		}
 		stop := Stop{Until: *next.Since, Reason: row.Summary}
 		if row.Since != nil {
 			stop.From = *row.Since
 		}
-		return p.stopped(ctx, tx, stop)
+		if err := p.stopped(ctx, tx, stop); err != nil {
+			return err
+		}
+		return actions.Over(ctx, tx, "", actions.CARepair, "the ingress trusts what the authority signs")
 	}
 	return nil
 }

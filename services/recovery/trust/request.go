@@ -47,6 +47,9 @@ func (p *Preflight) RotateAuthority(ctx context.Context, req *recoveryv1.RotateA
 		var fresh bool
 		var err error
 		if req.GetCancel() {
+			if err := rollback.Refuse(ctx, tx); err != nil {
+				return err
+			}
 			row, err = cancelRotation(ctx, tx, req.GetDryRun())
 			fresh = true
 		} else {
@@ -177,8 +180,9 @@ func (p *Preflight) RepairTrust(ctx context.Context, req *recoveryv1.RepairTrust
 	}
 	var root *x509.Certificate
 	var made bool // with the issuer that the authority was made with, instead of the one that the database names
-	signs, err := p.signsUnder(ctx)
+	signs, unasked := p.signsUnder(ctx)
 	if !req.GetWithdraw() {
+		err := unasked
 		if err == nil || p.deps.Rotating != nil {
 			root, made, err = p.repaired(signs, err, req.GetRootFingerprint())
 		}
@@ -187,14 +191,15 @@ func (p *Preflight) RepairTrust(ctx context.Context, req *recoveryv1.RepairTrust
 		}
 	}
 	out := &recoveryv1.RepairTrustResponse{}
-	err = pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		if err := rollback.Refuse(ctx, tx); err != nil {
+	err := pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		err := rollback.Refuse(ctx, tx)
+		if err != nil {
 			return err
 		}
 		if req.GetWithdraw() {
-			err = withdraw(ctx, tx, signs, req.GetRootFingerprint())
+			err = withdraw(ctx, tx, signs, unasked, req.GetRootFingerprint())
 		} else {
-			if err = repair(ctx, tx, root, made, reason, by); err == nil {
+			if err = p.repair(ctx, tx, root, made, reason, by); err == nil {
 				err = noteRepaired(ctx, tx, req.GetRootFingerprint(), by)
 			}
 		}
@@ -259,8 +264,16 @@ func (p *Preflight) repaired(signs []*x509.Certificate, err error, fingerprint s
 		fault.Remedy("compare the root with the authority's own record, then name the one that it signs under"))
 }
 
-func repair(ctx context.Context, tx pgx.Tx, root *x509.Certificate, made bool, reason, by string) error {
+func (p *Preflight) repair(ctx context.Context, tx pgx.Tx, root *x509.Certificate, made bool, reason, by string) error {
 	if made {
+		signs, err := pg.Value[string](ctx, tx, readSigns)
+		if err != nil {
+			return fmt.Errorf("read which issuer signs: %w", err)
+		}
+		if _, err := p.deps.Rotating.Find(signs); err == nil {
+			return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE,
+				"the issuer that signs is there, and could not be read a moment ago", fault.Remedy("ask again"))
+		}
 		open, err := pg.One[rotationRow](ctx, tx, lockOpenRotation)
 		if err == nil && open.Phase == phaseBoth {
 			return fault.New(commonv1.Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY,
@@ -277,7 +290,9 @@ func repair(ctx context.Context, tx pgx.Tx, root *x509.Certificate, made bool, r
 	return trustRoot(ctx, tx, root, originRepair, reason, by)
 }
 
-func withdraw(ctx context.Context, tx pgx.Tx, signs []*x509.Certificate, fingerprint string) error {
+// withdraw ends the sending of a root. The error is why it is not known which roots the authority signs under, of which
+// signs are.
+func withdraw(ctx context.Context, tx pgx.Tx, signs []*x509.Certificate, unasked error, fingerprint string) error {
 	open, err := pg.One[rotationRow](ctx, tx, lockOpenRotation)
 	switch {
 	case pg.IsNoRows(err):
@@ -289,10 +304,15 @@ func withdraw(ctx context.Context, tx pgx.Tx, signs []*x509.Certificate, fingerp
 		}
 		open.Forced, open.WaitsFor = true, waitsForRevoked
 		return open.save(ctx, tx)
-	case open.Phase == phaseAnnounced && open.WithRoot && fingerprint == open.NextRoot:
+	case open.WithRoot && fingerprint == open.NextRoot: // it may have begun to sign after signs was read
 		return fault.New(commonv1.Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY,
 			"the root belongs to the next issuer of a rotation",
 			fault.Remedy("cancel the rotation while it is announced: `gpuaas ca rotate --cancel --reason TEXT`"))
+	}
+	if unasked != nil {
+		return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE,
+			"it is not known whether the authority signs under this root", fault.Cause(unasked),
+			fault.Remedy("ask again once `gpuaas ca status` shows what the authority signs with"))
 	}
 	if slices.ContainsFunc(signs, func(root *x509.Certificate) bool { return pki.Fingerprint(root) == fingerprint }) {
 		// What a repair has added may go again, once the files of the ingress have it: the preflight sees if they do not.

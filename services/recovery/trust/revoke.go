@@ -34,6 +34,27 @@ var (
 		WHERE serial = ANY ($1) AND state IN ('current', 'next')`)
 )
 
+// force revokes the certificates of the former issuer, and then ends the rotation. While the ingress refuses what the
+// authority signs it waits: a node whose certificate is revoked is issued no other one then.
+func (p *Preflight) force(ctx context.Context, row rotationRow) (bool, error) {
+	state, err := readPreflight(ctx, p.deps.Pool)
+	if err != nil {
+		return false, err
+	}
+	waitsFor := waitsForRevoked
+	if state.State == stateMismatch {
+		waitsFor = waitsForMismatch
+	}
+	changed, err := p.waits(ctx, row, waitsFor)
+	if err != nil || changed || waitsFor == waitsForMismatch {
+		return changed, err
+	}
+	if changed, err = p.revokeFormer(ctx, row); err != nil || changed {
+		return changed, err
+	}
+	return p.retire(ctx, row)
+}
+
 // revokeFormer revokes certificates of the former issuer, and reports whether there were any. Replicas of nodeapi close
 // the sessions of these nodes, which then recover with their tokens.
 func (p *Preflight) revokeFormer(ctx context.Context, row rotationRow) (bool, error) {

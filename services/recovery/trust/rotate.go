@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/replicas"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // overlap is the least time for which both issuers are valid: a certificate that the former one signed just before may
@@ -47,13 +48,13 @@ func (p *Preflight) Rotate(ctx context.Context) (bool, error) {
 	case p.deps.Rotating == nil:
 		return false, nil // a replica with the authority's directory carries it out
 	}
+	if active, err := rollback.Active(ctx, p.deps.Pool); err != nil || active {
+		return false, err // what the database has of certificates may be older than the nodes
+	}
 	var changed bool
 	switch {
 	case row.Phase == phaseBoth && row.Forced:
-		changed, err = p.revokeFormer(ctx, row)
-		if err == nil && !changed {
-			changed, err = p.retire(ctx, row)
-		}
+		changed, err = p.force(ctx, row)
 	case row.Phase == phaseBoth:
 		changed, err = p.retire(ctx, row)
 	case row.Next == "":
