@@ -65,13 +65,11 @@ func (a *Agent) enrolAgain(ctx context.Context, cause error) error {
 func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	cause = cmp.Or(cause, errLost)
 	why := reasonOf(cause)
-	serial := ""
-	if cert := a.store.Certificate(); cert != nil {
-		serial = pki.SerialString(cert.Leaf.SerialNumber)
-	}
-	a.warn(ctx, "refusal of the identity not recorded", a.noted(a.recovery.Refused(serial, why)))
 	node, ok := a.store.Node()
 	id, _ := errors.AsType[*session.IdentityError](cause)
+	for _, serial := range a.rejected(id) {
+		a.warn(ctx, "refusal of the identity not recorded", a.noted(a.recovery.Refused(serial, why)))
+	}
 	switch {
 	case id != nil && id.Action == commonv1.Action_ACTION_REBUNDLE:
 		return a.blocked(ctx, codeBlocked,
@@ -111,6 +109,18 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	// The next attempt comes after a session was refused again, so that what the control plane has repaired meanwhile
 	// needs none.
 	return a.sleep(ctx, attempt.Wait)
+}
+
+// rejected returns the serials of the certificates that were refused: those that the session names, else that of the
+// certificate in use.
+func (a *Agent) rejected(id *session.IdentityError) []string {
+	if id != nil && len(id.Rejected) > 0 {
+		return id.Rejected
+	}
+	if cert := a.store.Certificate(); cert != nil {
+		return []string{pki.SerialString(cert.Leaf.SerialNumber)}
+	}
+	return nil
 }
 
 // ended records what an attempt to recover has come to.

@@ -13,8 +13,8 @@ import (
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), longOutage(), nodeAPIOutage(), authorityReplaced(), ingressSwapped(), endpointDrift(), hostTrust(),
-		bothTrusts(), blindSpot(), edgeLimit(), tokenMissing(), fenced(), cloned(), routeDrift(), backlogStale(),
+		shortOutage(), longOutage(), staleChain(), nodeAPIOutage(), authorityReplaced(), ingressSwapped(), endpointDrift(),
+		hostTrust(), bothTrusts(), blindSpot(), edgeLimit(), tokenMissing(), fenced(), cloned(), routeDrift(), backlogStale(),
 		resultLost(),
 		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
 		hostRuntime(), nodesAhead(), restoreReusesNothing(), oldInstance(), diskFull(),

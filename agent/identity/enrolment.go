@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -37,7 +38,8 @@ func hashToken(token string) string {
 // CommitEnrolment stores the reply to an enrolment with token as the identity of this host, all of it or nothing:
 // certificate and key, node and instance id, endpoints, trust, task verifiers and the next token. A trust bundle that
 // it replaces is kept beside the new one with the ending `.old`. The join state stays if the reply keeps the node
-// instance. The recovery tokens from before are removed: they have ended with the enrolment.
+// instance. The recovery tokens from before are removed: they have ended with the enrolment. The certificate in use goes
+// to the other slot if a recovery keeps the node instance, since it counts until a session opens with the new one.
 func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,10 +85,17 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	changes := []change{
 		{File: fileKey, Content: keyPEM},
 		{File: fileCert, Content: chain},
-		{File: fileNextKey, Remove: true},
-		{File: fileNextCert, Remove: true},
 		node.change(),
 	}
+	var kept *tls.Certificate
+	if IsRecoveryToken(token) && s.node.InstanceID == node.InstanceID {
+		kept = s.current
+	}
+	slot, err := slotChanges(kept, fileNextCert, fileNextKey)
+	if err != nil {
+		return err
+	}
+	changes = append(changes, slot...)
 	if former == nil {
 		changes = append(changes, change{File: fileFormerProfile, Remove: true})
 	}
@@ -109,7 +118,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	if s.node.InstanceID != node.InstanceID {
 		s.join = joinState{}
 	}
-	s.current, s.other, s.pending, s.node, s.enrolled, s.env = pair, nil, nil, node, true, env
+	s.current, s.other, s.pending, s.node, s.enrolled, s.env = pair, kept, nil, node, true, env
 	s.recovering, s.tokens, s.listed, s.former = nil, tokens, listed, former
 	return nil
 }

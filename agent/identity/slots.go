@@ -112,26 +112,35 @@ func (s *Store) Flip() error {
 		pair      *tls.Certificate
 		cert, key file
 	}{{s.other, fileCert, fileKey}, {s.current, fileNextCert, fileNextKey}} {
-		if move.pair == nil {
-			changes = append(changes, change{File: move.cert, Remove: true}, change{File: move.key, Remove: true})
-			continue
-		}
-		signer, ok := move.pair.PrivateKey.(crypto.Signer)
-		if !ok {
-			return errors.New("use the other certificate: its key cannot sign")
-		}
-		keyPEM, err := pki.EncodeKey(signer)
+		slot, err := slotChanges(move.pair, move.cert, move.key)
 		if err != nil {
 			return err
 		}
-		changes = append(changes, change{File: move.key, Content: keyPEM},
-			change{File: move.cert, Content: pki.EncodeChain(move.pair.Certificate)})
+		changes = append(changes, slot...)
 	}
 	if err := s.commit("flip", changes); err != nil {
 		return err
 	}
 	s.current, s.other = s.other, s.current
 	return nil
+}
+
+// slotChanges returns the changes that put a certificate and its key into a slot; nil empties the slot.
+func slotChanges(pair *tls.Certificate, cert, key file) ([]change, error) {
+	if pair == nil {
+		return []change{{File: cert, Remove: true}, {File: key, Remove: true}}, nil
+	}
+	signer, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, errors.New("keep a certificate: its key cannot sign")
+	}
+	keyPEM, err := pki.EncodeKey(signer)
+	if err != nil {
+		return nil, err
+	}
+	return []change{
+		{File: key, Content: keyPEM}, {File: cert, Content: pki.EncodeChain(pair.Certificate)},
+	}, nil
 }
 
 // pairLocked returns a chain as a certificate with the one of the keys that it is for, and that key in PEM.

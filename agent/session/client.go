@@ -92,6 +92,8 @@ type runner struct {
 	again     bool // another session is to be opened after the one that is being opened
 	flips     int  // changes to the other certificate after a refusal, since a session was admitted
 	timeouts  int  // opens that timed out since a session was admitted
+	refused   refusals
+	rejected  []string // serials of the certificates that were refused since a session was admitted
 	openTimer *time.Timer
 	opened    chan openResult
 	ended     chan *conn
@@ -179,6 +181,7 @@ func (r *runner) startOpen(ctx context.Context) {
 func (r *runner) promote(ctx context.Context, k *conn) {
 	old := r.active
 	r.active, r.flips, r.timeouts = k, 0, 0
+	r.refused, r.rejected = refusals{}, nil
 	r.c.retry.Reset()
 	r.c.route.Admitted()
 	r.c.generation.Store(k.generation)

@@ -129,6 +129,11 @@ type Config struct {
 	Linger  time.Duration
 	Goodbye time.Duration // how long an orderly end may take. Default 2 s
 
+	// RefusedFor is for how long at least the server refuses certificates that have not expired before Run ends, and
+	// RefusedSpread the range of a random time beyond that. Default 30 s, two rounds of the control plane's own check of
+	// what the ingress trusts, and 60 s.
+	RefusedFor, RefusedSpread time.Duration
+
 	// The phases of an open. One that takes longer ends the open, and the next takes another address; each frame that
 	// the server sends before Admitted starts the time of its phase again. After a round of opens that timed out they
 	// double, up to OpenTimeout.
@@ -152,6 +157,7 @@ var defaults = Config{
 	OpenTimeout: 20 * time.Second, ConnectTimeout: 3 * time.Second, HandshakeTimeout: 4 * time.Second,
 	WelcomeTimeout: 5 * time.Second, AdmissionTimeout: 5 * time.Second, StableAfter: 30 * time.Second,
 	SlowRetry: time.Minute, Drain: 30 * time.Second, Heartbeat: 15 * time.Second, RenewTimeout: 30 * time.Second,
+	RefusedFor: 30 * time.Second, RefusedSpread: time.Minute,
 	Goodbye: 2 * time.Second, Linger: 50 * time.Millisecond, KeepaliveTime: 15 * time.Second,
 	FramesPerSecond: 1000, MaxFrame: 1 << 20, QueueLength: 1024, QueueBytes: 8 << 20, ReadBuffer: 4 << 10,
 	WriteBuffer: 4 << 10,
@@ -206,6 +212,8 @@ func (e *TrustError) Unwrap() error { return e.Cause }
 type IdentityError struct {
 	Action commonv1.Action
 	Cause  error
+	// Rejected are the serials of the certificates that were refused since a session was admitted.
+	Rejected []string
 }
 
 // Error returns the cause as text.

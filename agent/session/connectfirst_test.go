@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpuaas/mesh/agent/agenttest"
 	"github.com/gpuaas/mesh/agent/clock"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -132,46 +131,5 @@ func TestWhereNothingAnswersAnExpiredCertificateIsTriedSlowly(t *testing.T) {
 		if _, ok := errors.AsType[*session.IdentityError](err); !ok {
 			t.Errorf("Run = %v", err)
 		}
-	})
-}
-
-// TestAHandshakeThatIsRefusedForAnotherReasonIsTriedAgain: the issuer may be what the ingress does not trust, and no
-// recovery would bring another.
-func TestAHandshakeThatIsRefusedForAnotherReasonIsTriedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newFakeServer(t)
-		p.refuse = errors.New("no")
-		h := start(t, p, p.memory(), nil)
-		time.Sleep(time.Hour)
-		select {
-		case err := <-h.done:
-			t.Fatalf("Run = %v", err)
-		default:
-		}
-		p.mu.Lock()
-		p.refuse = nil
-		p.mu.Unlock()
-		h.until("admitted", time.Minute, h.admitted)
-		h.stop()
-	})
-}
-
-// TestAnIssuerThatIsNotTrustedIsNoExpiry: though the host's clock is past the end of the certificate, since the server
-// says what is wrong with it.
-func TestAnIssuerThatIsNotTrustedIsNoExpiry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newFakeServer(t)
-		var err error
-		if p.nodes, err = agenttest.NewAuthority("another", time.Now()); err != nil {
-			t.Fatal(err)
-		}
-		h := start(t, p, p.memory(), func(d *session.Deps, _ *session.Config) { d.Clock = clock.New(24 * time.Hour) })
-		time.Sleep(time.Hour)
-		select {
-		case err := <-h.done:
-			t.Fatalf("Run = %v", err)
-		default:
-		}
-		h.stop()
 	})
 }

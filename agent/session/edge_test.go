@@ -96,7 +96,8 @@ func TestWhatKeepsItAway(t *testing.T) {
 				if tt.server != nil {
 					tt.server(p)
 				}
-				h := start(t, p, m, func(d *session.Deps, _ *session.Config) {
+				h := start(t, p, m, func(d *session.Deps, c *session.Config) {
+					c.RefusedFor = time.Hour // Run does not end meanwhile
 					if tt.deps != nil {
 						tt.deps(p, d)
 					}

@@ -32,6 +32,9 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 	}
 	f.err = r.judged(f)
 	err := f.err
+	if _, told := fault.As(err); told {
+		r.refused = refusals{} // the ingress has accepted the certificate
+	}
 	delay, terminal := r.decide(ctx, f)
 	if terminal == nil && r.hinted(f) {
 		delay = max(delay, r.slow())
@@ -44,6 +47,10 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 	d := Diagnostic{Code: r.c.codeOf(err), Detail: detailOf(err), NextRetry: delay}
 	recorded := r.c.record(ctx, d)
 	if terminal != nil {
+		if id, ok := errors.AsType[*IdentityError](terminal); ok {
+			r.reject(f.cert)
+			id.Rejected = r.rejected
+		}
 		return terminal
 	}
 	if r.otherTrust(ctx, d.Code, err) {
@@ -93,6 +100,9 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 	case is[*transport.CertificateRefusedError](err):
 		if r.another(ctx, failed.cert, refusalFlips) {
 			return r.soon(), nil
+		}
+		if r.refusedForGood() {
+			return 0, &IdentityError{Action: commonv1.Action_ACTION_RECOVER, Cause: err}
 		}
 		return next(0), nil
 	}
@@ -159,6 +169,7 @@ const (
 // another reports whether a certificate other than used is in use now: the next one, whose session is not open yet, or
 // that of the other slot, which is taken into use at most flips times until a session is admitted.
 func (r *runner) another(ctx context.Context, used *tls.Certificate, flips int) bool {
+	r.reject(used)
 	id := r.c.deps.Identity
 	if current := id.Certificate(); used != nil && r.worthTrying(current, used) && !current.Leaf.Equal(used.Leaf) {
 		return true

@@ -16,7 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// CertificateRefusedError means that the server ended the handshake because of this node's certificate.
+// CertificateRefusedError means that the server ended the handshake because of this node's certificate, after the client
+// had verified the server.
 type CertificateRefusedError struct{ cause error }
 
 // Error returns the cause as text.
@@ -90,7 +91,8 @@ func Understand(err error, w *Wire) error {
 	}
 	below := w.first()
 	var netErr *net.OpError
-	if errors.As(below, &netErr) && netErr.Op == "remote error" && netErr.Err != nil {
+	// An alert within the client's handshake comes from a server that has not proven its name.
+	if _, early := errors.AsType[*HandshakeError](below); !early && errors.As(below, &netErr) && netErr.Op == "remote error" && netErr.Err != nil {
 		for _, alert := range certificateAlerts {
 			// crypto/tls does not export the type of the received alert; the texts of equal alerts are equal.
 			if netErr.Err.Error() == alert.Error() {
