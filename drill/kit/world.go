@@ -39,10 +39,13 @@ func readWorld(ctx context.Context, m *mesh.Mesh, subject []string) (world, erro
 	return w, err
 }
 
-// comeToRest waits for active workspaces that are still recovering, as after an earlier drill: they would be taken for
-// changes by the next fault. A mesh with one that does not recover is drilled as it is.
+// comeToRest waits for active workspaces and active nodes that are still recovering, as after an earlier drill: they
+// would be taken for changes by the next fault. A mesh with one that does not recover is drilled as it is.
 func comeToRest(ctx context.Context, m *mesh.Mesh) {
-	_ = await.Until(ctx, "workspaces that are on their way back", time.Minute, func(ctx context.Context) error {
+	_ = await.Until(ctx, "workspaces and nodes that are on their way back", time.Minute, func(ctx context.Context) error {
+		if err := nodesRest(ctx, m); err != nil {
+			return err
+		}
 		for token := ""; ; {
 			resp, err := m.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})
 			if err != nil {
@@ -61,6 +64,28 @@ func comeToRest(ctx context.Context, m *mesh.Mesh) {
 			}
 		}
 	})
+}
+
+// nodesRest returns nil if no active node is on its way back.
+func nodesRest(ctx context.Context, m *mesh.Mesh) error {
+	for token := ""; ; {
+		resp, err := m.Client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 500, PageToken: token})
+		if err != nil {
+			return err
+		}
+		for _, n := range resp.GetItems() {
+			switch n.GetUserState() {
+			case commonv1.UserState_USER_STATE_TEMPORARY, commonv1.UserState_USER_STATE_RECOVERING:
+				if n.GetIdentity().GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+					return fmt.Errorf("%s is %s: %s", n.GetName(), names.Of(n.GetUserState()), n.GetReason())
+				}
+			default:
+			}
+		}
+		if token = resp.GetNextPageToken(); token == "" {
+			return nil
+		}
+	}
 }
 
 func (w world) readWorkspaces(ctx context.Context, m *mesh.Mesh, subject []string) error {
