@@ -326,7 +326,10 @@ func FuzzDiagnostics(f *testing.F) {
 	for _, list := range [][]*commonv1.Diagnostic{
 		nil,
 		{{Code: 6, Detail: "429", ObservedAt: timestamppb.New(at), NextRetry: durationpb.New(time.Minute)}},
-		{{Code: 9999, Detail: "\x00\x1b[31m\n\u202e", ObservedAt: far, EndedAt: far, NextRetry: &durationpb.Duration{Seconds: 1 << 62}}},
+		{{
+			Code: 9999, Detail: "\x00\x1b[31m\n\u202e", ObservedAt: far, EndedAt: far,
+			NextRetry: &durationpb.Duration{Seconds: 1 << 62},
+		}},
 		{
 			{Code: 10, ObservedAt: timestamppb.New(at.Add(time.Hour)), RetryCorrelationId: "not an id"},
 			{Code: 10, ObservedAt: timestamppb.New(at.Add(-time.Hour)), EndedAt: timestamppb.New(at)},
