@@ -21,6 +21,7 @@ import (
 
 // seedFrames returns a frame of each kind that an agent sends, and some that none should.
 func seedFrames() []*nodev1.ConnectRequest {
+	task := &nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}
 	far := &timestamppb.Timestamp{Seconds: 1 << 60, Nanos: -1}
 	diagnostic := &commonv1.Diagnostic{
 		Code: 6, Detail: "429 from the edge", ObservedAt: timestamppb.New(time.Unix(1e9, 0)), Count: 3,
@@ -47,10 +48,10 @@ func seedFrames() []*nodev1.ConnectRequest {
 		{Frame: &nodev1.ConnectRequest_ChallengeAnswer{ChallengeAnswer: &nodev1.ChallengeAnswer{Nonce: []byte("n")}}},
 		{Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: &nodev1.Heartbeat{Sequence: 1}}},
 		{Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: &nodev1.Heartbeat{Sequence: -1, ChangedFacts: facts}}},
-		{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{TaskId: ids.New()}}},
-		{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: &nodev1.TaskStarted{TaskId: ids.New()}}},
-		{Frame: &nodev1.ConnectRequest_TaskProgress{TaskProgress: &nodev1.TaskProgress{TaskId: ids.New()}}},
-		{Frame: &nodev1.ConnectRequest_TaskResult{TaskResult: &nodev1.TaskResult{TaskId: ids.New()}}},
+		{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{task}}}},
+		{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: &nodev1.TaskStarted{Task: task, StartedAt: far}}},
+		{Frame: &nodev1.ConnectRequest_TaskProgress{TaskProgress: &nodev1.TaskProgress{Task: task, Note: "n\x00", Done: -1}}},
+		{Frame: &nodev1.ConnectRequest_TaskResult{TaskResult: &nodev1.TaskResult{Task: task, State: 9999, Error: "\x00"}}},
 		{Frame: &nodev1.ConnectRequest_Observation{Observation: &nodev1.Observation{}}},
 		{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: &nodev1.DiagnosticReport{
 			Diagnostics: []*commonv1.Diagnostic{hostile, diagnostic, hostile},
