@@ -138,7 +138,7 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 	f.BoolVar(&o.controls, "controls", false, "run both controls of each drill too: they must fail, and pass if they do")
 	f.BoolVar(&o.production, "production-timers", false, "with the policy values and the budgets of production")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log on stderr what is done, and what the parts of the mesh log")
-	f.IntVar(&o.meshes, "meshes", 0, "on how many meshes of their own drills run at a time (default: 2 with --all, else 1)")
+	f.IntVar(&o.meshes, "meshes", 0, "how many meshes of their own run drills at a time (default: 2 with --all, else 1)")
 	f.StringVar(&o.dir, "data-dir", "",
 		"directory of the drills' own mesh, which is kept (default: a temporary one, removed)")
 	f.StringVar(&o.nodesDir, "nodes-dir", "",

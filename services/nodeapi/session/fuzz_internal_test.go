@@ -28,8 +28,8 @@ func seedFrames() []*nodev1.ConnectRequest {
 		NextRetry: durationpb.New(time.Minute), RetryCorrelationId: ids.New(), DedupeKeyHash: "h",
 	}
 	hostile := &commonv1.Diagnostic{
-		Code: 9999, Detail: "\x00\x1b[31m\n\u202e" + strings.Repeat("é", 1000), ObservedAt: far, EndedAt: far, FirstSeenAt: far,
-		Count: -5, NextRetry: &durationpb.Duration{Seconds: -1 << 40, Nanos: 1},
+		Code: 9999, Detail: "\x00\x1b[31m\n\u202e" + strings.Repeat("é", 1000), ObservedAt: far, EndedAt: far,
+		FirstSeenAt: far, Count: -5, NextRetry: &durationpb.Duration{Seconds: -1 << 40, Nanos: 1},
 	}
 	facts := &commonv1.HostFacts{
 		Hostname: "h\x00", Kernel: "6.1", Gpus: []*commonv1.Gpu{{DeviceId: "gpu-0", Index: -1}},

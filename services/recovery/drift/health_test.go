@@ -95,7 +95,7 @@ func TestAnAbsentProbeSaysWhy(t *testing.T) {
 	}{
 		"over":   {func(p *drift.Proof) { p.ProbedAt = time.Time{} }, "its last no-op does not count since"},
 		"none":   {func(p *drift.Proof) { p.Instance = "i2" }, "no no-op has completed since it enrolled"},
-		"failed": {func(p *drift.Proof) { p.Instance, p.Note = "i2", "the last no-op is failed" }, "the last no-op is failed; "},
+		"failed": {func(p *drift.Proof) { p.Instance, p.Note = "i2", "no-op is failed" }, "no-op is failed; "},
 		"wanted": {func(p *drift.Proof) { p.ProbedAt, p.Wanted = time.Time{}, true }, "recovery asks lifecycle for a no-op"},
 	} {
 		p := proven()
