@@ -54,6 +54,10 @@ test: deps $(BUF) $(GRPCURL) ## Every test, under the race detector
 test-long: deps ## The tests that repeat what they claim, for as long as it is worth once in a while
 	@scripts/test-long.sh
 
+.PHONY: fuzz
+fuzz: ## Every fuzzer, a minute each (ARGS="./internal/bundle")
+	@scripts/fuzz.sh $(ARGS)
+
 .PHONY: check
 check: $(BUF) $(LINTER) ## What is checked without running it: the release build, lint with vet, generated code
 	@scripts/check.sh

@@ -153,6 +153,18 @@ func (k *clone) prepare(ctx context.Context) error {
 	if err := m.StartMachine(ctx, k.machine); err != nil {
 		return err
 	}
+	// What the API shows may be its session from before: the copy is behind once the next one is admitted.
+	was := k.before.GetSession().GetGeneration()
+	err = await.Until(ctx, "another session of "+k.machine.Name(), await.Settle, func(ctx context.Context) error {
+		node, err := m.Node(ctx, k.before.GetNodeId())
+		if is := node.GetSession().GetGeneration(); err == nil && (is <= was || !node.GetConnected()) {
+			err = fmt.Errorf("generation %d, connected %t; it was %d", is, node.GetConnected(), was)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	return k.machine.Stop(ctx)
 }
 

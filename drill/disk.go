@@ -212,7 +212,8 @@ func withoutRoom(ctx context.Context, m *mesh.Mesh, id string) (kit.Verdict, str
 		return v, "", err
 	}
 	gate := node.GetGate()
-	if v.Reason == "" || finding == "" || !diagnosed(node, false) || !gate.GetCordoned() ||
+	full := names.Of(commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL)
+	if v.Reason != full || finding == "" || !diagnosed(node, false) || !gate.GetCordoned() ||
 		gate.GetCordonedBy() != "finding:"+finding {
 		return v, finding, fmt.Errorf("the node is %s %q, its finding is %q, its diagnostics are %v, it is cordoned %t by %q",
 			v.UserState, v.Reason, finding, node.GetSession().GetDiagnostics(), gate.GetCordoned(), gate.GetCordonedBy())

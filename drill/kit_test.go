@@ -29,8 +29,8 @@ type rig struct {
 	cluster *cluster.Cluster
 }
 
-// TestFaultsThatDrillsAreMadeOf runs, on one real mesh, faults of drill/kit that no drill needs yet.
-func TestFaultsThatDrillsAreMadeOf(t *testing.T) {
+// runFaults runs, on one real mesh, faults of drill/kit that no drill needs yet.
+func runFaults(t *testing.T) {
 	testkit.IO(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()

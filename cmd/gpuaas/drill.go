@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,6 +33,7 @@ import (
 type drillOptions struct {
 	all, controls, production, verbose bool
 	dir, nodesDir                      string
+	meshes                             int
 }
 
 // newDrillCommand returns the commands that list and run rows of the failure matrix.
@@ -118,7 +121,7 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 		Use: "run NAME...|--all", Short: "Run drills and judge them by their budgets",
 		Long: "run starts a mesh of separate processes, injects real faults, and holds what the API reports and how long " +
 			"recovery takes to the budgets.\n" +
-			"The mesh ends with it.\n" +
+			"The mesh ends with it. All drills run on two meshes at a time.\n" +
 			"With --context it runs on the mesh of that context, limited to what can be injected through its API; the others " +
 			"are refused.\n" +
 			"A drill that fails or misses a budget ends with exit code 7. Without --production-timers the mesh has short " +
@@ -135,6 +138,7 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 	f.BoolVar(&o.controls, "controls", false, "run both controls of each drill too: they must fail, and pass if they do")
 	f.BoolVar(&o.production, "production-timers", false, "with the policy values and the budgets of production")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log on stderr what is done, and what the parts of the mesh log")
+	f.IntVar(&o.meshes, "meshes", 0, "how many meshes of their own run drills at a time (default: 2 with --all, else 1)")
 	f.StringVar(&o.dir, "data-dir", "",
 		"directory of the drills' own mesh, which is kept (default: a temporary one, removed)")
 	f.StringVar(&o.nodesDir, "nodes-dir", "",
@@ -167,6 +171,9 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 	if o.dir, err = absolute(o.dir); err != nil {
 		return exit.Usage(err)
 	}
+	if o.meshes, err = o.beside(program.Named(), len(drills)); err != nil {
+		return exit.Usage(err)
+	}
 	level := slog.LevelError
 	if o.verbose {
 		level = slog.LevelInfo
@@ -174,9 +181,14 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
 	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(o.dir))
 	defer release()
-	target, err := drillMesh(ctx, cmd, program, o, logger, drills)
+	targets, err := drillMeshes(ctx, cmd, program, o, logger, drills)
+	ended := func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		return closeMeshes(ctx, targets)
+	}
 	if err != nil {
-		return err
+		return errors.Join(err, ended())
 	}
 	forgetDead(logger) // starting a mesh removed the directories of dead ones
 	var unwritten error
@@ -187,10 +199,9 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 				r.Name, r.ElapsedSeconds, r.Why)
 		}
 	}
-	results, err := drillkit.All(ctx, target, drills, drillkit.Options{Logger: logger, Controls: o.controls, Each: tell})
-	ended, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-	defer cancel()
-	err = errors.Join(err, target.Close(ended), unwritten)
+	results, err := drillkit.Beside(ctx, targets, drills,
+		drillkit.Options{Logger: logger, Controls: o.controls, Each: tell})
+	err = errors.Join(err, ended(), unwritten)
 	if printErr := kit.Records(program, cmd, func(r drillkit.Result) string { return r.Name }, drillColumns,
 		results); printErr != nil {
 		return errors.Join(err, printErr)
@@ -207,10 +218,39 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 	return nil
 }
 
-// drillMesh returns the mesh of the context if the command line names one, else a new mesh for the drills.
-func drillMesh(ctx context.Context, cmd *cobra.Command, program *kit.Program, o drillOptions, logger *slog.Logger,
+// beside returns on how many meshes drills run at a time.
+func (o drillOptions) beside(named bool, drills int) (int, error) {
+	switch single := named || o.dir != ""; {
+	case o.meshes < 0:
+		return 0, errors.New("--meshes is a number above zero")
+	case single && o.meshes > 1:
+		return 0, errors.New("--meshes is for meshes of the drills' own in temporary directories: without --context and " +
+			"--data-dir")
+	case single, o.meshes == 0 && !o.all:
+		return 1, nil
+	}
+	return min(cmp.Or(o.meshes, meshesOfAll), drills), nil
+}
+
+// meshesOfAll is on how many meshes all drills run at a time: they wait for most of their time.
+const meshesOfAll = 2
+
+// closeMeshes ends meshes, each beside the others.
+func closeMeshes(ctx context.Context, meshes []*mesh.Mesh) error {
+	failed := make([]error, len(meshes))
+	var closing sync.WaitGroup
+	for i, m := range meshes {
+		closing.Go(func() { failed[i] = m.Close(ctx) })
+	}
+	closing.Wait()
+	return errors.Join(failed...)
+}
+
+// drillMeshes returns the mesh of the context if the command line names one, else new meshes for the drills: those that
+// stand, also beside an error.
+func drillMeshes(ctx context.Context, cmd *cobra.Command, program *kit.Program, o drillOptions, logger *slog.Logger,
 	drills []drillkit.Drill,
-) (*mesh.Mesh, error) {
+) ([]*mesh.Mesh, error) {
 	if program.Named() {
 		person, err := program.Person(cmd)
 		if err != nil {
@@ -221,7 +261,10 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *kit.Program, o 
 		for _, d := range drills {
 			refused = append(refused, d.Refuse(target))
 		}
-		return target, exit.Usage(errors.Join(refused...))
+		if err := errors.Join(refused...); err != nil {
+			return nil, exit.Usage(err)
+		}
+		return []*mesh.Mesh{target}, nil
 	}
 	var unable []error
 	for _, d := range drills {
@@ -237,13 +280,21 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *kit.Program, o 
 	if _, err := agents.Find(filepath.Join(filepath.Dir(self), agents.Program)); err != nil {
 		return nil, fmt.Errorf("the node agent stands beside this program in a drill: %w", err)
 	}
-	return mesh.Start(ctx, logger, mesh.Config{
-		Programs: filepath.Dir(self), CacheDir: dev.CacheDir(), Dir: o.dir, Production: o.production, LogLevel: "info",
-		Reaper: func(dir string) *exec.Cmd {
-			//nolint:noctx // this very program, which outlives us on purpose
-			return exec.Command(self, "drill", "reap", dir)
-		},
-	})
+	var out []*mesh.Mesh
+	for range o.meshes {
+		m, err := mesh.Start(ctx, logger, mesh.Config{
+			Programs: filepath.Dir(self), CacheDir: dev.CacheDir(), Dir: o.dir, Production: o.production, LogLevel: "info",
+			Reaper: func(dir string) *exec.Cmd {
+				//nolint:noctx // this very program, which outlives us on purpose
+				return exec.Command(self, "drill", "reap", dir)
+			},
+		})
+		if err != nil {
+			return out, err
+		}
+		out = append(out, m)
+	}
+	return out, nil
 }
 
 func seconds(s float64) string { return strconv.FormatFloat(s, 'f', -1, 64) + "s" }

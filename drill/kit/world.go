@@ -39,39 +39,36 @@ func readWorld(ctx context.Context, m *mesh.Mesh, subject []string) (world, erro
 	return w, err
 }
 
-// comeToRest waits for workspaces and nodes that are still on their way back, as after an earlier drill: they would be
-// taken for changes by the next fault. A mesh with one that does not come back is drilled as it is.
+// comeToRest waits for active workspaces and active nodes that are still recovering, as after an earlier drill: they
+// would be taken for changes by the next fault. A mesh with one that does not recover is drilled as it is.
 func comeToRest(ctx context.Context, m *mesh.Mesh) {
-	_ = await.Until(ctx, "what is on its way back", time.Minute, func(ctx context.Context) error {
-		if err := workspacesRest(ctx, m); err != nil {
+	_ = await.Until(ctx, "workspaces and nodes that are on their way back", time.Minute, func(ctx context.Context) error {
+		if err := nodesRest(ctx, m); err != nil {
 			return err
 		}
-		return nodesRest(ctx, m)
+		for token := ""; ; {
+			resp, err := m.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})
+			if err != nil {
+				return err
+			}
+			for _, ws := range resp.GetItems() {
+				moving := ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING ||
+					ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE &&
+						(ws.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY ||
+							ws.GetManagement().GetState() == readmodelv1.LayerState_LAYER_STATE_AWAY)
+				if moving {
+					return fmt.Errorf("%s/%s is %s, %s, its management %s", ws.GetTenant(), ws.GetName(), names.Of(ws.GetState()),
+						names.Of(ws.GetUserState()), names.Of(ws.GetManagement().GetState()))
+				}
+			}
+			if token = resp.GetNextPageToken(); token == "" {
+				return nil
+			}
+		}
 	})
 }
 
-func workspacesRest(ctx context.Context, m *mesh.Mesh) error {
-	for token := ""; ; {
-		resp, err := m.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})
-		if err != nil {
-			return err
-		}
-		for _, ws := range resp.GetItems() {
-			moving := ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING ||
-				ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE &&
-					(ws.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY ||
-						ws.GetManagement().GetState() == readmodelv1.LayerState_LAYER_STATE_AWAY)
-			if moving {
-				return fmt.Errorf("%s/%s is %s, %s, its management %s", ws.GetTenant(), ws.GetName(), names.Of(ws.GetState()),
-					names.Of(ws.GetUserState()), names.Of(ws.GetManagement().GetState()))
-			}
-		}
-		if token = resp.GetNextPageToken(); token == "" {
-			return nil
-		}
-	}
-}
-
+// nodesRest returns nil if no active node is on its way back.
 func nodesRest(ctx context.Context, m *mesh.Mesh) error {
 	for token := ""; ; {
 		resp, err := m.Client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 500, PageToken: token})
@@ -79,10 +76,12 @@ func nodesRest(ctx context.Context, m *mesh.Mesh) error {
 			return err
 		}
 		for _, n := range resp.GetItems() {
-			away := n.GetIdentity().GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE && !n.GetConnected() &&
-				n.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY
-			if away {
-				return fmt.Errorf("node %s is away: %s", n.GetName(), n.GetReason())
+			switch n.GetUserState() {
+			case commonv1.UserState_USER_STATE_TEMPORARY, commonv1.UserState_USER_STATE_RECOVERING:
+				if n.GetIdentity().GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+					return fmt.Errorf("%s is %s: %s", n.GetName(), names.Of(n.GetUserState()), n.GetReason())
+				}
+			default:
 			}
 		}
 		if token = resp.GetNextPageToken(); token == "" {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"buf.build/go/protovalidate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -113,19 +114,27 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this session sends too many frames",
 			fault.RetryAfter(5*time.Second))
 	}
-	if hb := frame.GetHeartbeat(); hb != nil && hb.GetChangedFacts() == nil {
-		return frame, nil // it has no field that could be invalid
+	if err := checked(h.server.validate, frame); err != nil {
+		return nil, err
 	}
-	if err := h.server.validate.Validate(frame); err != nil {
+	return frame, nil
+}
+
+// checked validates a frame, and cleans it of what cannot be stored or is no text for people.
+func checked(v protovalidate.Validator, frame *nodev1.ConnectRequest) error {
+	if hb := frame.GetHeartbeat(); hb != nil && hb.GetChangedFacts() == nil {
+		return nil // it has no field that could be invalid
+	}
+	if err := v.Validate(frame); err != nil {
 		// The action is wait and not stop: an agent of another version may succeed after an update of either side.
-		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the frame is not valid",
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the frame is not valid",
 			fault.WithAction(commonv1.Action_ACTION_WAIT),
 			fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
 	scrub(frame.ProtoReflect())
 	scrubRecords(frame.GetHello().GetDiagnostics())
 	scrubRecords(frame.GetDiagnostic().GetDiagnostics())
-	return frame, nil
+	return nil
 }
 
 // serve reads an admitted session until it ends.

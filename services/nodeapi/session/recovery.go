@@ -1,8 +1,6 @@
 package session
 
 import (
-	"strings"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
@@ -13,11 +11,10 @@ func boundedRecovery(reported *commonv1.RecoveryCounters) *commonv1.RecoveryCoun
 		return nil
 	}
 	const most = 64
-	outcome := reported.GetLastOutcome()
 	out := &commonv1.RecoveryCounters{
 		Attempts: max(reported.GetAttempts(), 0), Successes: max(reported.GetSuccesses(), 0),
 		Failures: max(reported.GetFailures(), 0), Suppressed: max(reported.GetSuppressed(), 0),
-		LastOutcome: strings.ToValidUTF8(outcome[:min(len(outcome), most)], ""),
+		LastOutcome: oneLine(reported.GetLastOutcome(), most),
 	}
 	if at := reported.GetLastAttemptAt(); at.IsValid() {
 		out.LastAttemptAt = at

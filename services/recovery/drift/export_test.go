@@ -10,3 +10,6 @@ var OfHost = ofHost
 
 // ReadRoots reads the roots of the authority once.
 func (j *Judge) ReadRoots(ctx context.Context) { j.trust.refresh(ctx, j.deps) }
+
+// RecordsOf is recordsOf for tests.
+var RecordsOf = recordsOf

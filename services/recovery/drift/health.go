@@ -112,7 +112,7 @@ func probeItem(p Proof) HealthItem {
 	out := HealthItem{Check: recoveryv1.HealthCheck_HEALTH_CHECK_PROBE_COMPLETED}
 	switch {
 	case p.ProbedAt.IsZero() || p.ProbeInstance != p.Instance || p.Instance == "":
-		out.Detail = missing(p, "no no-op has completed since it enrolled; recovery asks for one in its next session")
+		out.Detail = missing(p, unprobed(p))
 	case p.ProbeGeneration != p.Generation:
 		out.Present, out.ObservedAt = true, p.ProbedAt
 		out.Detail = fmt.Sprintf("a no-op completed in generation %d, and no reason was concluded since", p.ProbeGeneration)
@@ -129,11 +129,22 @@ func tasksItem(p Proof, backlog *Evidence) HealthItem {
 	case backlog != nil:
 		out.Detail = backlog.Detail
 	case p.TasksAt.IsZero() || p.ProbeInstance != p.Instance:
-		out.Detail = missing(p, "its tasks are counted with its first probe")
+		out.Detail = missing(p, "its tasks are counted with its next probe")
 	default:
 		out.Present, out.ObservedAt, out.Detail = true, p.TasksAt, "lifecycle had none"
 	}
 	return out
+}
+
+// unprobed returns why no probe counts while recovery does not ask for one.
+func unprobed(p Proof) string {
+	switch {
+	case p.Instance != "" && p.ProbeInstance == p.Instance:
+		return "its last no-op does not count since a reason was concluded; recovery asks for one when none holds any more"
+	case p.Note != "":
+		return p.Note + "; recovery asks for one in its next session"
+	}
+	return "no no-op has completed since it enrolled; recovery asks for one once it is connected and no reason holds"
 }
 
 // missing returns the detail of an item that a probe brings.

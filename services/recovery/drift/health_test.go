@@ -86,6 +86,28 @@ func TestEachItemIsNeeded(t *testing.T) {
 	}
 }
 
+// TestAnAbsentProbeSaysWhy checks the text of a probe that is missing: a no-op that was made and counts no more is not
+// told as one that never was.
+func TestAnAbsentProbeSaysWhy(t *testing.T) {
+	for name, tt := range map[string]struct {
+		lose func(*drift.Proof)
+		want string
+	}{
+		"over":   {func(p *drift.Proof) { p.ProbedAt = time.Time{} }, "its last no-op does not count since"},
+		"none":   {func(p *drift.Proof) { p.Instance = "i2" }, "no no-op has completed since it enrolled"},
+		"failed": {func(p *drift.Proof) { p.Instance, p.Note = "i2", "no-op is failed" }, "no-op is failed; "},
+		"wanted": {func(p *drift.Proof) { p.ProbedAt, p.Wanted = time.Time{}, true }, "recovery asks lifecycle for a no-op"},
+	} {
+		p := proven()
+		tt.lose(&p)
+		for _, item := range drift.Checklist(p, now) {
+			if item.Check == probeCheck && (item.Present || !strings.HasPrefix(item.Detail, tt.want)) {
+				t.Errorf("%s: %v", name, item)
+			}
+		}
+	}
+}
+
 // TestATopicOfTheProcessIsNotTheSession checks that what a session tells of its agent beside, later, does not move the
 // time since when the agent is heard.
 func TestATopicOfTheProcessIsNotTheSession(t *testing.T) {

@@ -10,10 +10,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -281,7 +283,26 @@ func TestARecordOfAnUnknownNodeIsRefused(t *testing.T) {
 	}
 }
 
-// Whatever a host claims is evidence of a known reason, of a known part, in time, bounded and clean.
+// checkOfHost checks what the claims of a host are taken for: evidence of a known reason, of a known part, in time,
+// bounded and clean, and none that makes a node insecure.
+func checkOfHost(t *testing.T, records []drift.HostRecord, at, heardAt time.Time) {
+	t.Helper()
+	parts := map[commonv1.DriftPart]bool{}
+	for _, e := range drift.OfHost("n", records, at, heardAt) {
+		if row, known := drift.RowOf(e.Reason); e.Reason != 0 && (!known || row.Severity == p0) || e.Part == 0 ||
+			e.Source != host || e.ObservedAt.After(at) || e.FreshUntil.IsZero() ||
+			e.FreshUntil.After(at.Add(24*time.Hour)) || len(e.Detail) > 700 || !utf8.ValidString(e.Detail) ||
+			strings.ContainsAny(e.Detail, "\x00\n\x1b") || e.CorrelationID != "" && !ids.Valid(e.CorrelationID) {
+			t.Errorf("%+v", e)
+		}
+		if parts[e.Part] {
+			t.Errorf("%s twice", e.Part)
+		}
+		parts[e.Part] = true
+	}
+}
+
+// FuzzHostRecords has records of a host, as a person brings them, made evidence.
 func FuzzHostRecords(f *testing.F) {
 	f.Add(int32(6), "detail", int64(0), int64(30), int64(0))
 	f.Add(int32(22), "\x00\x1b[31m\n\u202e\xff", int64(1)<<60, int64(-1)<<60, int64(5))
@@ -294,13 +315,42 @@ func FuzzHostRecords(f *testing.F) {
 		if ended != 0 {
 			r.EndedAt = time.Unix(0, ended)
 		}
-		for _, e := range drift.OfHost("n", []drift.HostRecord{r, r, {Code: limited, SeenAt: at}}, at, time.Time{}) {
-			if row, known := drift.RowOf(e.Reason); e.Reason != 0 && (!known || row.Severity == p0) || e.Part == 0 ||
-				e.Source != host || e.ObservedAt.After(at) || e.FreshUntil.IsZero() ||
-				e.FreshUntil.After(at.Add(24*time.Hour)) || len(e.Detail) > 700 || !utf8.ValidString(e.Detail) ||
-				strings.ContainsAny(e.Detail, "\x00\n\x1b") || e.CorrelationID != "" && !ids.Valid(e.CorrelationID) {
-				t.Errorf("%+v", e)
-			}
+		checkOfHost(t, []drift.HostRecord{r, r, {Code: limited, SeenAt: at}}, at, time.Time{})
+	})
+}
+
+// FuzzDiagnostics has the diagnostics of an event, as the agent's session brought them, made evidence.
+func FuzzDiagnostics(f *testing.F) {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	far := &timestamppb.Timestamp{Seconds: 1 << 60, Nanos: -1}
+	for _, list := range [][]*commonv1.Diagnostic{
+		nil,
+		{{Code: 6, Detail: "429", ObservedAt: timestamppb.New(at), NextRetry: durationpb.New(time.Minute)}},
+		{{
+			Code: 9999, Detail: "\x00\x1b[31m\n\u202e", ObservedAt: far, EndedAt: far,
+			NextRetry: &durationpb.Duration{Seconds: 1 << 62},
+		}},
+		{
+			{Code: 10, ObservedAt: timestamppb.New(at.Add(time.Hour)), RetryCorrelationId: "not an id"},
+			{Code: 10, ObservedAt: timestamppb.New(at.Add(-time.Hour)), EndedAt: timestamppb.New(at)},
+		},
+	} {
+		data, err := proto.Marshal(&nodev1.DiagnosticReport{Diagnostics: list})
+		if err != nil {
+			f.Fatal(err)
 		}
+		f.Add(data, int64(0))
+		f.Add(data, at.UnixNano())
+	}
+	f.Fuzz(func(t *testing.T, data []byte, heard int64) {
+		report := &nodev1.DiagnosticReport{}
+		if proto.Unmarshal(data, report) != nil {
+			return
+		}
+		var heardAt time.Time
+		if heard != 0 {
+			heardAt = time.Unix(0, heard)
+		}
+		checkOfHost(t, drift.RecordsOf(report.GetDiagnostics()), at, heardAt)
 	})
 }

@@ -141,6 +141,23 @@ func TestTheOrderOfEvidenceDoesNotMatter(t *testing.T) {
 	})
 }
 
+// TestTimeAloneChangesNoVerdict: until some evidence becomes stale, the verdict at any later time is the same.
+func TestTimeAloneChangesNoVerdict(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		evidence := rapid.SliceOfN(rapid.OneOf(drawn, likely), 0, 12).Draw(t, "evidence")
+		later := now.Add(time.Duration(rapid.Int64Range(1, int64(48*time.Hour)).Draw(t, "later")))
+		for i := range evidence {
+			if e := &evidence[i]; !e.Stale(now) && e.Stale(later) {
+				e.FreshUntil = later.Add(1)
+			}
+		}
+		want, got := drift.Classify(evidence, now), drift.Classify(evidence, later)
+		if want.At = got.At; got != want {
+			t.Fatalf("verdict %+v, later %+v", want, got)
+		}
+	})
+}
+
 // TestMoreEvidenceNeverMakesAVerdictSmaller: evidence of one more thing that is wrong, of a part or a source that none
 // was known of, never lowers the severity of a verdict that names a cause. Evidence that a part is well changes
 // nothing, but that the agent is heard, which clears only what rests on its silence.

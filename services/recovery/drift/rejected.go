@@ -145,6 +145,9 @@ func (n *node) rejected(c *claim) {
 	if since, served := n.servedSince(); served && !e.FreshUntil.Add(-rejectedFor).After(since) {
 		return
 	}
+	if last := e.FreshUntil.Add(-rejectedFor); e.ObservedAt.Before(n.heardAt()) {
+		e.ObservedAt = last // the replica counts on from what it refused before the agent was heard
+	}
 	for _, old := range n.evidence {
 		if old.Part != e.Part || old.Source != e.Source || old.Reason == 0 || old.Stale(c.at) {
 			continue

@@ -151,6 +151,13 @@ func TestAConnectedNodeIsNotAffectedByClaims(t *testing.T) {
 	k.put(late)
 	k.round()
 	k.wantReasons(n.id())
+	k.tokened(n)
+	late.LastSeenAt = timestamppb.New(k.now())
+	k.put(late)
+	k.round()
+	if v := k.wantReasons(n.id(), certExpired); !v.GetObservedAt().AsTime().Equal(late.GetLastSeenAt().AsTime()) {
+		t.Errorf("observed at %s, before it was heard last", v.GetObservedAt().AsTime())
+	}
 }
 
 // TestRejectionsThatGoOnAreOneVerdict checks that reports of the same rejection neither change the verdict nor write a

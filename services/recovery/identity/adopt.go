@@ -44,7 +44,7 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Prese
 		s.NodeID, s.InstanceID, s.State = r.NodeID, r.InstanceID, commonv1.SerialState_SERIAL_STATE_NEXT
 		b.serials[s.Serial] = s
 	}
-	r.StateReason = names.Of(v.Reason)
+	r.StateBy, r.StateReason, r.StateAt = "recovery", names.Of(v.Reason), b.moment.Now
 	if !slices.Contains(b.changed, r) {
 		b.changed = append(b.changed, r)
 	}

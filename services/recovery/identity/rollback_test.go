@@ -107,6 +107,10 @@ func TestNodesThatRememberMoreSetRollbackMode(t *testing.T) {
 		!strings.Contains(got, "gpuaas rollback accept") || !strings.Contains(got, "docs/restore.md") {
 		t.Errorf("incident: %s", got)
 	}
+	if got := b.text(`SELECT state_by || ' ' || state_reason FROM recovery.identity WHERE node_id = '` + first.id +
+		`'`); got != "recovery control_plane_rollback" {
+		t.Errorf("the state is by %s", got)
+	}
 	nodes := b.text(`SELECT array_to_string(node_ids, ' ') FROM recovery.incident`)
 	if !strings.Contains(nodes, first.id) || !strings.Contains(nodes, second.id) || strings.Contains(nodes, fine.id) {
 		t.Errorf("nodes of the incident: %s", nodes)

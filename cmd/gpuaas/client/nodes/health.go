@@ -106,9 +106,10 @@ func contractColumn(title string, part commonv1.DriftPart, text func(*output.Pri
 	}
 }
 
-// newestFault returns the newest evidence that something is wrong with a part of a node now; nil if there is none.
+// newestFault returns the newest evidence that something is wrong with a part of a node now, and before any other that
+// of the reason of its verdict; nil if there is none.
 func newestFault(n *readmodelv1.Node, part commonv1.DriftPart) *recoveryv1.Evidence {
-	evidence, now := n.GetVerdict().GetEvidence(), time.Now()
+	evidence, reason, now := n.GetVerdict().GetEvidence(), n.GetVerdict().GetReason(), time.Now()
 	if health := n.GetHealth(); health != nil {
 		evidence = health.GetParts()
 		if at := health.GetAsOf(); at != nil {
@@ -120,7 +121,10 @@ func newestFault(n *readmodelv1.Node, part commonv1.DriftPart) *recoveryv1.Evide
 		switch until := e.GetFreshUntil(); {
 		case e.GetPart() != part || e.GetReason() == 0:
 		case until != nil && until.AsTime().Before(now):
-		case newest == nil || e.GetObservedAt().AsTime().After(newest.GetObservedAt().AsTime()):
+		case newest == nil || e.GetReason() == reason && newest.GetReason() != reason:
+			newest = e
+		case newest.GetReason() == reason && e.GetReason() != reason:
+		case e.GetObservedAt().AsTime().After(newest.GetObservedAt().AsTime()):
 			newest = e
 		}
 	}

@@ -36,6 +36,10 @@ func TestEvidenceThatIsOverIsNoFault(t *testing.T) {
 	if got := newestFault(n, host); got != parts[2] {
 		t.Errorf("the newest is %v", got)
 	}
+	n.Verdict = &recoveryv1.NodeVerdict{Reason: commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW}
+	if got := newestFault(n, host); got != parts[1] {
+		t.Errorf("the verdict's is %v", got)
+	}
 	n.Health.Parts = parts[:1]
 	if got := newestFault(n, host); got != nil {
 		t.Errorf("what is over is shown: %v", got)

@@ -65,8 +65,8 @@ var View = output.View[*readmodelv1.Node]{
 		{Title: "session: closed", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
 			return human.OnlyIf(session.GetClosedAt() != nil,
-				strings.TrimSpace(pr.When(session.GetClosedAt())+" "+human.Enum(session.GetCloseReason())+" "+
-					session.GetCloseDetail()))
+				strings.Join(strings.Fields(pr.When(session.GetClosedAt())+" "+human.Enum(session.GetCloseReason())+" "+
+					session.GetCloseDetail()), " "))
 		}},
 		{Title: "gate: cordon", Of: func(_ *output.Printer, n *readmodelv1.Node) string {
 			gate := n.GetGate()

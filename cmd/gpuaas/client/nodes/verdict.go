@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"strings"
@@ -69,11 +70,13 @@ func verdictColumns() []output.Column[*readmodelv1.Node] {
 		verdictColumn("evidence", func(pr *output.Printer, v *recoveryv1.NodeVerdict) string {
 			return strings.Join(kit.TextsOf(v.GetEvidence(), func(e *recoveryv1.Evidence) string {
 				return strings.TrimSpace(human.Enum(e.GetSource()) + ", " + human.Enum(e.GetPart()) + ": " +
-					human.Enum(e.GetReason()) + " " + pr.When(e.GetObservedAt()) + " " + e.GetDetail())
+					cmp.Or(human.Enum(e.GetReason()), "well") + " " + pr.When(e.GetObservedAt()) + " " + e.GetDetail())
 			}), "\n")
 		}),
 		verdictColumn("facts", func(_ *output.Printer, v *recoveryv1.NodeVerdict) string {
 			text, ok := runtimeDrift(v)
+			// While a copy is looked for, they may be those of the other machine.
+			ok = ok && v.GetUserState() != commonv1.UserState_USER_STATE_SECURITY_ACTION_REQUIRED
 			return human.OnlyIf(ok, "accept them with --seen "+shown.Fingerprint(text))
 		}),
 		verdictColumn("missing", func(_ *output.Printer, v *recoveryv1.NodeVerdict) string {
