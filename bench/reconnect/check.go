@@ -8,9 +8,8 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -27,10 +26,20 @@ type faults struct {
 	incident map[string]int // by kind
 }
 
+// wrong are the reasons that no node has because nodeapi was killed.
+var wrong = []commonv1.DriftReason{
+	commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD,
+	commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED, commonv1.DriftReason_DRIFT_REASON_JOIN_STATE_LOST,
+}
+
 // none reports whether no node was called down or shut out, and all are connected.
 func (f faults) none() bool {
-	down := names.Of(commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN)
-	return len(f.away) == 0 && len(f.inactive) == 0 && f.periods[down] == 0 && f.present[down] == 0
+	for _, reason := range wrong {
+		if name := names.Of(reason); f.periods[name] > 0 || f.present[name] > 0 {
+			return false
+		}
+	}
+	return len(f.away) == 0 && len(f.inactive) == 0
 }
 
 func (f faults) describe(details map[string]any) {

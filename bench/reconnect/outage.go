@@ -165,13 +165,17 @@ var partsOf = map[string][]string{
 
 // describe puts the figures of outages into details.
 func describe(details map[string]any, name string, list []outage) {
-	var took, down, lastDial []float64
+	var took, down, lastDial, first []float64
 	var open []time.Duration
 	var tries, clients, wal int64
 	spent := map[string]time.Duration{}
 	for _, o := range list {
 		var last int64
+		soonest := o.all
 		for _, c := range o.clients {
+			if at := time.Unix(0, c.Done); at.Before(soonest) {
+				soonest = at
+			}
 			open = append(open, time.Duration(c.Done-c.Dialled))
 			last = max(last, c.Dialled)
 			tries += c.Tries
@@ -179,6 +183,7 @@ func describe(details map[string]any, name string, list []outage) {
 		took = append(took, round(o.took().Seconds()))
 		down = append(down, round(o.down.Seconds()))
 		lastDial = append(lastDial, round(time.Unix(0, last).Sub(o.up).Seconds()))
+		first = append(first, round(soonest.Sub(o.up).Seconds()))
 		clients += int64(len(o.clients))
 		wal += o.wal
 		for part, d := range o.spent {
@@ -187,7 +192,7 @@ func describe(details map[string]any, name string, list []outage) {
 	}
 	per := func(d time.Duration) float64 { return round(1000 * d.Seconds() / float64(max(clients, 1))) }
 	maps.Copy(details, map[string]any{
-		name + "_back_s": took, name + "_servers_down_s": down,
+		name + "_back_s": took, name + "_first_back_s": first, name + "_servers_down_s": down,
 		name + "_last_dial_s": lastDial, // of the connections that stand: until then clients waited
 		name + "_open_ms": fmt.Sprintf("p50 %.0f, p99 %.0f, max %.0f", bench.Percentile(open, .5),
 			bench.Percentile(open, .99), bench.Percentile(open, 1)),
