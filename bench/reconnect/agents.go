@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -24,41 +25,41 @@ import (
 )
 
 // reach opens a connection to one of the addresses, as a balancer of connections before the replicas would.
-func (l *load) reach(ctx context.Context) (net.Conn, error) {
+func (p *place) reach(ctx context.Context) (net.Conn, error) {
+	p.dialled.Store(time.Now().UnixNano())
+	p.tries.Add(1)
 	var d net.Dialer
-	return d.DialContext(ctx, "tcp", l.cfg.Addrs[rand.IntN(len(l.cfg.Addrs))])
+	return d.DialContext(ctx, "tcp", p.addrs[rand.IntN(len(p.addrs))])
 }
 
 // startAgent starts an agent: the product's session with its defaults, and an identity in memory. It executes probes.
-func startAgent(ctx context.Context, l *load, n node, p *place) error {
+func startAgent(ctx context.Context, n node, p *place) error {
+	fleet := p.fleet
 	cert, err := tls.X509KeyPair(n.Chain, n.Key)
 	if err != nil {
 		return fmt.Errorf("read certificate: %w", err)
 	}
-	roots, err := pki.LoadBundle(l.fleet.Roots)
+	roots, err := pki.LoadBundle(fleet.Roots)
 	if err != nil {
 		return fmt.Errorf("read roots: %w", err)
 	}
-	keys, err := pki.ParseKeySet(l.fleet.TaskKeys)
+	keys, err := pki.ParseKeySet(fleet.TaskKeys)
 	if err != nil {
 		return fmt.Errorf("read task keys: %w", err)
 	}
-	a := &agent{place: p, node: n, keys: keys}
+	a := &agent{node: n, keys: keys}
 	facts := host(n.Name, n.ID)
 	a.client, err = session.New(session.Deps{
 		Logger: slog.New(slog.DiscardHandler), Clock: clock.New(0), Roots: roots,
-		Endpoint: func() (string, error) { return l.fleet.APIHost, nil },
+		Endpoint: func() (string, error) { return fleet.APIHost, nil },
 		Identity: memory.New(identity.Node{
-			NodeID: n.ID, InstanceID: n.Instance, TrustDomain: l.fleet.TrustDomain,
+			NodeID: n.ID, InstanceID: n.Instance, TrustDomain: fleet.TrustDomain,
 		}, &cert).WithTaskKeys(keys),
-		Dial: func(ctx context.Context, _ string) (net.Conn, error) {
-			p.dial()
-			return l.reach(ctx)
-		},
+		Dial: func(ctx context.Context, _ string) (net.Conn, error) { return p.reach(ctx) },
 		Hooks: session.Hooks{
 			Hello: func(h *nodev1.Hello) {
-				h.LedgerId, h.BootId, h.AgentVersion = n.Instance, n.ID, l.fleet.Version
-				h.Host, h.Profile, h.TaskTypes = facts, l.fleet.Profile, tasktypes.Queued()
+				h.LedgerId, h.BootId, h.AgentVersion = n.Instance, n.ID, fleet.Version
+				h.Host, h.Profile, h.TaskTypes = facts, fleet.Profile, tasktypes.Queued()
 			},
 			Admitted: func(context.Context, int64) { p.isBack() },
 			Offer:    a.offer,
@@ -67,13 +68,12 @@ func startAgent(ctx context.Context, l *load, n node, p *place) error {
 	if err != nil {
 		return err
 	}
-	l.wg.Go(func() { _ = a.client.Run(ctx) }) // one that ends is not back
+	p.load.wg.Go(func() { _ = a.client.Run(ctx) }) // one that ends is not back
 	return nil
 }
 
 // agent is one light agent. It has no ledger: it sends the result of a probe once.
 type agent struct {
-	place  *place
 	node   node
 	keys   *pki.KeySet
 	client *session.Client

@@ -78,12 +78,12 @@ type client struct {
 }
 
 // startClient starts a client that keeps a connection.
-func startClient(ctx context.Context, l *load, n node, p *place) error {
+func startClient(ctx context.Context, n node, p *place) error {
 	cert, err := tls.X509KeyPair(n.Chain, n.Key)
 	if err != nil {
 		return fmt.Errorf("read certificate: %w", err)
 	}
-	roots, err := pki.LoadBundle(l.fleet.Roots)
+	roots, err := pki.LoadBundle(p.fleet.Roots)
 	if err != nil {
 		return fmt.Errorf("read roots: %w", err)
 	}
@@ -92,13 +92,13 @@ func startClient(ctx context.Context, l *load, n node, p *place) error {
 		return err
 	}
 	conf, err := pki.ClientTLS(pki.ClientConfig{
-		Store: store, Roots: roots, Server: pki.ServiceID(l.fleet.TrustDomain, "nodeapi"), NextProtos: []string{"h2"},
+		Store: store, Roots: roots, Server: pki.ServiceID(p.fleet.TrustDomain, "nodeapi"), NextProtos: []string{"h2"},
 	})
 	if err != nil {
 		return err
 	}
 	c := &client{place: p, conf: conf}
-	l.wg.Go(func() { c.run(ctx) })
+	p.load.wg.Go(func() { c.run(ctx) })
 	return nil
 }
 
@@ -150,10 +150,9 @@ func (c *client) open(ctx context.Context, cfg session.Config) (*tls.Conn, error
 		}
 		return min(limit, cfg.OpenTimeout)
 	}
-	c.place.dial()
 	dial, cancel := context.WithTimeout(ctx, bound(cfg.ConnectTimeout))
 	defer cancel()
-	raw, err := c.place.load.reach(dial)
+	raw, err := c.place.reach(dial)
 	if err != nil {
 		return nil, err
 	}

@@ -8,13 +8,11 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // faults is what the API says of the nodes after all rounds.
@@ -22,8 +20,8 @@ type faults struct {
 	away     []string       // nodes that are not connected
 	inactive map[string]int // identities that are not active, by state
 	present  map[string]int // present reasons of nodes
-	periods  map[string]int // reasons that nodes have had since their enrolment
-	incident map[string]int // by kind
+	periods  map[string]int // reasons that began after the first kill
+	incident map[string]int // opened after the first kill, by kind
 }
 
 // wrong are the reasons that no node has because nodeapi was killed.
@@ -48,7 +46,7 @@ func (f faults) describe(details map[string]any) {
 		details["nodes_away_some"] = strings.Join(f.away[:min(len(f.away), 5)], " ")
 	}
 	for name, counts := range map[string]map[string]int{
-		"identities_not_active": f.inactive, "reasons_present": f.present, "reasons_since_enrolment": f.periods,
+		"identities_not_active": f.inactive, "reasons_present": f.present, "reasons_since_the_kill": f.periods,
 		"incidents": f.incident,
 	} {
 		details[name] = counted(counts)
@@ -102,12 +100,14 @@ func (w *world) check(ctx context.Context) (faults, error) {
 		return f, fmt.Errorf("list incidents: %w", err)
 	}
 	for _, i := range incidents.GetItems() {
-		f.incident[names.Of(i.GetKind())]++
+		if i.GetOpenedAt().AsTime().After(w.faultAt) {
+			f.incident[names.Of(i.GetKind())]++
+		}
 	}
 	return f, nil
 }
 
-// periods counts the verdicts on each node that have begun since its enrolment, by reason.
+// periods counts the verdicts on each node that began after the first kill, by reason.
 func (w *world) periods(ctx context.Context, nodes []string, into map[string]int) error {
 	const atOnce = 8
 	var mu sync.Mutex
@@ -123,75 +123,12 @@ func (w *world) periods(ctx context.Context, nodes []string, into map[string]int
 			mu.Lock()
 			defer mu.Unlock()
 			for _, p := range list.GetItems() {
-				into[names.Of(p.GetReason())]++
+				if p.GetDetectedAt().AsTime().After(w.faultAt) {
+					into[names.Of(p.GetReason())]++
+				}
 			}
 			return nil
 		})
 	}
 	return group.Wait()
-}
-
-// The statements below are run as the administrator of the server: no role of a service reads all of it.
-var (
-	newestEvent = pg.Define(pg.RoleOwner, "reconnect.newest_event", `
-	SELECT COALESCE(max(e.seq), 0) FROM events.event e`)
-	countEvents = pg.Define(pg.RoleOwner, "reconnect.count_events", `
-	SELECT e.kind AS name, count(*) AS n FROM events.event e WHERE e.seq > $1 GROUP BY 1 ORDER BY 1`)
-	countVerdicts = pg.Define(pg.RoleOwner, "reconnect.count_verdicts", `
-	SELECT 'verdicts' AS name, count(*) AS n FROM recovery.verdict v
-		WHERE v.node_id <> '00000000-0000-0000-0000-000000000000'
-	UNION ALL SELECT 'periods', count(*) FROM recovery.verdict_period p
-		WHERE p.node_id <> '00000000-0000-0000-0000-000000000000'`)
-)
-
-// written is the number of rows of a kind.
-type written struct {
-	Name string `db:"name"`
-	N    int64  `db:"n"`
-}
-
-// eventLog reads what the outages have left in the database.
-type eventLog struct {
-	conn *pgx.Conn
-	from int64 // the newest event before the first outage
-}
-
-func (w *world) openLog(ctx context.Context) (eventLog, error) {
-	conn, err := pgx.Connect(ctx, w.cluster.Stores.Postgres.AdminURLOf(pg.DatabaseMesh))
-	if err != nil {
-		return eventLog{}, fmt.Errorf("connect to the database: %w", err)
-	}
-	from, err := pg.Value[int64](ctx, conn, newestEvent)
-	if err != nil {
-		return eventLog{}, fmt.Errorf("read the newest event: %w", err)
-	}
-	return eventLog{conn: conn, from: from}, nil
-}
-
-func (l eventLog) close(ctx context.Context) { _ = l.conn.Close(context.WithoutCancel(ctx)) } // nothing is kept
-
-// describe puts the events of each return, and the rows of verdicts on nodes, into details.
-func (l eventLog) describe(ctx context.Context, details map[string]any, returns int) error {
-	events, err := pg.All[written](ctx, l.conn, countEvents, l.from)
-	if err != nil {
-		return fmt.Errorf("count events: %w", err)
-	}
-	verdicts, err := pg.All[written](ctx, l.conn, countVerdicts)
-	if err != nil {
-		return fmt.Errorf("count verdicts: %w", err)
-	}
-	var all int64
-	var kinds []string
-	for _, e := range events {
-		all += e.N
-		if share := round(float64(e.N) / float64(returns)); share > 0 {
-			kinds = append(kinds, fmt.Sprintf("%s %.2f", e.Name, share))
-		}
-	}
-	details["events_each_return"] = round(float64(all) / float64(returns))
-	details["events_each_return_by_kind"] = strings.Join(kinds, ", ")
-	for _, v := range verdicts {
-		details["rows_of_"+v.Name+"_on_nodes"] = v.N
-	}
-	return nil
 }

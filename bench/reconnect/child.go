@@ -55,8 +55,6 @@ func Child(ctx context.Context, kind string, in io.Reader, out io.Writer, _ *slo
 
 // load is many clients in one process.
 type load struct {
-	cfg    loadConfig
-	fleet  enrolled
 	places []*place
 	back   atomic.Int64 // since the last mark
 	wg     sync.WaitGroup
@@ -65,6 +63,8 @@ type load struct {
 // place holds how one client came back since the last mark.
 type place struct {
 	load    *load
+	fleet   *enrolled
+	addrs   []string
 	dialled atomic.Int64 // the last time; nanoseconds since 1970
 	done    atomic.Int64 // zero: it is not back
 	tries   atomic.Int64
@@ -72,11 +72,6 @@ type place struct {
 
 // comeback is how one client came back. Dialled is when the connection was begun that stands.
 type comeback struct{ Dialled, Done, Tries int64 }
-
-func (p *place) dial() {
-	p.dialled.Store(time.Now().UnixNano())
-	p.tries.Add(1)
-}
 
 func (p *place) isBack() {
 	if p.done.CompareAndSwap(0, time.Now().UnixNano()) {
@@ -88,7 +83,7 @@ func (p *place) isBack() {
 const spread = 3 * time.Millisecond
 
 func serveLoad(ctx context.Context, cancel func(), in io.Reader, out io.Writer,
-	start func(ctx context.Context, l *load, n node, p *place) error,
+	start func(ctx context.Context, n node, p *place) error,
 ) error {
 	l := &load{}
 	err := process.Serve(ctx, in, out, process.Verbs{
@@ -104,26 +99,28 @@ func serveLoad(ctx context.Context, cancel func(), in io.Reader, out io.Writer,
 	return err
 }
 
-func (l *load) start(ctx context.Context, cfg loadConfig,
-	start func(ctx context.Context, l *load, n node, p *place) error,
+// start starts the clients of a file beside those that run.
+func (l *load) start(ctx context.Context, cfg loadConfig, start func(ctx context.Context, n node, p *place) error,
 ) error {
 	text, err := os.ReadFile(cfg.Enrolled)
 	if err != nil {
 		return fmt.Errorf("read the nodes: %w", err)
 	}
-	if err := json.Unmarshal(text, &l.fleet); err != nil {
+	fleet := &enrolled{}
+	if err := json.Unmarshal(text, fleet); err != nil {
 		return fmt.Errorf("read the nodes: %w", err)
 	}
-	l.cfg = cfg
 	if len(cfg.Addrs) == 0 {
 		return errors.New("no address to connect to")
 	}
-	for range l.fleet.Nodes {
-		l.places = append(l.places, &place{load: l})
+	places := make([]*place, 0, len(fleet.Nodes))
+	for range fleet.Nodes {
+		places = append(places, &place{load: l, fleet: fleet, addrs: cfg.Addrs})
 	}
+	l.places = append(l.places, places...)
 	l.wg.Go(func() {
-		for i, n := range l.fleet.Nodes {
-			if !app.Sleep(ctx, spread) || start(ctx, l, n, l.places[i]) != nil {
+		for i, n := range fleet.Nodes {
+			if !app.Sleep(ctx, spread) || start(ctx, n, places[i]) != nil {
 				return // the bench sees that not all are connected
 			}
 		}

@@ -40,11 +40,12 @@ type node struct {
 // requests of one address.
 const lanes = 16
 
-// enrol makes each agent a node, with an operator's token and over the listener for enrolment.
-func (w *world) enrol(ctx context.Context) (enrolled, error) {
+// enrol makes n agents nodes, the first of them with number from, each with an operator's token and over the listener
+// for enrolment.
+func (w *world) enrol(ctx context.Context, from, n int) (enrolled, error) {
 	list := enrolled{
 		TrustDomain: cluster.TrustDomain, Roots: w.cluster.Material.ServiceRoots(), Version: w.opts.Version,
-		APIHost: w.cluster.Plan.Addresses.Agents, Nodes: make([]node, w.opts.Agents),
+		APIHost: w.cluster.Plan.Addresses.Agents, Nodes: make([]node, n),
 	}
 	doors, err := w.cluster.Replicas(w.cluster.Plan.Addresses.Enroll)
 	if err != nil {
@@ -63,7 +64,7 @@ func (w *world) enrol(ctx context.Context) (enrolled, error) {
 				return err
 			}
 			for i := lane; i < len(list.Nodes); i += lanes {
-				list.Nodes[i].Name = fmt.Sprintf("light-%05d", i)
+				list.Nodes[i].Name = fmt.Sprintf("light-%05d", from+i)
 				answer, err := w.enrolOne(ctx, door, &list.Nodes[i])
 				if err != nil {
 					return fmt.Errorf("enrol %s: %w", list.Nodes[i].Name, err)

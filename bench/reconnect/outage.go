@@ -37,7 +37,13 @@ func (w *world) killNodeAPI(ctx context.Context) (outage, error) {
 	if err := w.agents.Ask(ctx, soon, "mark", nil, nil); err != nil {
 		return o, err
 	}
+	if err := w.log.begin(ctx); err != nil {
+		return o, err
+	}
 	killed := time.Now()
+	if w.faultAt.IsZero() {
+		w.faultAt = killed
+	}
 	for _, p := range w.cluster.NodeAPI {
 		p.LetDie()
 		if err := p.Kill9(); err != nil {
@@ -49,7 +55,10 @@ func (w *world) killNodeAPI(ctx context.Context) (outage, error) {
 			return o, fmt.Errorf("start %s: %w", p.Name, err)
 		}
 	}
-	return o, w.comeBack(ctx, &o, killed, w.agents, w.replicas)
+	if err := w.comeBack(ctx, &o, killed, w.agents, w.replicas); err != nil {
+		return o, err
+	}
+	return o, w.log.end(ctx)
 }
 
 // killBare kills the bare servers, and has each accept as long after the kill as its replica of nodeapi did.

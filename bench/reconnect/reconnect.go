@@ -90,11 +90,11 @@ func (w *world) measure(ctx context.Context) (bench.Result, error) {
 	if err := w.connect(ctx); err != nil {
 		return bench.Result{}, err
 	}
-	log, err := w.openLog(ctx)
-	if err != nil {
+	var err error
+	if w.log, err = w.openLog(ctx); err != nil {
 		return bench.Result{}, err
 	}
-	defer log.close(ctx)
+	defer w.log.close(ctx)
 	var ours, bare []outage
 	for round := range w.opts.Rounds {
 		if err := w.rest(ctx, w.opts.Stable); err != nil {
@@ -127,7 +127,7 @@ func (w *world) measure(ctx context.Context) (bench.Result, error) {
 		return bench.Result{}, err
 	}
 	details := w.details
-	if err := log.describe(ctx, details, w.opts.Agents*w.opts.Rounds); err != nil {
+	if err := w.log.describe(ctx, details, w.opts.Agents, w.opts.Rounds); err != nil {
 		return bench.Result{}, err
 	}
 	return judge(w.opts, ours, bare, blamed, details), nil

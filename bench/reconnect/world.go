@@ -35,7 +35,8 @@ type world struct {
 	agents   *process.Child
 	clients  *process.Child   // the bare ones
 	bare     []*process.Child // servers
-	began    time.Time        // of the first enrolment
+	log      *eventLog
+	faultAt  time.Time // of the first kill
 }
 
 // while starts the mesh, runs do, and ends everything.
@@ -50,6 +51,7 @@ func (w *world) while(ctx context.Context, do func(context.Context) error) error
 	}
 	c, err := cluster.New(ctx, w.opts.Logger, cluster.Config{
 		Dir: w.dir, Programs: programs, CacheDir: w.opts.CacheDir, Replicas: w.opts.Replicas, LogLevel: "warn",
+		Statements: true,
 	})
 	if err != nil {
 		return fmt.Errorf("build the mesh: %w", err)
@@ -101,14 +103,44 @@ func (w *world) connect(ctx context.Context) error {
 	if w.bareAt, err = ports.Free(ctx, w.opts.Replicas); err != nil {
 		return err
 	}
-	w.began = time.Now()
-	list, err := w.enrol(ctx)
+	for range w.opts.Replicas {
+		if err := w.startBare(ctx, len(w.bare), 0); err != nil {
+			return err
+		}
+	}
+	if w.agents, err = process.Start(w.opts.Command, childAgents); err != nil {
+		return err
+	}
+	if w.clients, err = process.Start(w.opts.Command, childClients); err != nil {
+		return err
+	}
+	began := time.Now()
+	for from := 0; from < w.opts.Agents; from += part {
+		if err := w.add(ctx, from, min(part, w.opts.Agents-from)); err != nil {
+			return err
+		}
+	}
+	w.say("%d nodes enrolled in %.1f s", w.opts.Agents, time.Since(began).Seconds())
+	for name, load := range map[string]*process.Child{"agents": w.agents, "bare clients": w.clients} {
+		if n, err := load.Await(ctx, within, "back", w.opts.Agents); err != nil {
+			return fmt.Errorf("%d of %d %s are connected: %w", n, w.opts.Agents, name, err)
+		}
+	}
+	w.details["connected_in_s"] = round(time.Since(began).Seconds())
+	w.say("all connected after %.1f s", time.Since(began).Seconds())
+	return nil
+}
+
+// part is how many nodes enrol before they connect: a node that has enrolled and does not connect is called down.
+const part = 128
+
+// add enrols some agents, and starts them and their bare clients.
+func (w *world) add(ctx context.Context, from, n int) error {
+	list, err := w.enrol(ctx, from, n)
 	if err != nil {
 		return err
 	}
-	w.details["enrolled_in_s"] = round(time.Since(w.began).Seconds())
-	w.say("%d nodes enrolled in %.1f s", len(list.Nodes), time.Since(w.began).Seconds())
-	file := filepath.Join(w.dir, "enrolled.json")
+	file := filepath.Join(w.dir, fmt.Sprintf("enrolled-%d.json", from))
 	text, err := json.Marshal(list)
 	if err != nil {
 		return fmt.Errorf("write the nodes: %w", err)
@@ -116,35 +148,10 @@ func (w *world) connect(ctx context.Context) error {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return fmt.Errorf("write the nodes: %w", err)
 	}
-	for range w.opts.Replicas {
-		if err := w.startBare(ctx, len(w.bare), 0); err != nil {
-			return err
-		}
-	}
-	if w.agents, err = w.load(ctx, childAgents, file, w.replicas); err != nil {
+	if err := w.agents.Ask(ctx, soon, "start", loadConfig{Enrolled: file, Addrs: w.replicas}, nil); err != nil {
 		return err
 	}
-	w.clients, err = w.load(ctx, childClients, file, w.bareAt)
-	return err
-}
-
-// load starts a process of clients and waits until all of them are connected.
-func (w *world) load(ctx context.Context, kind, file string, addrs []string) (*process.Child, error) {
-	load, err := process.Start(w.opts.Command, kind)
-	if err != nil {
-		return nil, err
-	}
-	began := time.Now()
-	err = load.Ask(ctx, soon, "start", loadConfig{Enrolled: file, Addrs: addrs}, nil)
-	if err == nil {
-		_, err = load.Await(ctx, within, "back", w.opts.Agents)
-	}
-	if err != nil {
-		load.Stop()
-		return nil, fmt.Errorf("connect %s: %w", kind, err)
-	}
-	w.say("%s: %d connected in %.1f s", kind, w.opts.Agents, time.Since(began).Seconds())
-	return load, nil
+	return w.clients.Ask(ctx, soon, "start", loadConfig{Enrolled: file, Addrs: w.bareAt}, nil)
 }
 
 // startBare starts the i-th bare server, and has it listen after a while.
