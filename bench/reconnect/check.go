@@ -67,7 +67,9 @@ func counted(counts map[string]int) string {
 
 // check reads from the API which nodes are connected, and what was concluded of each.
 func (w *world) check(ctx context.Context) (faults, error) {
-	f := faults{inactive: map[string]int{}, present: map[string]int{}, periods: map[string]int{}, incident: map[string]int{}}
+	f := faults{
+		inactive: map[string]int{}, present: map[string]int{}, periods: map[string]int{}, incident: map[string]int{},
+	}
 	client := w.cluster.Client
 	var nodes []string
 	for token, first := "", true; first || token != ""; first = false {

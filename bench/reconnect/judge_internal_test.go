@@ -23,7 +23,7 @@ func TestJudge(t *testing.T) {
 	}{
 		{name: "within twice", ours: of(9*time.Second, 4*time.Second, 4*time.Second), passed: true},
 		{name: "too slow", ours: of(9*time.Second, 5*time.Second, time.Second)},
-		{name: "agent_down was over by then", ours: of(time.Second), blamed: faults{periods: map[string]int{"agent_down": 1}}},
+		{name: "was called down", ours: of(time.Second), blamed: faults{periods: map[string]int{"agent_down": 1}}},
 		{name: "agent_down", ours: of(time.Second), blamed: faults{present: map[string]int{"agent_down": 1}}},
 		{name: "was held", ours: of(time.Second), blamed: faults{periods: map[string]int{"identity_held": 1}}},
 		{name: "is held", ours: of(time.Second), blamed: faults{inactive: map[string]int{"held": 1}}},

@@ -82,7 +82,9 @@ func (w *world) killBare(ctx context.Context, listens []time.Duration) (outage, 
 }
 
 // comeBack waits until the servers accept, and until all clients are back, and fills in o.
-func (w *world) comeBack(ctx context.Context, o *outage, killed time.Time, clients *process.Child, addrs []string) error {
+func (w *world) comeBack(
+	ctx context.Context, o *outage, killed time.Time, clients *process.Child, addrs []string,
+) error {
 	at := make([]time.Time, len(addrs))
 	waiting, waitCtx := errgroup.WithContext(ctx)
 	first := make(chan struct{}, len(addrs))
