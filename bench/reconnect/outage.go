@@ -1,6 +1,7 @@
 package reconnect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,7 +106,6 @@ func (w *world) comeBack(
 		return err
 	}
 	o.up = slices.MinFunc(at, time.Time.Compare)
-	o.down = o.up.Sub(killed)
 	for _, t := range at {
 		o.listens = append(o.listens, t.Sub(killed))
 	}
@@ -123,8 +123,13 @@ func (w *world) comeBack(
 	if err := clients.Ask(ctx, soon, "times", nil, &o.clients); err != nil {
 		return err
 	}
-	last := slices.MaxFunc(o.clients, func(a, b comeback) int { return int(a.Done - b.Done) })
-	o.all = time.Unix(0, last.Done)
+	byDone := func(a, b comeback) int { return cmp.Compare(a.Done, b.Done) }
+	o.all = time.Unix(0, slices.MaxFunc(o.clients, byDone).Done)
+	// On a busy machine a client may be back before this process sees that the server accepts.
+	if first := time.Unix(0, slices.MinFunc(o.clients, byDone).Done); first.Before(o.up) {
+		o.up = first
+	}
+	o.down = o.up.Sub(killed)
 	return nil
 }
 
