@@ -48,7 +48,7 @@ func New(deps Deps, cfg Config) (*Client, error) {
 	if err := deps.validate(); err != nil {
 		return nil, fmt.Errorf("session: %w", err)
 	}
-	cfg = cfg.withDefaults()
+	cfg = cfg.WithDefaults()
 	if cfg.Draw == nil {
 		cfg.Draw = rand.Int64N
 	}

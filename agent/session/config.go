@@ -163,7 +163,8 @@ var defaults = Config{
 	WriteBuffer: 4 << 10,
 }
 
-func (c Config) withDefaults() Config {
+// WithDefaults returns c with the defaults in place of its zero fields.
+func (c Config) WithDefaults() Config {
 	c = config.Or(c, defaults)
 	c.Backoff = cmp.Or(c.Backoff, backoff.Policy{Base: time.Second, Cap: 30 * time.Second})
 	c.RenewRetry = cmp.Or(c.RenewRetry, backoff.Policy{Base: 5 * time.Second, Cap: 5 * time.Minute})

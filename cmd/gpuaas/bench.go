@@ -28,7 +28,8 @@ type benchOptions struct {
 	minutes   int
 	table     io.Writer // where a bench prints its tables before the result
 	nodes     int
-	rounds    int // of `bench fence`
+	rounds    int // of `bench fence` and `bench reconnect`
+	replicas  int // of each service
 	spaces    int
 	instances int
 	history   bool
@@ -104,6 +105,21 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 	fences.PreRun = alone
 	fences.Flags().IntVar(&o.nodes, "nodes", 8, "how many nodes")
 	fences.Flags().IntVar(&o.rounds, "rounds", 3, "how often each node is held, quarantined and fenced")
+	returns := add("reconnect", "Time until all agents are back after the replicas of the node API were killed", 5000,
+		benchReconnect)
+	returns.Long = "Kills all replicas of the node API of a mesh of separate processes, starts them again, and measures " +
+		"from the first one that accepts\n" +
+		"until all agents are admitted: at most twice what bare mutual-TLS handshakes of as many clients take, whose " +
+		"servers are killed in the\n" +
+		"same way and stay away for as long. No node may be called down or held for it, by the API, after the time in " +
+		"which one would be.\n" +
+		"Agents and bare clients wait before each try for a random part of 1 s, then of 2 s, 4 s and so on up to 30 s, " +
+		"as the product's agents\n" +
+		"do, so most of both times is this wait: `last_dial_s` is how long it lasted, `open_ms` what an opening took " +
+		"without it."
+	returns.PreRun = func(*cobra.Command, []string) { o.alone = true }
+	returns.Flags().IntVar(&o.replicas, "replicas", 2, "replicas of each service, and bare servers")
+	returns.Flags().IntVar(&o.rounds, "rounds", 3, "how often the replicas are killed; each takes two minutes at least")
 	peers := add("peers", "Sagas beside DBOS Transact and tasks beside River, on the same Postgres", 0)
 	var only string
 	peers.Flags().StringVar(&only, "only", "", "measure sagas or tasks alone")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuaas/mesh/bench/reconnect"
 	"github.com/gpuaas/mesh/bench/resume"
 	"github.com/gpuaas/mesh/bench/streams"
 	"github.com/gpuaas/mesh/bench/tasks"
@@ -38,7 +39,7 @@ func benchPeers(kind string) *exec.Cmd {
 func runBenchChild(cmd *cobra.Command, kind string) error {
 	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelError}))
 	for _, serve := range []func(context.Context, string, io.Reader, io.Writer, *slog.Logger) (bool, error){
-		streams.Child, resume.Child, tasks.Child,
+		streams.Child, resume.Child, tasks.Child, reconnect.Child,
 	} {
 		if mine, err := serve(cmd.Context(), kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger); mine {
 			return err

@@ -13,12 +13,14 @@ import (
 	"github.com/gpuaas/mesh/bench/idle"
 	"github.com/gpuaas/mesh/bench/join"
 	"github.com/gpuaas/mesh/bench/lives"
+	"github.com/gpuaas/mesh/bench/reconnect"
 	"github.com/gpuaas/mesh/bench/resume"
 	"github.com/gpuaas/mesh/bench/sagas"
 	"github.com/gpuaas/mesh/bench/schemas"
 	"github.com/gpuaas/mesh/bench/streams"
 	"github.com/gpuaas/mesh/bench/tasks"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/dev"
 )
 
 // bencher measures one thing on a database of its own.
@@ -94,6 +96,13 @@ func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 
 func benchFence(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	return fence.Run(ctx, fence.Options{Nodes: o.nodes, Rounds: o.rounds, Version: o.version, Logger: o.logger})
+}
+
+func benchReconnect(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
+	return reconnect.Run(ctx, reconnect.Options{
+		Agents: o.agents, Replicas: o.replicas, Rounds: o.rounds, Command: benchChild, Version: o.version,
+		CacheDir: dev.CacheDir(), Out: o.table, Logger: o.logger,
+	})
 }
 
 func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {

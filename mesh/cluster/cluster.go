@@ -52,6 +52,8 @@ type Config struct {
 	CacheDir string   // searched for Postgres' binaries after the system's
 	Policy   map[string]string
 	LogLevel string
+	// Statements has our Postgres count what each statement costs, if it can.
+	Statements bool
 	// Addresses for people, agents and enrolment; empty: free ports.
 	Console, Agents, Enroll string
 }
@@ -105,7 +107,7 @@ func (c *Cluster) prepare(ctx context.Context) error {
 	}
 	c.Stores, err = stores.Start(ctx, c.logger, c.Material, stores.Config{
 		Dir: filepath.Join(c.cfg.Dir, "postgres"), RedisDir: filepath.Join(c.cfg.Dir, "redis"),
-		CacheDir: c.cfg.CacheDir,
+		CacheDir: c.cfg.CacheDir, Statements: c.cfg.Statements,
 	})
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	_ "github.com/gpuaas/mesh/bench/idle"
 	_ "github.com/gpuaas/mesh/bench/join"
 	_ "github.com/gpuaas/mesh/bench/lives"
+	_ "github.com/gpuaas/mesh/bench/reconnect"
 	_ "github.com/gpuaas/mesh/bench/resume"
 	_ "github.com/gpuaas/mesh/bench/rig"
 	_ "github.com/gpuaas/mesh/bench/schemas"
