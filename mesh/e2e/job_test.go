@@ -206,7 +206,7 @@ func crashesLater(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 		return err
 	})
 	if err == nil && beside != "" {
-		err = os.WriteFile(filepath.Join(beside, "crash"), nil, 0o644) //nolint:gosec // the workload has another uid
+		err = os.WriteFile(filepath.Join(beside, "crash"), nil, 0o644)
 	}
 	if err != nil || beside == "" {
 		t.Fatalf("the workload is told to crash in %q: %v", beside, err)

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// CertificateRefusedError means that the server ended the handshake because of this node's certificate, after the client
-// had verified the server.
+// CertificateRefusedError means that the server ended the handshake because of this node's certificate, after the
+// client had verified the server.
 type CertificateRefusedError struct{ cause error }
 
 // Error returns the cause as text.
@@ -83,8 +83,8 @@ var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116}
 // tooLargeWait, before the growing wait of every retry, keeps both sides from sending the same frame in a loop.
 const tooLargeWait = 5 * time.Second
 
-// Understand returns the most specific error that follows from grpc's error and from the failures below grpc that w has
-// noted.
+// Understand returns the most specific error that follows from grpc's error and from the failures below grpc that w
+// has noted.
 func Understand(err error, w *Wire) error {
 	if err == nil {
 		return nil
@@ -92,7 +92,8 @@ func Understand(err error, w *Wire) error {
 	below := w.first()
 	var netErr *net.OpError
 	// An alert within the client's handshake comes from a server that has not proven its name.
-	if _, early := errors.AsType[*HandshakeError](below); !early && errors.As(below, &netErr) && netErr.Op == "remote error" && netErr.Err != nil {
+	_, early := errors.AsType[*HandshakeError](below)
+	if !early && errors.As(below, &netErr) && netErr.Op == "remote error" && netErr.Err != nil {
 		for _, alert := range certificateAlerts {
 			// crypto/tls does not export the type of the received alert; the texts of equal alerts are equal.
 			if netErr.Err.Error() == alert.Error() {
@@ -107,8 +108,8 @@ func Understand(err error, w *Wire) error {
 		// grpc reports a response that is not grpc only in its message.
 		text := st.Message()
 		if st.Code() == codes.ResourceExhausted && strings.Contains(text, "received message larger than max") {
-			// The grpc library of one side refused a frame before the code above it could send a Denial. Both sides use the same
-			// text, so this code cannot find out which side it was.
+			// The grpc library of one side refused a frame before the code above it could send a Denial. Both sides use the
+			// same text, so this code cannot find out which side it was.
 			return fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT),
 				fault.RetryAfter(tooLargeWait), fault.Cause(err))
 		}

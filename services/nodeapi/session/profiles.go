@@ -20,8 +20,8 @@ import (
 // all its endpoints.
 const offerPause = 5 * time.Millisecond
 
-// profileBook has the versions of profiles that recovery has sent, and what nodes are told of them. The zero value has
-// none. It is safe for concurrent use.
+// profileBook has the versions of profiles that recovery has sent, and what nodes are told of them. The zero value
+// has none. It is safe for concurrent use.
 type profileBook struct {
 	mu      sync.RWMutex
 	active  map[string]string // fingerprints, by the name of the profile
@@ -113,8 +113,8 @@ func (s *Server) profileTold(sess *roster.Session) string {
 	return s.profiles.fingerprint(s.deps.View.Get(sess.Identity.NodeID).GetProfile(), sess.ReportedProfile())
 }
 
-// offerFor returns the offer of a profile that is due to a session, and records it; nil: none is, or the view does not
-// have the node yet, and so not the name of its profile.
+// offerFor returns the offer of a profile that is due to a session, and records it; nil: none is, or the view does
+// not have the node yet, and so not the name of its profile.
 func (s *Server) offerFor(sess *roster.Session) *nodev1.ConnectResponse {
 	n := s.deps.View.Get(sess.Identity.NodeID)
 	if n == nil {
@@ -128,8 +128,8 @@ func (s *Server) offerFor(sess *roster.Session) *nodev1.ConnectResponse {
 	return frame
 }
 
-// offerAdmitted offers a session that was admitted what is due to it, at once or when the view has the node: one that has
-// just enrolled may be admitted before that.
+// offerAdmitted offers a session that was admitted what is due to it, at once or when the view has the node: one that
+// has just enrolled may be admitted before that.
 func (s *Server) offerAdmitted(sess *roster.Session) {
 	if s.deps.View.Get(sess.Identity.NodeID) == nil {
 		s.unseen.Store(sess.Identity.NodeID, sess)

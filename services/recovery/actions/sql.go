@@ -23,7 +23,8 @@ var (
 
 	updateActions = pg.Define(pg.RoleRecovery, "actions.change", `
 		UPDATE recovery.recovery_action a SET state = n.state, reason = n.reason,
-			correlation_id = n.correlation_id, agent_correlation_id = n.agent_correlation_id, first_rejected_at = n.first_rejected_at, effect_at = n.effect_at,
+			correlation_id = n.correlation_id, agent_correlation_id = n.agent_correlation_id,
+			first_rejected_at = n.first_rejected_at, effect_at = n.effect_at,
 			session_at = n.session_at, healthy_at = n.healthy_at, ended_at = n.ended_at, fails_at = n.fails_at,
 			attempts = n.attempts, outcome = n.outcome, version = n.version`+fromColumns+`
 		WHERE a.action_id = n.action_id AND a.version = n.version - 1`)

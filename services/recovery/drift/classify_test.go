@@ -56,13 +56,15 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		"host does not trust the server": {
 			evidence: []drift.Evidence{active, isDown, saw(host, authority, tlsUntrusted)}, reason: tlsUntrusted,
 			state: recovering, severity: p1, owner: "profile",
-			next:   "wait for the recovery by pinned trust; if it does not come, issue a bundle (`gpuaas nodes bundle NODE`)",
+			next: "wait for the recovery by pinned trust; if it does not come, issue a bundle " +
+				"(`gpuaas nodes bundle NODE`)",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"host trusts neither the server nor recovery": {
 			evidence: []drift.Evidence{isDown, saw(host, authority, tlsUntrusted), saw(host, endpoint, blocked)},
 			reason:   blocked, state: operator, severity: p1, owner: "profile",
-			next: "repair the node's profile, or issue a bundle (`gpuaas nodes bundle NODE`): it trusts neither the mesh " +
+			next: "repair the node's profile, or issue a bundle (`gpuaas nodes bundle NODE`): it " +
+				"trusts neither the mesh " +
 				"nor its recovery endpoint",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
@@ -71,7 +73,8 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 				isDown, saw(identity, certificate, certExpired), saw(host, certificate, tokenMissing),
 			},
 			reason: tokenMissing, state: operator, severity: p1, owner: "operator",
-			next:   "issue a bundle (`gpuaas nodes bundle NODE`): the node has no recovery token that may still be used",
+			next: "issue a bundle (`gpuaas nodes bundle NODE`): the node has no recovery token " +
+				"that may still be used",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"tasks expired in the queue": {
@@ -88,7 +91,8 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		"identity is fenced": {
 			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), drift.DetailFenced), isLost},
 			reason:   revoked, state: operator, severity: p0, owner: "security",
-			next:   "reactivate with the security role; to enrol it again, issue a bundle then (`gpuaas nodes bundle NODE`)",
+			next: "reactivate with the security role; to enrol it again, issue a bundle then " +
+				"(`gpuaas nodes bundle NODE`)",
 			detect: time.Minute, recover: 15 * time.Minute,
 		},
 		"identity is retired": {
@@ -113,7 +117,8 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		},
 		"edge limits the agent": {
 			evidence: []drift.Evidence{isDown, saw(host, endpoint, rateLimited)}, reason: rateLimited, state: temporary,
-			severity: p2, owner: "edge", next: "wait: the agent asks less often; if it stays, repair the rule of the edge",
+			severity: p2, owner: "edge",
+			next:   "wait: the agent asks less often; if it stays, repair the rule of the edge",
 			detect: 5 * time.Minute, recover: 24 * time.Hour,
 		},
 		"address of the node changed": {
@@ -124,21 +129,25 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		},
 		"agent is old": {
 			evidence: []drift.Evidence{isHeard, saw(session, endpoint, version)}, reason: version, state: normal,
-			severity: p2, owner: "rollout", next: "update the agent", detect: 30 * time.Minute, recover: 24 * time.Hour,
+			severity: p2, owner: "rollout",
+			next: "update the agent", detect: 30 * time.Minute, recover: 24 * time.Hour,
 		},
 		"agent is too old for the work": {
 			evidence: []drift.Evidence{isHeard, saw(gate, tasks, version)}, reason: version, state: operator,
-			severity: p2, owner: "rollout", next: "update the agent", detect: 30 * time.Minute, recover: 24 * time.Hour,
+			severity: p2, owner: "rollout",
+			next: "update the agent", detect: 30 * time.Minute, recover: 24 * time.Hour,
 		},
 		"driver changed under a placed node": {
 			evidence: []drift.Evidence{isHeard, saw(gate, hostPart, hostRuntime)}, reason: hostRuntime, state: operator,
-			severity: p1, owner: "provider", next: "diagnose the node, then repair or reimage it; `gpuaas nodes accept-facts " +
+			severity: p1, owner: "provider",
+			next: "diagnose the node, then repair or reimage it; `gpuaas nodes accept-facts " +
 				"NODE --reason TEXT` if the change was meant",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"no replica listens": {
 			evidence: []drift.Evidence{active, isDown, noServer}, reason: outage, state: temporary, severity: p1,
-			owner: "control plane", next: "none at the node: no replica of nodeapi listens; restore the control plane",
+			owner:  "control plane",
+			next:   "none at the node: no replica of nodeapi listens; restore the control plane",
 			detect: time.Minute, recover: time.Hour,
 		},
 		"database went back": {
@@ -160,7 +169,8 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		},
 		"join state is lost": {
 			evidence: []drift.Evidence{saw(identity, certificate, joinStateLost), isLost}, reason: joinStateLost,
-			state: operator, severity: p1, owner: "operator", next: "let the node recover, or issue a bundle (`gpuaas nodes bundle NODE`)",
+			state: operator, severity: p1, owner: "operator",
+			next:   "let the node recover, or issue a bundle (`gpuaas nodes bundle NODE`)",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"token was used with two keys": {

@@ -34,7 +34,8 @@ func TestEveryStateOfAnIdentityIsEvidence(t *testing.T) {
 		"pending": {state: pending, want: unspecified, next: "enrol the machine with its bundle"},
 		"active":  {state: activeState, want: unspecified},
 		"held": {
-			state: heldState, want: held, next: "look at the reason of the hold, then reactivate, quarantine or fence",
+			state: heldState, want: held,
+			next: "look at the reason of the hold, then reactivate, quarantine or fence",
 		},
 		"quarantined": {
 			state: quarantined, want: revoked,
@@ -42,13 +43,16 @@ func TestEveryStateOfAnIdentityIsEvidence(t *testing.T) {
 		},
 		"fenced": {
 			state: fenced, want: revoked,
-			next: "reactivate with the security role; to enrol it again, issue a bundle then (`gpuaas nodes bundle NODE`)",
+			next: "reactivate with the security role; to enrol it again, issue a bundle then " +
+				"(`gpuaas nodes bundle NODE`)",
 		},
 		"retired": {
-			state: retired, want: revoked, next: "none: this identity is final; enrol the machine anew if it is to return",
+			state: retired, want: revoked,
+			next: "none: this identity is final; enrol the machine anew if it is to return",
 		},
 		"held, join state lost": {
-			state: heldState, alarm: "join_state_lost", want: joinStateLost, next: "let the node recover, or issue a bundle (`gpuaas nodes bundle NODE`)",
+			state: heldState, alarm: "join_state_lost", want: joinStateLost,
+			next: "let the node recover, or issue a bundle (`gpuaas nodes bundle NODE`)",
 		},
 		"held, copied": {
 			state: heldState, alarm: "cloned_identity_detected", want: cloned,
@@ -103,7 +107,8 @@ func TestAGateIsEvidence(t *testing.T) {
 			next: "free room on its disk, in /data: 2 MiB free",
 		},
 		"closed, no room": {
-			gate: &lifecyclev1.NodeGate{Host: full}, want: diskFull, next: "free room on its disk, in /data: 2 MiB free",
+			gate: &lifecyclev1.NodeGate{Host: full}, want: diskFull,
+			next: "free room on its disk, in /data: 2 MiB free",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 )
 
 // Scenario: a person is given a bundle for a node that was rejected, and the node comes back by its own token before
-// that of the bundle is used. Its own action succeeds, that of the bundle is superseded and does not fail later, and both have the
-// correlation id of the rejection.
+// that of the bundle is used. Its own action succeeds, that of the bundle is superseded and does not fail later, and
+// both have the correlation id of the rejection.
 func TestANodeThatComesBackBeforeItsBundleIsUsed(t *testing.T) {
 	k := newKit(t)
 	m := k.enrolled("node-1")
