@@ -49,7 +49,8 @@ func TestACertificateOfARetiredIssuerIsRecovered(t *testing.T) {
 	m.distrust()
 	setAPI(t, cfg, m.api)
 	m.mu.Lock()
-	m.enrolFail = fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "", fault.RetryAfter(time.Millisecond))
+	m.enrolFail = fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "",
+		fault.RetryAfter(time.Millisecond))
 	m.mu.Unlock()
 	end, _ := run(t, open(t, cfg))
 	testkit.Eventually(t, testkit.Patience, func() error {

@@ -32,9 +32,6 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 	}
 	f.err = r.judged(f)
 	err := f.err
-	if _, told := fault.As(err); told {
-		r.refused = refusals{} // the ingress has accepted the certificate
-	}
 	delay, terminal := r.decide(ctx, f)
 	if terminal == nil && r.hinted(f) {
 		delay = max(delay, r.slow())

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// CertificateRefusedError means that the server ended the handshake because of this node's certificate, after the client
-// had verified the server.
+// CertificateRefusedError means that the server ended the handshake because of this node's certificate, after the
+// client had verified the server.
 type CertificateRefusedError struct{ cause error }
 
 // Error returns the cause as text.
@@ -92,7 +92,8 @@ func Understand(err error, w *Wire) error {
 	below := w.first()
 	var netErr *net.OpError
 	// An alert within the client's handshake comes from a server that has not proven its name.
-	if _, early := errors.AsType[*HandshakeError](below); !early && errors.As(below, &netErr) && netErr.Op == "remote error" && netErr.Err != nil {
+	_, early := errors.AsType[*HandshakeError](below)
+	if !early && errors.As(below, &netErr) && netErr.Op == "remote error" && netErr.Err != nil {
 		for _, alert := range certificateAlerts {
 			// crypto/tls does not export the type of the received alert; the texts of equal alerts are equal.
 			if netErr.Err.Error() == alert.Error() {
