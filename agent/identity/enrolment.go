@@ -38,8 +38,8 @@ func hashToken(token string) string {
 // CommitEnrolment stores the reply to an enrolment with token as the identity of this host, all of it or nothing:
 // certificate and key, node and instance id, endpoints, trust, task verifiers and the next token. A trust bundle that
 // it replaces is kept beside the new one with the ending `.old`. The join state stays if the reply keeps the node
-// instance. The recovery tokens from before are removed: they have ended with the enrolment. The certificate in use
-// goes to the other slot if a recovery keeps the node instance, since it counts until a session opens with the new
+// instance. The recovery tokens from before are removed: they have ended with the enrolment. If a recovery keeps the
+// node instance the certificate in use goes to the other slot, since it counts until a session opens with the new
 // one.
 func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse) error {
 	s.mu.Lock()

@@ -99,8 +99,8 @@ func TestAFleetThatIsRefusedAtOnceDoesNotEnrolAtOnce(t *testing.T) {
 	}
 }
 
-// TestARefusalThatIsRepairedNeedsNoRecovery: and what was refused before an admission or a denial does not count after
-// it.
+// TestARefusalThatIsRepairedNeedsNoRecovery: and what was refused before an admission does not count after it, nor is
+// a denial a refusal of the certificate.
 func TestARefusalThatIsRepairedNeedsNoRecovery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -163,6 +163,28 @@ func TestAnAlertOfAnUnverifiedServerIsNoRefusal(t *testing.T) {
 	}
 }
 
+// TestAnAlertThatIsLostDelaysAndNoMore: every other refusal looks like a connection that broke.
+func TestAnAlertThatIsLostDelaysAndNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newFakeServer(t)
+		p.refuse = errors.New("no")
+		began, dials := time.Now(), 0
+		h := start(t, p, p.memory(), func(d *session.Deps, _ *session.Config) {
+			dial := d.Dial
+			d.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+				conn, err := dial(ctx, address)
+				if dials++; dials%2 == 0 && err == nil {
+					_ = conn.Close()
+				}
+				return conn, err
+			}
+		})
+		if took, _ := h.recovers(began); took > 4*time.Minute {
+			t.Errorf("after %v", took)
+		}
+	})
+}
+
 // TestRefusalsLongApartAreNone: what was refused before an outage of hours ends no Run after it at once.
 func TestRefusalsLongApartAreNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -185,8 +207,8 @@ func TestRefusalsLongApartAreNone(t *testing.T) {
 	})
 }
 
-// TestAReplacementThatIsRefusedEndsNoSession: the certificate that a renewal brought is refused, and the session on the
-// one before it stands.
+// TestAReplacementThatIsRefusedEndsNoSession: the certificate that a renewal brought is refused, and the session on
+// the one before it stands.
 func TestAReplacementThatIsRefusedEndsNoSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -203,8 +225,8 @@ func TestAReplacementThatIsRefusedEndsNoSession(t *testing.T) {
 	})
 }
 
-// TestAnIssuerThatIsNotTrustedIsNoExpiry: though the host's clock is past the end of the certificate, since the server
-// says what is wrong with it.
+// TestAnIssuerThatIsNotTrustedIsNoExpiry: though the host's clock is past the end of the certificate, since the
+// server says what is wrong with it.
 func TestAnIssuerThatIsNotTrustedIsNoExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
