@@ -67,11 +67,14 @@ type Config struct {
 	Handshake time.Duration // of one; 3 s
 	Ask       time.Duration // of the calls of the authority; 3 s
 	Lease     time.Duration // longer than a check may take; 12 s
+	// Overlap is the least time for which both issuers of a rotation are valid: a certificate that the former one signed
+	// just before may not be stored yet. It is longer than an enrolment's lease; 1 min.
+	Overlap time.Duration
 }
 
 var defaults = Config{
 	Every: 15 * time.Second, Look: 2 * time.Second, AskEvery: 5 * time.Second, Again: time.Second,
-	Handshake: 3 * time.Second, Ask: 3 * time.Second, Lease: 12 * time.Second,
+	Handshake: 3 * time.Second, Ask: 3 * time.Second, Lease: 12 * time.Second, Overlap: time.Minute,
 }
 
 // Preflight is one replica's part in the checks. All replicas run one; the holder of the lease checks.

@@ -20,10 +20,6 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// overlap is the least time for which both issuers are valid: a certificate that the former one signed just before may
-// not be stored yet. It is longer than an enrolment's lease.
-const overlap = time.Minute
-
 // What a rotation waits for beside replicas.
 const (
 	waitsForIssuer   = "the next issuer to be made"
@@ -317,7 +313,7 @@ func (p *Preflight) retire(ctx context.Context, row rotationRow) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("read clock: %w", err)
 		}
-		if now.Sub(row.Since) < overlap {
+		if now.Sub(row.Since) < p.cfg.Overlap {
 			return false, nil
 		}
 		last, err := pg.Value[*time.Time](ctx, tx, lastOutstanding, row.Former)

@@ -104,7 +104,7 @@ func (r *rotating) longAgo() {
 	r.t.Helper()
 	if _, err := r.db.OwnerPool().Exec(r.t.Context(), `UPDATE recovery.authority_rotation
 		SET since = since - make_interval(secs => $1), version = version + 1 WHERE phase = 'both_valid'`,
-		2*overlap.Seconds()); err != nil {
+		2*defaults.Overlap.Seconds()); err != nil {
 		r.t.Fatal(err)
 	}
 }
