@@ -128,8 +128,8 @@ func (s *Server) offerFor(sess *roster.Session) *nodev1.ConnectResponse {
 	return frame
 }
 
-// offerAdmitted offers a session that was admitted what is due to it, at once or when the view has the node: one that has
-// just enrolled may be admitted before that.
+// offerAdmitted offers a session that was admitted what is due to it, at once or when the view has the node: one that
+// has just enrolled may be admitted before that.
 func (s *Server) offerAdmitted(sess *roster.Session) {
 	if s.deps.View.Get(sess.Identity.NodeID) == nil {
 		s.unseen.Store(sess.Identity.NodeID, sess)

@@ -13,6 +13,6 @@
 // valid until a person retires it, so that a change that is cut at any point leaves each node with endpoints and trust
 // that count; the same content of a name is the same version, whichever replica or person sets it; the version that is
 // offered has the highest number of its name, so a content that is offered again after another one is given a new
-// number, and nodes that have the other one take it. The configured profile becomes a version by itself, active at once,
-// when the configuration differs from what it last said.
+// number, and nodes that have the other one take it. The configured profile becomes a version by itself, active at
+// once, when the configuration differs from what it last said.
 package profiles

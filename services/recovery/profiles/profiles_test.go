@@ -87,8 +87,8 @@ func TestAVersionGoesThroughItsPhases(t *testing.T) {
 	wants(t, err, commonv1.Reason_REASON_CONFLICT)
 }
 
-// TestAFormerContentIsOfferedAboveTheOneThatNodesTook goes back in each way: agents take a version only if its number is
-// above that of theirs.
+// TestAFormerContentIsOfferedAboveTheOneThatNodesTook goes back in each way: agents take a version only if its number
+// is above that of theirs.
 func TestAFormerContentIsOfferedAboveTheOneThatNodesTook(t *testing.T) {
 	for name, back := range map[string]func(s *site, first, second *recoveryv1.ProfileVersion) error{
 		"activated again": func(s *site, first, second *recoveryv1.ProfileVersion) error {
