@@ -185,8 +185,8 @@ func (a *Agent) profile() *commonv1.ProfileFacts {
 		return address
 	}
 	return &commonv1.ProfileFacts{
-		Name: node.ProfileName, Fingerprint: node.ProfileFingerprint, ApiHost: host(identity.EnvAPIURL),
-		RecoveryHost: host(identity.EnvRecoveryURL),
+		Name: node.ProfileName, Fingerprint: node.ProfileFingerprint,
+		ApiHost: host(identity.EnvAPIURL), RecoveryHost: host(identity.EnvRecoveryURL),
 		TerminalHost: host(identity.EnvTerminalURL), InstallRoot: a.cfg.EtcDir, Unit: env.Get(identity.EnvInstallUnit),
 		PackageSource: env.Get(identity.EnvPackageSource),
 	}
