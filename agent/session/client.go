@@ -35,8 +35,7 @@ type Client struct {
 	generation atomic.Int64 // of the admitted session; zero: none
 }
 
-// event is a CertificateIssued or a Reconnect frame that a reader passes to Run, or a request to open another
-// session.
+// event is a CertificateIssued or a Reconnect frame that a reader passes to Run, or a request to open another session.
 type event struct {
 	conn      *conn
 	issued    *nodev1.CertificateIssued
@@ -215,8 +214,8 @@ func (r *runner) promote(ctx context.Context, k *conn) {
 	}
 }
 
-// drain keeps a replaced session open until it has received the acknowledgements of its results, at most for Drain,
-// and ends it.
+// drain keeps a replaced session open until it has received the acknowledgements of its results, at most for Drain, and
+// ends it.
 func (r *runner) drain(k *conn) {
 	end := time.NewTimer(r.c.cfg.Drain)
 	defer end.Stop()

@@ -23,12 +23,11 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ProtocolVersion is the version that Hello declares. From 2 on an agent answers OutputRequest, from 3 on it stops
-// all tasks that a TaskCancel names, from 4 on it follows the lists of task keys and reports which keys it has.
+// ProtocolVersion is the version that Hello declares. From 2 on an agent answers OutputRequest, from 3 on it stops all
+// tasks that a TaskCancel names, from 4 on it follows the lists of task keys and reports which keys it has.
 const ProtocolVersion = 4
 
-// Identity is the identity with which sessions are opened. *identity.Store keeps it on disk, *memory.Identity does
-// not.
+// Identity is the identity with which sessions are opened. *identity.Store keeps it on disk, *memory.Identity does not.
 type Identity interface {
 	Node() (identity.Node, bool)
 	Certificate() *tls.Certificate
@@ -39,32 +38,31 @@ type Identity interface {
 	DropPendingKey() error
 	StoreIssued(chainPEM []byte, recoveryToken string) error
 	Flip() error
-	// RecoveryKey returns the key to which recovery tokens are bound, from disk; nil: this identity has no use for
-	// tokens.
+	// RecoveryKey returns the key to which recovery tokens are bound, from disk; nil: this identity has no use for tokens.
 	RecoveryKey() (crypto.Signer, error)
 	// Confirm is called with the certificate of each session that is admitted: the recovery token that came with it
 	// counts.
 	Confirm(leaf *x509.Certificate) error
 	// TaskKeys returns the keys by which tasks are verified; nil: this identity uses no task keys.
 	TaskKeys() (*pki.KeySet, error)
-	// TakeTaskKeys stores durably the keys that follow from the present ones by a list; see pki.Advance. With an error
-	// it returns the previous keys.
+	// TakeTaskKeys stores durably the keys that follow from the present ones by a list; see pki.Advance. With an error it
+	// returns the previous keys.
 	TakeTaskKeys(links []pki.Link) (held *pki.KeySet, unbelieved []string, err error)
 }
 
 // Hooks are called with what the stream brings. Each may be nil. Offer, Cancel, Acknowledged and ReportRefused are
-// called by the goroutine that reads the stream, one at a time: while one of them blocks nothing is read, and a
-// session that reads nothing for long is closed.
+// called by the goroutine that reads the stream, one at a time: while one of them blocks nothing is read, and a session
+// that reads nothing for long is closed.
 type Hooks struct {
 	// Hello completes the first frame: versions, ledger, facts, tasks in flight, diagnostics.
 	Hello func(*nodev1.Hello)
 	// Admitted is called when this session becomes the one that gets work. The hook sends unacknowledged reports again.
 	Admitted func(ctx context.Context, generation int64)
-	// RunList is called once in each session with lifecycle's list of what may run on this node; nil: the control plane
-	// is of an earlier version and sends no list.
+	// RunList is called once in each session with lifecycle's list of what may run on this node; nil: the control plane is
+	// of an earlier version and sends no list.
 	RunList func(ctx context.Context, list *nodev1.RunList)
-	// Trust is called after each open that failed while no session is admitted, with whether the server was verified,
-	// if that is known. It returns whether Run is to end with a *TrustError, since other trust is needed.
+	// Trust is called after each open that failed while no session is admitted, with whether the server was verified, if
+	// that is known. It returns whether Run is to end with a *TrustError, since other trust is needed.
 	Trust func(ctx context.Context, verified bool) bool
 	// Lost is called when no session is left.
 	Lost         func()
@@ -84,8 +82,8 @@ type Hooks struct {
 	ChangedFacts func() *commonv1.HostFacts
 	// TaskKeys is called with the keys by which tasks are verified from now on, after they are on disk.
 	TaskKeys func(set *pki.KeySet)
-	// ServiceRoots stores durably the trusted roots of services that follow from a list of the control plane. It is
-	// called before Ready, and when the list changes. Its errors are those of identity.Store.TakeServiceRoots.
+	// ServiceRoots stores durably the trusted roots of services that follow from a list of the control plane. It is called
+	// before Ready, and when the list changes. Its errors are those of identity.Store.TakeServiceRoots.
 	ServiceRoots func(ctx context.Context, links []pki.RootLink) error
 }
 
@@ -126,14 +124,14 @@ type Config struct {
 	Heartbeat    time.Duration  // until a policy sets another one. Default 15 s
 	RenewRetry   backoff.Policy // of a renewal without an answer, or refused. Default 5 s to 5 min
 	RenewTimeout time.Duration  // how long the client waits for the reply to a renewal. Default 30 s
-	// Linger is how long the report of a delivery or a start waits for the result of its task, which implies both,
-	// unless Flush sends it. Default 50 ms
+	// Linger is how long the report of a delivery or a start waits for the result of its task, which implies both, unless
+	// Flush sends it. Default 50 ms
 	Linger  time.Duration
 	Goodbye time.Duration // how long an orderly end may take. Default 2 s
 
 	// RefusedFor is for how long at least the server refuses certificates that have not expired before Run ends, and
-	// RefusedSpread the range of a random time beyond that. Default 30 s, two rounds of the control plane's own check
-	// of what the ingress trusts, and 60 s.
+	// RefusedSpread the range of a random time beyond that. Default 30 s, two rounds of the control plane's own check of
+	// what the ingress trusts, and 60 s.
 	RefusedFor, RefusedSpread time.Duration
 
 	// The phases of an open. One that takes longer ends the open, and the next takes another address; each frame that
@@ -201,8 +199,7 @@ func (e *StopError) Error() string { return "told to stop: " + e.Denial.Error() 
 // Unwrap returns the refusal.
 func (e *StopError) Unwrap() error { return e.Denial }
 
-// TrustError means that the node API is not verified by the trust that is held, and that Hooks.Trust ended Run for
-// it.
+// TrustError means that the node API is not verified by the trust that is held, and that Hooks.Trust ended Run for it.
 type TrustError struct{ Cause error }
 
 // Error returns the cause as text.
@@ -211,8 +208,8 @@ func (e *TrustError) Error() string { return fmt.Sprintf("the node API is not tr
 // Unwrap returns the cause.
 func (e *TrustError) Unwrap() error { return e.Cause }
 
-// IdentityError means that a session cannot be opened with any certificate of the identity: this host must enrol
-// again (Action recover), or an operator must act (rebundle).
+// IdentityError means that a session cannot be opened with any certificate of the identity: this host must enrol again
+// (Action recover), or an operator must act (rebundle).
 type IdentityError struct {
 	Action commonv1.Action
 	Cause  error

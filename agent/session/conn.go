@@ -76,8 +76,8 @@ func (k *conn) serve() {
 	k.err = err
 }
 
-// patience returns how long the server may send nothing: every heartbeat is answered, and the first one is sent
-// within an interval.
+// patience returns how long the server may send nothing: every heartbeat is answered, and the first one is sent within
+// an interval.
 func (k *conn) patience() time.Duration {
 	return 2*time.Duration(k.interval.Load()) + keepaliveTimeout
 }
@@ -237,8 +237,8 @@ func (k *conn) write() {
 	}
 }
 
-// slowDown keeps a burst, such as a thousand results after an outage, below the rate at which a server treats a peer
-// as hostile. It returns false if the stream ended meanwhile.
+// slowDown keeps a burst, such as a thousand results after an outage, below the rate at which a server treats a peer as
+// hostile. It returns false if the stream ended meanwhile.
 func (k *conn) slowDown() bool {
 	const window = 100 * time.Millisecond
 	now := time.Now()

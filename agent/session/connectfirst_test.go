@@ -72,8 +72,8 @@ func TestTheServerJudgesAnExpiredCertificate(t *testing.T) {
 	}
 }
 
-// TestAWrongClockKeepsNoNodeAway: with the host's clock a day ahead or back the session opens at once, and the
-// server's time counts from then on.
+// TestAWrongClockKeepsNoNodeAway: with the host's clock a day ahead or back the session opens at once, and the server's
+// time counts from then on.
 func TestAWrongClockKeepsNoNodeAway(t *testing.T) {
 	for name, offset := range map[string]time.Duration{"ahead": 24 * time.Hour, "back": -24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {

@@ -25,8 +25,8 @@ func (*expiredError) DiagnosticCode() commonv1.DiagnosticCode {
 }
 
 // judged returns the error of a failure, as an expiredError if the server refused the certificate in the handshake
-// because it has expired. Servers that tell no reason are believed to mean that if the certificate has expired by
-// this host's clock too.
+// because it has expired. Servers that tell no reason are believed to mean that if the certificate has expired by this
+// host's clock too.
 func (r *runner) judged(f failure) error {
 	if !is[*transport.CertificateRefusedError](f.err) || f.cert == nil {
 		return f.err
@@ -37,8 +37,8 @@ func (r *runner) judged(f failure) error {
 	return f.err
 }
 
-// expired decides what follows from the server's judgement that a certificate has expired: the other certificate, if
-// it may still be good, else the end of Run.
+// expired decides what follows from the server's judgement that a certificate has expired: the other certificate, if it
+// may still be good, else the end of Run.
 func (r *runner) expired(ctx context.Context, f failure) (time.Duration, error) {
 	if r.another(ctx, f.cert, expiryFlips) {
 		return r.soon(), nil

@@ -88,8 +88,7 @@ func TestHandOverIsRetriedBeforeTheCertificateEnds(t *testing.T) {
 	}
 }
 
-// TestAtExpiryTheNextCertificateIsTried refuses every open on the next certificate for as long as the one in use
-// lives.
+// TestAtExpiryTheNextCertificateIsTried refuses every open on the next certificate for as long as the one in use lives.
 func TestAtExpiryTheNextCertificateIsTried(t *testing.T) {
 	tests := map[string]error{
 		"rate limited":        rateLimited(28 * time.Second),

@@ -20,8 +20,8 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 )
 
-// open dials and brings a session to Admitted. replaces is the nonce of the session it takes the place of, timeouts
-// the number of opens before it that timed out. Frames that come after ctx's end, or after a timeout, are ignored.
+// open dials and brings a session to Admitted. replaces is the nonce of the session it takes the place of, timeouts the
+// number of opens before it that timed out. Frames that come after ctx's end, or after a timeout, are ignored.
 func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn, error) {
 	node, ok := c.deps.Identity.Node()
 	cert := c.deps.Identity.Certificate()
@@ -147,8 +147,8 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 		return &storageError{err}
 	}
 	if !stored {
-		// This is a reply to an earlier open, or the control plane lost later generations: a session of this generation
-		// would not be valid.
+		// This is a reply to an earlier open, or the control plane lost later generations: a session of this generation would
+		// not be valid.
 		return fmt.Errorf("%w: welcomed to generation %d, which is not larger than the one held", errProtocol,
 			w.GetGeneration())
 	}
@@ -171,9 +171,9 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 	)
 }
 
-// skewed is the difference between the host's clock and the server's from which the agent sends its clock before it
-// is admitted, so that the control plane knows of it from the beginning of the session. It is half of what the
-// control plane takes for wrong.
+// skewed is the difference between the host's clock and the server's from which the agent sends its clock before it is
+// admitted, so that the control plane knows of it from the beginning of the session. It is half of what the control
+// plane takes for wrong.
 const skewed = 30 * time.Second
 
 // reading returns a heartbeat with nothing but the host's clocks.
@@ -193,8 +193,8 @@ func (k *conn) first(frame *nodev1.ConnectRequest) error {
 	return transport.Understand(cmp.Or(recvErr, err), k.wire)
 }
 
-// answerChallenge signs a challenge with the key of the session's own certificate, which proves that this process
-// lives and has that key.
+// answerChallenge signs a challenge with the key of the session's own certificate, which proves that this process lives
+// and has that key.
 func answerChallenge(cert *tls.Certificate, nodeID string, challenge *nodev1.Challenge) (*nodev1.ConnectRequest,
 	error,
 ) {

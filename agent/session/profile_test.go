@@ -14,8 +14,8 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// TestAnotherEndpointIsDialledAtOnce: an offered profile goes to the hook and its answer to the server; Redial
-// replaces the session, also if one is being opened to the endpoint from before.
+// TestAnotherEndpointIsDialledAtOnce: an offered profile goes to the hook and its answer to the server; Redial replaces
+// the session, also if one is being opened to the endpoint from before.
 func TestAnotherEndpointIsDialledAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)

@@ -14,8 +14,8 @@ const leastRefusals = 3
 
 // refusals are the handshakes that the server ended because of this node's certificates since a session was admitted.
 // The server was verified in each: in TLS 1.3 it refuses a client only after it has proven its own name, and an alert
-// before that is no refusal. Other failures between two of them change nothing: TCP may lose the alert of a server
-// that closes the connection at once, so that some refusals look like a connection that broke.
+// before that is no refusal. Other failures between two of them change nothing: TCP may lose the alert of a server that
+// closes the connection at once, so that some refusals look like a connection that broke.
 type refusals struct {
 	count int
 	last  time.Time
@@ -23,9 +23,8 @@ type refusals struct {
 }
 
 // refusedForGood counts a handshake that the server ended because of the certificate, and reports whether Run is to
-// end. The control plane gets the time to find out that the ingress refuses what the authority issues, in which case
-// it issues nothing. A random time beyond that keeps a fleet that is refused at one moment from enrolling at one
-// moment.
+// end. The control plane gets the time to find out that the ingress refuses what the authority issues, in which case it
+// issues nothing. A random time beyond that keeps a fleet that is refused at one moment from enrolling at one moment.
 func (r *runner) refusedForGood() bool {
 	if r.active != nil {
 		return false // the session stands

@@ -99,8 +99,8 @@ func TestAFleetThatIsRefusedAtOnceDoesNotEnrolAtOnce(t *testing.T) {
 	}
 }
 
-// TestARefusalThatIsRepairedNeedsNoRecovery: and what was refused before an admission does not count after it, nor is
-// a denial a refusal of the certificate.
+// TestARefusalThatIsRepairedNeedsNoRecovery: and what was refused before an admission does not count after it, nor is a
+// denial a refusal of the certificate.
 func TestARefusalThatIsRepairedNeedsNoRecovery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -207,8 +207,8 @@ func TestRefusalsLongApartAreNone(t *testing.T) {
 	})
 }
 
-// TestAReplacementThatIsRefusedEndsNoSession: the certificate that a renewal brought is refused, and the session on
-// the one before it stands.
+// TestAReplacementThatIsRefusedEndsNoSession: the certificate that a renewal brought is refused, and the session on the
+// one before it stands.
 func TestAReplacementThatIsRefusedEndsNoSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -225,8 +225,8 @@ func TestAReplacementThatIsRefusedEndsNoSession(t *testing.T) {
 	})
 }
 
-// TestAnIssuerThatIsNotTrustedIsNoExpiry: though the host's clock is past the end of the certificate, since the
-// server says what is wrong with it.
+// TestAnIssuerThatIsNotTrustedIsNoExpiry: though the host's clock is past the end of the certificate, since the server
+// says what is wrong with it.
 func TestAnIssuerThatIsNotTrustedIsNoExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)

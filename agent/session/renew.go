@@ -115,8 +115,7 @@ func (r *runner) requestRenewal() error {
 	return nil
 }
 
-// recoveryKey returns the public half of the key to which the next recovery token is to be bound; nil: none is
-// wanted.
+// recoveryKey returns the public half of the key to which the next recovery token is to be bound; nil: none is wanted.
 func (r *runner) recoveryKey() ([]byte, error) {
 	key, err := r.c.deps.Identity.RecoveryKey()
 	if err != nil || key == nil {
@@ -125,8 +124,8 @@ func (r *runner) recoveryKey() ([]byte, error) {
 	return recoverykey.Public(key)
 }
 
-// issued takes the reply to a renewal. A late reply to an earlier request is taken as well: it is for the same key,
-// or it is refused.
+// issued takes the reply to a renewal. A late reply to an earlier request is taken as well: it is for the same key, or
+// it is refused.
 func (r *runner) issued(ctx context.Context, e event) {
 	if denial := fault.FromDenial(e.issued.GetDenied()); denial != nil {
 		if e.issued.GetRequestId() == r.renewal.request {

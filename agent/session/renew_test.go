@@ -101,8 +101,8 @@ func TestRenewalRefusedKeepsTheSession(t *testing.T) {
 	})
 }
 
-// TestAForeignKeyIsReplaced asks for a certificate with a key that certifies another node: the next request has
-// another key, and the session stays.
+// TestAForeignKeyIsReplaced asks for a certificate with a key that certifies another node: the next request has another
+// key, and the session stays.
 func TestAForeignKeyIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -127,8 +127,8 @@ func TestFallsBackToTheCertificateThatWorks(t *testing.T) {
 		first := s.Certificate().Leaf.SerialNumber
 		h := start(t, p, s, nil)
 		h.until("an open on the next certificate", 6*time.Hour, func() bool { return p.opened() >= 2 })
-		// Only a session on the first one is admitted; late in the range of its time the next request follows at once, so
-		// it may be more than one.
+		// Only a session on the first one is admitted; late in the range of its time the next request follows at once, so it
+		// may be more than one.
 		h.until("a session on the first one again", time.Minute, func() bool {
 			return p.opened() >= 3 && h.client.Generation() >= 2 && s.Certificate().Leaf.SerialNumber.Cmp(first) == 0
 		})
@@ -181,8 +181,8 @@ func TestResultsMoveWithTheHandOver(t *testing.T) {
 	})
 }
 
-// TestKilledBetweenAnyTwoEffects kills the agent at every point of a life that opens, renews and hands over, starts
-// it again, and checks that it ends as the same node on a renewed certificate without an alarm.
+// TestKilledBetweenAnyTwoEffects kills the agent at every point of a life that opens, renews and hands over, starts it
+// again, and checks that it ends as the same node on a renewed certificate without an alarm.
 func TestKilledBetweenAnyTwoEffects(t *testing.T) {
 	testkit.IO(t) // it syncs thousands of files
 	const most = 200

@@ -163,8 +163,8 @@ const (
 	expiryFlips  = 2
 )
 
-// another reports whether a certificate other than used is in use now: the next one, whose session is not open yet,
-// or that of the other slot, which is taken into use at most flips times until a session is admitted.
+// another reports whether a certificate other than used is in use now: the next one, whose session is not open yet, or
+// that of the other slot, which is taken into use at most flips times until a session is admitted.
 func (r *runner) another(ctx context.Context, used *tls.Certificate, flips int) bool {
 	r.reject(used)
 	id := r.c.deps.Identity
@@ -183,8 +183,8 @@ func (r *runner) another(ctx context.Context, used *tls.Certificate, flips int) 
 }
 
 // inTime shortens a wait that the certificate in use does not outlast. The next try comes while the time that a
-// hand-over needs is left, and within that time at ever shorter intervals, even if the peer asked for a longer wait:
-// a try too many costs a refusal, an expired certificate costs the session.
+// hand-over needs is left, and within that time at ever shorter intervals, even if the peer asked for a longer wait: a
+// try too many costs a refusal, an expired certificate costs the session.
 func (r *runner) inTime(delay time.Duration) time.Duration {
 	leaf := r.lifeline()
 	if leaf == nil {
@@ -207,8 +207,8 @@ func (r *runner) inTime(delay time.Duration) time.Duration {
 // leastRetry is the shortest bound of a wait near the end of a certificate.
 const leastRetry = 500 * time.Millisecond
 
-// share returns the part of the certificate's life that one wait may take: a sixth, so that retries of short lives
-// are as many as those of long ones.
+// share returns the part of the certificate's life that one wait may take: a sixth, so that retries of short lives are
+// as many as those of long ones.
 func (r *runner) share() time.Duration {
 	if leaf := r.lifeline(); leaf != nil {
 		return max(pki.Life(leaf)/6, leastRetry)
@@ -216,8 +216,8 @@ func (r *runner) share() time.Duration {
 	return math.MaxInt64
 }
 
-// lifeline returns the certificate with whose end the node loses access: that of the admitted session, else the one
-// of the identity that expires last. Nil: there is none.
+// lifeline returns the certificate with whose end the node loses access: that of the admitted session, else the one of
+// the identity that expires last. Nil: there is none.
 func (r *runner) lifeline() *x509.Certificate {
 	if r.active != nil {
 		return r.active.cert.Leaf

@@ -13,9 +13,9 @@ import (
 )
 
 // takeRoots gives a list of the roots of services to the hook, which stores what follows from it. A list that is
-// refused or cannot be stored is recorded as a diagnostic. One that names no root that is trusted is logged: the
-// agent may have its bundle from issuers that the set of the control plane does not have. In each case the previous
-// roots stay trusted. A control plane of an earlier build sends none.
+// refused or cannot be stored is recorded as a diagnostic. One that names no root that is trusted is logged: the agent
+// may have its bundle from issuers that the set of the control plane does not have. In each case the previous roots
+// stay trusted. A control plane of an earlier build sends none.
 func (c *Client) takeRoots(ctx context.Context, list *nodev1.ServiceRoots) {
 	hook := c.deps.Hooks.ServiceRoots
 	if list == nil || hook == nil {

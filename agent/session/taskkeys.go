@@ -10,9 +10,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// takeKeys stores the task keys that follow from a list, puts them in force and returns the ids of the resulting
-// keys. A list that does not follow from any present key, or that cannot be stored, is recorded as a diagnostic, and
-// the previous keys stay in force.
+// takeKeys stores the task keys that follow from a list, puts them in force and returns the ids of the resulting keys.
+// A list that does not follow from any present key, or that cannot be stored, is recorded as a diagnostic, and the
+// previous keys stay in force.
 func (c *Client) takeKeys(ctx context.Context, list []*nodev1.TaskKey) []string {
 	id := c.deps.Identity
 	if len(list) == 0 { // an earlier control plane sends none

@@ -14,8 +14,8 @@ const (
 	frameHeader = 9 // of HTTP/2: length, type, flags, stream
 	// mostRead bounds what is kept of a response until its first headers are complete.
 	mostRead = 32 << 10
-	// mostRetryAfter bounds the wait that an edge may ask for: nothing ends that wait early, and a node is to be back
-	// well within the hour in which an outage of the control plane must have been recovered from.
+	// mostRetryAfter bounds the wait that an edge may ask for: nothing ends that wait early, and a node is to be back well
+	// within the hour in which an outage of the control plane must have been recovered from.
 	mostRetryAfter = 10 * time.Minute
 )
 
@@ -53,8 +53,8 @@ func (l *limitReader) read(b []byte) time.Duration {
 
 func (l *limitReader) end() { l.kept, l.done = nil, true }
 
-// retryAfter returns the Retry-After, in seconds, of a response that refuses a request as one too many. Headers in
-// more than one frame are not read.
+// retryAfter returns the Retry-After, in seconds, of a response that refuses a request as one too many. Headers in more
+// than one frame are not read.
 func retryAfter(flags http2.Flags, payload []byte) time.Duration {
 	const priority = 5
 	padding := 0

@@ -11,8 +11,8 @@ import (
 )
 
 // Route chooses the address of each open. A name may have many; an open takes one that was not tried since the last
-// admission, in random order, so that a fleet spreads over the addresses and does not stay with a replica that does
-// not answer. It is safe for concurrent use.
+// admission, in random order, so that a fleet spreads over the addresses and does not stay with a replica that does not
+// answer. It is safe for concurrent use.
 type Route struct {
 	lookup func(ctx context.Context, host string) ([]string, error) // nil: names are dialed as they are
 	dial   func(ctx context.Context, address string) (net.Conn, error)
@@ -23,8 +23,8 @@ type Route struct {
 	known int // addresses at the last lookup
 }
 
-// NewRoute returns the route of a client. dial nil means TCP, and with it lookup nil the system's resolver; where
-// dial is set and lookup nil, no lookup is made.
+// NewRoute returns the route of a client. dial nil means TCP, and with it lookup nil the system's resolver; where dial
+// is set and lookup nil, no lookup is made.
 func NewRoute(
 	lookup func(ctx context.Context, host string) ([]string, error),
 	dial func(ctx context.Context, address string) (net.Conn, error),
@@ -57,8 +57,8 @@ func (r *Route) Round() int {
 	return max(r.known, quickRound)
 }
 
-// Connect opens a connection to the first address that takes one, each within that time, and returns the connection
-// and its address.
+// Connect opens a connection to the first address that takes one, each within that time, and returns the connection and
+// its address.
 func (r *Route) Connect(ctx context.Context, endpoint string, within time.Duration) (net.Conn, string, error) {
 	addresses, err := r.addresses(ctx, endpoint, within)
 	if err != nil {
