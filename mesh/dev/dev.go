@@ -239,6 +239,10 @@ func (m *Mesh) Registry() *obs.Registry { return m.registry }
 // Agents returns the node agents.
 func (m *Mesh) Agents() []*agents.Agent { return m.agents }
 
+// grace is how long the agents and what runs on launched instances may take to end; the instances have eight seconds of
+// it. Mostly they need three, and more on a machine with other load.
+const grace = 20 * time.Second
+
 // Run runs the mesh until ctx ends, then ends everything that it started.
 func (m *Mesh) Run(ctx context.Context) error {
 	began := make(chan struct{})
@@ -279,7 +283,7 @@ func (m *Mesh) Run(ctx context.Context) error {
 	if m.instances != nil {
 		tasks = append(tasks, app.Task{Name: "boxes", Phase: app.PhaseDrain, Stop: m.instances.PowerOffInstances})
 	}
-	runErr := app.Group{Logger: m.deps.Logger, Grace: 9 * time.Second}.Run(ctx, tasks...)
+	runErr := app.Group{Logger: m.deps.Logger, Grace: grace}.Run(ctx, tasks...)
 	return errors.Join(runErr, m.end(context.WithoutCancel(ctx)))
 }
 

@@ -116,6 +116,9 @@ func (r *replica) call(ctx context.Context, tenant string, in called) (heard, er
 		ctx, req.Requester = asService(ctx, "recovery"), "watchdog"
 	}
 	res, err := r.server.RequestOperation(ctx, req)
+	for movedMeanwhile(err) { // nothing came of it: a client asks again
+		res, err = r.server.RequestOperation(ctx, req)
+	}
 	if f, ok := fault.As(err); ok && f.Reason != commonv1.Reason_REASON_INTERNAL {
 		return heard{reason: names.Of(f.Reason)}, nil
 	}
@@ -124,6 +127,13 @@ func (r *replica) call(ctx context.Context, tenant string, in called) (heard, er
 		joined: op.GetJoined(), replayed: op.GetReplayed(), id: op.GetWorkspaceId(), run: op.GetOperationId(),
 		epoch: op.GetEpoch(),
 	}, err
+}
+
+// movedMeanwhile reports whether a request was given up because its workspace changed each time that it was read, as on
+// a slow machine.
+func movedMeanwhile(err error) bool {
+	f, ok := fault.As(err)
+	return ok && f.Reason == commonv1.Reason_REASON_CONFLICT && strings.HasPrefix(f.Public, "the workspace moved ")
 }
 
 // replicas makes several instances of the server over one database and one lock store that is emptied all the time.
