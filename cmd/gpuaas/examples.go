@@ -55,12 +55,13 @@ func examples() map[string][]string {
 			"gpuaas bench fleet --cache /var/tmp/fleets",
 			"gpuaas bench fleet --nodes 100 --workspaces 1000 --sweeps", "gpuaas bench fleet --boxes 1000",
 		},
-		"gpuaas bench list":    {"gpuaas bench list", "gpuaas bench list --nodes 1000 --workspaces 10000"},
-		"gpuaas bench lives":   {"gpuaas bench lives", "gpuaas bench lives --lives 100 --clients 2"},
-		"gpuaas bench schemas": {"gpuaas bench schemas", "gpuaas bench schemas --schemas 1000"},
-		"gpuaas bench soak":    {"gpuaas bench soak", "gpuaas bench soak --minutes 15 --clients 2"},
-		"gpuaas bench streams": {"gpuaas bench streams --agents 500"},
-		"gpuaas bench tasks":   {"gpuaas bench tasks --agents 500"},
+		"gpuaas bench list":      {"gpuaas bench list", "gpuaas bench list --nodes 1000 --workspaces 10000"},
+		"gpuaas bench lives":     {"gpuaas bench lives", "gpuaas bench lives --lives 100 --clients 2"},
+		"gpuaas bench schemas":   {"gpuaas bench schemas", "gpuaas bench schemas --schemas 1000"},
+		"gpuaas bench soak":      {"gpuaas bench soak", "gpuaas bench soak --minutes 15 --clients 2"},
+		"gpuaas bench reconnect": {"gpuaas bench reconnect --agents 200 --rounds 1"},
+		"gpuaas bench streams":   {"gpuaas bench streams --agents 500"},
+		"gpuaas bench tasks":     {"gpuaas bench tasks --agents 500"},
 	}
 	if drills := drill.Drills(); len(drills) > 0 {
 		out["gpuaas drill run"] = []string{"gpuaas drill run " + drills[0].Name, "gpuaas drill run --all --controls -o json"}
