@@ -28,6 +28,7 @@ var unprepared = []string{
 	"detect.fenced_schemas", "idle.create_inspect", "idle.create_statements", "idle.read_records",
 	"idle.read_statements", "idle.reset_statements", "idle.vacuum_again", "idle.vacuum_all",
 	"plans.fence_schemas", "plans.schemas_there",
+	"reconnect.create_statements", "reconnect.read_statements", "reconnect.reset_statements",
 	"rig.insert_commit",
 	"schema.change_schema", "schema.holder_of_schema", "schema.lock_fence", "schema.make_fence_table",
 	"schema.make_logins", "schema.raise_fence", "schema.record_tenant_migration", "schema.roles_have_grants",
