@@ -30,7 +30,7 @@ const (
 // backlogStale is row 16: tasks expire in the queue while their node is away.
 func backlogStale() kit.Drill {
 	return kit.Drill{
-		Name: "task-backlog-stale",
+		Name: "task-backlog-stale", Slow: true,
 		Injects: "tasks are asked of a machine whose agent is killed, and it stays away until none of them may start any " +
 			"more; then it is started again",
 		Sees: "once the node is back `task_backlog_stale` and temporary; the tasks ended as expired, none is shown as open " +

@@ -26,7 +26,7 @@ import (
 // restoreReusesNothing is row 35: a database that is older than the agents, the launch log and the instances.
 func restoreReusesNothing() kit.Drill {
 	return kit.Drill{
-		Name: "restore-reuses-nothing",
+		Name: "restore-reuses-nothing", Slow: true,
 		Injects: "one workspace is recreated, one decommissioned and one created; then all services are stopped and the " +
 			"database's directory is replaced by a copy " +
 			"from before that, and everything is started again: undeclared, and once more declared by `gpuaas migrate restored`",
