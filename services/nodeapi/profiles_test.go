@@ -102,6 +102,10 @@ func TestProfilesAreOfferedOnce(t *testing.T) {
 	if told, _ := late.told(); told != "profile" { // as recovery has answered its opening
 		t.Errorf("told %s", told)
 	}
+	// The same content under a higher number is another version: the agent may have refused it as an older one.
+	k.backend.SendProfiles(version("site", "profile", 1, false, false), version("site", "next", 3, true, true),
+		version("edge", "other", 1, true, true))
+	late.offered("next")
 	// The next session of the same node is offered it again, unless it has it.
 	again := former.again()
 	k.connect(again, r.AgentAddr(), true)

@@ -15,6 +15,7 @@ type profileOf struct {
 // profileOffer is one version that the agent was offered.
 type profileOffer struct {
 	fingerprint string
+	version     int64
 	answered    bool
 }
 
@@ -26,19 +27,20 @@ func (s *Session) ReportedProfile() string {
 }
 
 // OfferProfile records that the agent is offered a version, and returns whether to send the offer: not to an agent that
-// reports this version or none, and to others once in a session.
-func (s *Session) OfferProfile(fingerprint string) bool {
+// reports this content or none, and to others once in a session. A content that comes again under a higher number is
+// another version: the agent may have refused it as an older one.
+func (s *Session) OfferProfile(fingerprint string, version int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone || s.profile.reported == "" || s.profile.reported == fingerprint {
 		return false
 	}
 	for _, o := range s.profile.offers {
-		if o.fingerprint == fingerprint {
+		if o.fingerprint == fingerprint && o.version >= version {
 			return false
 		}
 	}
-	s.profile.offers = append(s.profile.offers, profileOffer{fingerprint: fingerprint})
+	s.profile.offers = append(s.profile.offers, profileOffer{fingerprint: fingerprint, version: version})
 	return true
 }
 

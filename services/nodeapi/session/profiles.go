@@ -121,7 +121,8 @@ func (s *Server) offerFor(sess *roster.Session) *nodev1.ConnectResponse {
 		return nil
 	}
 	frame := s.profiles.offer(n.GetProfile())
-	if frame == nil || !sess.OfferProfile(frame.GetProfileOffer().GetProfile().GetFingerprint()) {
+	profile := frame.GetProfileOffer().GetProfile()
+	if frame == nil || !sess.OfferProfile(profile.GetFingerprint(), profile.GetVersion()) {
 		return nil
 	}
 	s.deps.Metrics.Profile("offered")
