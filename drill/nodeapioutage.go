@@ -55,6 +55,7 @@ func nodeAPIOutage() kit.Drill {
 		FailsAt: stage.Detected,
 		Scale:   2, // when a silent replica counts as gone is no policy
 		Slow:    true,
+		Apart:   true,
 		Run:     runNodeAPIOutage,
 	}
 }
