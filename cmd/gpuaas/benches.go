@@ -7,6 +7,7 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/beside"
 	"github.com/gpuaas/mesh/bench/cancel"
+	"github.com/gpuaas/mesh/bench/disconnect"
 	"github.com/gpuaas/mesh/bench/fence"
 	"github.com/gpuaas/mesh/bench/finished"
 	"github.com/gpuaas/mesh/bench/fleet"
@@ -96,6 +97,12 @@ func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 
 func benchFence(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	return fence.Run(ctx, fence.Options{Nodes: o.nodes, Rounds: o.rounds, Version: o.version, Logger: o.logger})
+}
+
+func benchDisconnect(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
+	return disconnect.Run(ctx, disconnect.Options{
+		Nodes: o.nodes, Rounds: o.rounds, Replicas: o.replicas, CacheDir: dev.CacheDir(), Logger: o.logger,
+	})
 }
 
 func benchReconnect(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
