@@ -107,8 +107,8 @@ func newBenchCommand(program *kit.Program) *cobra.Command {
 	fences.Flags().IntVar(&o.rounds, "rounds", 3, "how often each node is held, quarantined and fenced")
 	breaks := add("disconnect", "Time until the API shows a node as disconnected after its stream broke", 0,
 		benchDisconnect)
-	breaks.Long = "Kills the agents of a mesh of separate processes, each at moments of its own, and asks the API every 5 " +
-		"ms\n" +
+	breaks.Long = "Kills the agents of a mesh of separate processes, each at moments of its own, and asks the API " +
+		"every 5 ms\n" +
 		"until it shows the node as disconnected: at most 0.5 s at p50, and 3 s at p99."
 	breaks.PreRun = alone
 	breaks.Flags().IntVar(&o.nodes, "nodes", 8, "how many nodes")

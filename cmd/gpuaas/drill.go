@@ -33,7 +33,7 @@ import (
 type drillOptions struct {
 	all, controls, production, verbose bool
 	dir, nodesDir                      string
-	meshes                             int
+	meshes, runs                       int
 }
 
 // newDrillCommand returns the commands that list and run rows of the failure matrix.
@@ -139,6 +139,8 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 	f.BoolVar(&o.production, "production-timers", false, "with the policy values and the budgets of production")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log on stderr what is done, and what the parts of the mesh log")
 	f.IntVar(&o.meshes, "meshes", 0, "how many meshes of their own run drills at a time (default: 2 with --all, else 1)")
+	f.IntVar(&o.runs, "runs", 1,
+		"how often each drill runs: then the slowest detection may take half the budget (`detection_p95_seconds`)")
 	f.StringVar(&o.dir, "data-dir", "",
 		"directory of the drills' own mesh, which is kept (default: a temporary one, removed)")
 	f.StringVar(&o.nodesDir, "nodes-dir", "",
@@ -171,6 +173,9 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 	if o.dir, err = absolute(o.dir); err != nil {
 		return exit.Usage(err)
 	}
+	if o.runs < 1 {
+		return exit.Usage(errors.New("--runs is a number above zero"))
+	}
 	if o.meshes, err = o.beside(program.Named(), len(drills)); err != nil {
 		return exit.Usage(err)
 	}
@@ -199,7 +204,7 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 				r.Name, r.ElapsedSeconds, r.Why)
 		}
 	}
-	results, err := drillkit.Beside(ctx, targets, drills,
+	results, err := drillkit.Beside(ctx, targets, repeated(drills, o.runs),
 		drillkit.Options{Logger: logger, Controls: o.controls, Each: tell})
 	err = errors.Join(err, ended(), unwritten)
 	if printErr := kit.Records(program, cmd, func(r drillkit.Result) string { return r.Name }, drillColumns,
@@ -214,6 +219,9 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 			return exit.OverBudget("drill "+r.Name+" failed: "+r.Why,
 				"look at the stage that failed; `gpuaas drill run -v` tells each step")
 		}
+	}
+	if o.runs > 1 {
+		return judgeSlowest(cmd.ErrOrStderr(), results, o.runs)
 	}
 	return nil
 }
