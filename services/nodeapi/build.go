@@ -77,7 +77,8 @@ func (s *Service) build(ctx context.Context) error {
 	s.advertise = address
 	beats := beat.New(beat.Deps{
 		Logger: b.Logger, DB: b.DB, ReplicaID: b.ReplicaID, Address: address, Wake: b.Wake.Notify, Counts: s.roster.Counts,
-		Back: s.roster.Repeat, OnTime: clock.Set, Trust: s.trust,
+		Crowded: func() bool { return s.server.Crowded() }, // the server is made before the first beat
+		Back:    s.roster.Repeat, OnTime: clock.Set, Trust: s.trust,
 	})
 	if err := s.serveAgents(ctx, clock, keys, session.Deps{
 		Logger: b.Logger, Roster: s.roster, View: view, Work: sessionWork{reporter, marks}, Metrics: m,
