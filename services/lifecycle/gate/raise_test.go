@@ -40,13 +40,13 @@ func TestABatchRaisesTheGatesOfItsNodes(t *testing.T) {
 			t.Fatal(ok, err)
 		}
 		want := s
-		switch {
-		case i == 7:
+		switch i {
+		case 7:
 			if g.SessionID != "" || g.Version != 1 {
 				t.Errorf("a gate that is shut was raised: %+v", g)
 			}
 			continue
-		case i == 3:
+		case 3:
 			want = again
 		}
 		if g.SessionID != want.GetSessionId() || g.SessionEpoch != want.GetGeneration() ||

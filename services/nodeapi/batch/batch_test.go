@@ -82,6 +82,7 @@ func expect(t *testing.T, when string, got []int, want ...int) {
 func TestRequestsThatComeDuringACallShareTheNext(t *testing.T) {
 	const pause = 250 * time.Millisecond
 	run(t, pause, func(t *testing.T, c *calls, b *batch.Batcher[int, int], send func(context.Context, int)) {
+		t.Helper()
 		send(t.Context(), 1)
 		expect(t, "the first request", c.sizes(), 1)
 		send(t.Context(), 5)
@@ -113,6 +114,7 @@ func TestRequestsThatComeDuringACallShareTheNext(t *testing.T) {
 
 func TestRequestsOfCallersThatAreGoneAreNotSent(t *testing.T) {
 	run(t, time.Second, func(t *testing.T, c *calls, b *batch.Batcher[int, int], send func(context.Context, int)) {
+		t.Helper()
 		send(t.Context(), 1)
 		expect(t, "the first request", c.sizes(), 1)
 		gone, leave := context.WithCancelCause(t.Context())

@@ -14,8 +14,8 @@ import (
 // meanwhile share one transaction.
 const gatherFor = 250 * time.Millisecond
 
-// While more than yieldTo openings wait for recovery, the gates of admitted sessions are raised in full calls or yieldFor
-// after their admission: after an outage nodes are to be back first, and to have work then.
+// While more than yieldTo openings wait for recovery, the gates of admitted sessions are raised in full calls, or
+// yieldFor after their admission: after an outage nodes are to be back first, and to have work then.
 const (
 	yieldTo  = 16
 	yieldFor = 2 * time.Second

@@ -19,8 +19,8 @@ func (k *kit) crowd(d time.Duration) {
 	}
 }
 
-// TestNoNodeIsDownWhileAgentsAreTurnedAway checks that a node that may be among those which a crowded replica turns away
-// is not called down, and has the whole threshold after that.
+// TestNoNodeIsDownWhileAgentsAreTurnedAway checks that a node which may be among those that a crowded replica turns
+// away is not called down, and has the whole threshold after that.
 func TestNoNodeIsDownWhileAgentsAreTurnedAway(t *testing.T) {
 	k := newKit(t)
 	n := k.up()
