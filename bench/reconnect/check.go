@@ -7,11 +7,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
@@ -65,6 +68,22 @@ func counted(counts map[string]int) string {
 	return strings.Join(out, ", ")
 }
 
+// pageSize is how many nodes one read lists. On a machine that is busy a larger page takes longer than the API allows.
+const pageSize = 200
+
+// again repeats a read of the API that is told to wait, and returns its last error after readFor.
+func again[T any](ctx context.Context, read func() (T, error)) (T, error) {
+	const readFor = time.Minute
+	until := time.Now().Add(readFor)
+	for {
+		got, err := read()
+		if err == nil || fault.ActionOf(err) != commonv1.Action_ACTION_WAIT || time.Now().After(until) ||
+			!app.Sleep(ctx, time.Second) {
+			return got, err
+		}
+	}
+}
+
 // check reads from the API which nodes are connected, and what was concluded of each.
 func (w *world) check(ctx context.Context) (faults, error) {
 	f := faults{
@@ -73,7 +92,9 @@ func (w *world) check(ctx context.Context) (faults, error) {
 	client := w.cluster.Client
 	var nodes []string
 	for token, first := "", true; first || token != ""; first = false {
-		page, err := client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 1000, PageToken: token})
+		page, err := again(ctx, func() (*readmodelv1.ListNodesResponse, error) {
+			return client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: pageSize, PageToken: token})
+		})
 		if err != nil {
 			return f, fmt.Errorf("list nodes: %w", err)
 		}
@@ -97,7 +118,9 @@ func (w *world) check(ctx context.Context) (faults, error) {
 	if err := w.periods(ctx, nodes, f.periods); err != nil {
 		return f, err
 	}
-	incidents, err := client.Incidents.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{PageSize: 100})
+	incidents, err := again(ctx, func() (*readmodelv1.ListIncidentsResponse, error) {
+		return client.Incidents.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{PageSize: 100})
+	})
 	if err != nil {
 		return f, fmt.Errorf("list incidents: %w", err)
 	}
@@ -117,8 +140,10 @@ func (w *world) periods(ctx context.Context, nodes []string, into map[string]int
 	group.SetLimit(atOnce)
 	for _, id := range nodes {
 		group.Go(func() error {
-			list, err := w.cluster.Client.Query.ListNodeVerdicts(ctx,
-				&readmodelv1.ListNodeVerdictsRequest{Node: id, PageSize: 1000})
+			list, err := again(ctx, func() (*readmodelv1.ListNodeVerdictsResponse, error) {
+				return w.cluster.Client.Query.ListNodeVerdicts(ctx,
+					&readmodelv1.ListNodeVerdictsRequest{Node: id, PageSize: 1000})
+			})
 			if err != nil {
 				return fmt.Errorf("list verdicts of %s: %w", id, err)
 			}

@@ -20,6 +20,10 @@ const (
 	silent = "15 seconds"
 	// gap is the time without any beat after which listening begins anew: four of the cadence.
 	gap = "20 seconds"
+	// Crowding excuses silence for crowdedFor from its beginning, once in crowdedEvery: connections that anyone can make
+	// crowd a replica too, and a node that is down must not stay hidden behind them.
+	crowdedFor   = "10 minutes"
+	crowdedEvery = "1 hour"
 	// keptFor is how long the row of a replica that is gone is kept: as long as an operator may want to see since when its
 	// nodes have been silent.
 	keptFor = "7 days"
@@ -31,6 +35,8 @@ type Beat struct {
 	Address        string // host:port at which other services reach it
 	Sessions, Late int    // sessions at this replica, and those of them that are late
 	Leaving        bool
+	// Crowded is whether agents were turned away, or had to wait for openings before theirs, since the beat before.
+	Crowded bool
 }
 
 // Written is a beat as it was written.
@@ -53,12 +59,16 @@ var (
 				), c.now) AS since FROM c
 		), kept AS (
 			UPDATE mesh.replica r SET address = $2, beat_at = c.now, listening_since = chain.since,
-				sessions = $3, late = $4, leaving = $5, version = r.version + 1
+				sessions = $3, late = $4, leaving = $5, version = r.version + 1,
+				crowded_at = CASE WHEN $6 THEN c.now ELSE r.crowded_at END,
+				crowded_since = CASE WHEN $6 AND (r.crowded_since IS NULL OR
+					r.crowded_since <= c.now - interval '`+crowdedEvery+`') THEN c.now ELSE r.crowded_since END
 			FROM c, chain WHERE r.replica_id = $1 RETURNING `+pg.Columns[Written]("r")+`
 		), made AS (
 			INSERT INTO mesh.replica AS r (service, replica_id, address, started_at, beat_at, listening_since, sessions, late,
-				leaving, version)
-			SELECT current_user, $1, $2, c.now, c.now, chain.since, $3, $4, $5, 1
+				leaving, version, crowded_at, crowded_since)
+			SELECT current_user, $1, $2, c.now, c.now, chain.since, $3, $4, $5, 1, CASE WHEN $6 THEN c.now END,
+				CASE WHEN $6 THEN c.now END
 			FROM c, chain WHERE NOT EXISTS (SELECT FROM kept)
 			ON CONFLICT (replica_id) DO UPDATE
 			SET address = excluded.address, beat_at = excluded.beat_at, listening_since = excluded.listening_since,
@@ -75,7 +85,7 @@ var (
 
 // Write writes a beat.
 func Write(ctx context.Context, q pg.Querier, b Beat) (Written, error) {
-	w, err := pg.One[Written](ctx, q, write, b.ReplicaID, b.Address, b.Sessions, b.Late, b.Leaving)
+	w, err := pg.One[Written](ctx, q, write, b.ReplicaID, b.Address, b.Sessions, b.Late, b.Leaving, b.Crowded)
 	if err != nil {
 		return Written{}, fmt.Errorf("write beat: %w", err)
 	}
@@ -93,6 +103,15 @@ func Forget(ctx context.Context, q pg.Querier) error {
 // Lives returns the condition, over a row of mesh.replica, that the replica has a recent beat.
 func Lives(row string) string {
 	return row + `.service = 'nodeapi' AND ` + row + `.beat_at > mesh.clock() - interval '` + silent + `'`
+}
+
+// ListeningSince returns the expression since when replicas of nodeapi have listened, to every agent, without a gap;
+// NULL: none does. While a replica is crowded, its agents are not heard for a reason that is ours: listening begins when
+// that is over.
+func ListeningSince() string {
+	return `(SELECT greatest((array_agg(l.listening_since ORDER BY l.beat_at DESC))[1],
+		max(least(l.crowded_at, l.crowded_since + interval '` + crowdedFor + `')))
+		FROM mesh.replica l WHERE ` + Listens("l") + `)`
 }
 
 // Listens returns the condition, over a row of mesh.replica, that agents can have a session there: it lives, and is not

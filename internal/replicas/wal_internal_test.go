@@ -17,7 +17,7 @@ func TestABeatIsOneRecord(t *testing.T) {
 	if _, err := Write(t.Context(), pool, beat); err != nil {
 		t.Fatal(err)
 	}
-	if n := testkit.Records(t, pool, write.SQL(), beat.ReplicaID, beat.Address, 0, 0, false); n != 1 {
+	if n := testkit.Records(t, pool, write.SQL(), beat.ReplicaID, beat.Address, 0, 0, false, true); n != 1 {
 		t.Errorf("a beat wrote %d records, want 1", n)
 	}
 }

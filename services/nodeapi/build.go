@@ -3,7 +3,6 @@ package nodeapi
 import (
 	"context"
 	"fmt"
-	"net"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -78,7 +77,8 @@ func (s *Service) build(ctx context.Context) error {
 	s.advertise = address
 	beats := beat.New(beat.Deps{
 		Logger: b.Logger, DB: b.DB, ReplicaID: b.ReplicaID, Address: address, Wake: b.Wake.Notify, Counts: s.roster.Counts,
-		Back: s.roster.Repeat, OnTime: clock.Set, Trust: s.trust,
+		Crowded: func() bool { return s.server.Crowded() }, // the server is made before the first beat
+		Back:    s.roster.Repeat, OnTime: clock.Set, Trust: s.trust,
 	})
 	if err := s.serveAgents(ctx, clock, keys, session.Deps{
 		Logger: b.Logger, Roster: s.roster, View: view, Work: sessionWork{reporter, marks}, Metrics: m,
@@ -187,7 +187,7 @@ type agentKeys struct {
 	roots *session.RootList
 }
 
-// serveAgents opens the agents' port.
+// serveAgents makes the server of the agents' port.
 func (s *Service) serveAgents(ctx context.Context, clock *session.Clock, keys agentKeys, deps session.Deps) error {
 	b := s.base
 	nodes, err := pki.LoadBundle(s.cfg.NodeCAFile)
@@ -210,10 +210,8 @@ func (s *Service) serveAgents(ctx context.Context, clock *session.Clock, keys ag
 	if err != nil {
 		return fmt.Errorf("build stream server: %w", err)
 	}
-	if s.lis, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.AgentListen); err != nil {
-		return fmt.Errorf("listen for agents: %w", err)
-	}
-	return nil
+	s.port, err = openPort(ctx, s.cfg.AgentListen)
+	return err
 }
 
 // sessionWork is the Work of the stream server: reports, and nodes that may be given work.

@@ -37,7 +37,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 		}),
 		shed: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "agent_connections_shed_total",
-			Help: "Connections closed before TLS because too many were open.",
+			Help: "Connections closed before TLS because too many were open, or other openings came first for too long.",
 		}),
 		opened: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "agent_streams_total",

@@ -34,7 +34,7 @@ type Deps struct {
 type Service struct {
 	base   *service.Base
 	cfg    Config
-	lis    net.Listener
+	port   *agentPort
 	server *session.Server
 	roster *roster.Roster
 	facts  *facts.Writer
@@ -46,7 +46,7 @@ type Service struct {
 	advertise string
 }
 
-// New builds a replica. It listens, and serves nothing before Run.
+// New builds a replica. It serves nothing before Run, and opens the port for agents when it can serve them.
 func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	base, err := service.New(ctx, deps.Logger, deps.Registry, "nodeapi", cfg.Config, service.WithNumbering(deps.Numbering))
 	if err != nil {
@@ -54,9 +54,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	}
 	s := &Service{base: base, cfg: cfg}
 	if err := s.build(ctx); err != nil {
-		if s.lis != nil {
-			_ = s.lis.Close()
-		}
+		s.port.close()
 		if s.internal != nil {
 			_ = s.internal.Close()
 		}
@@ -108,7 +106,10 @@ func (s *Service) serve(ctx context.Context) error {
 		s.server.Stop()
 	})
 	s.issuers.wait(ctx)
-	err := s.server.Serve(s.lis)
+	err := s.port.listen(ctx)
+	if err == nil {
+		err = s.server.Serve(s.port.lis)
+	}
 	if !stop() {
 		<-stopped
 		return nil // Stop ends Serve
@@ -128,7 +129,7 @@ func (s *Service) drain(ctx context.Context) error {
 func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) }
 
 // AgentAddr returns the address at which agents connect.
-func (s *Service) AgentAddr() string { return s.lis.Addr().String() }
+func (s *Service) AgentAddr() string { return s.port.addr.String() }
 
 // Addr returns the address of the internal port, which other services call.
 func (s *Service) Addr() string { return s.internal.Addr().String() }
@@ -143,11 +144,11 @@ func (s *Service) ReplicaID() string { return s.base.ReplicaID }
 // port that it listens at, on the host at which other services reach it.
 func (s *Service) trust() replicas.Trust {
 	out := replicas.Trust{ClientCAs: s.issuers.bundle.Fingerprints()}
-	host, port, err := net.SplitHostPort(s.lis.Addr().String())
+	host, port, err := net.SplitHostPort(s.port.addr.String())
 	if err != nil {
 		return out
 	}
-	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+	if ip := net.ParseIP(host); host == "" || ip.IsUnspecified() {
 		if host, _, err = net.SplitHostPort(s.advertise); err != nil {
 			return out
 		}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -19,7 +18,6 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
-	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -157,13 +155,36 @@ func (s *Server) SessionsReady(ctx context.Context,
 		if err := s.deps.Tasks.Lock(ctx, tx, readyOf(gates, req.GetSessions())); err != nil {
 			return fmt.Errorf("lock tasks: %w", err)
 		}
-		for _, r := range req.GetSessions() {
-			result, err := s.open(ctx, tx, gates, req.GetReplicaId(), r)
-			if err != nil {
+		raised, err := s.raiseMachines(ctx, tx, gates, req.GetReplicaId(), req.GetSessions())
+		if err != nil {
+			return err
+		}
+		var changed []events.Event
+		for i, r := range req.GetSessions() {
+			g, ok := raised[i]
+			var result *lifecyclev1.SessionReadyResult
+			if ok {
+				result, err = s.settle(ctx, tx, gates[r.GetNodeId()], g, r)
+			} else {
+				g, result, err = s.open(ctx, tx, gates[r.GetNodeId()], req.GetReplicaId(), r)
+			}
+			if _, typed := fault.As(err); err != nil && !typed {
 				return err
+			}
+			if err != nil {
+				result = &lifecyclev1.SessionReadyResult{Denial: fault.ToDenial(err, "")}
+			}
+			if ok || err == nil {
+				gates[r.GetNodeId()] = g // another session of this node may follow in the batch
+				changed = append(changed, g.event())
 			}
 			result.SessionId = r.GetSessionId()
 			res.Results = append(res.Results, result)
+		}
+		if len(changed) > 0 {
+			if _, err := events.Append(ctx, tx, changed...); err != nil {
+				return fmt.Errorf("report gates: %w", err)
+			}
 		}
 		if err := listRuns(ctx, tx, req.GetSessions(), res.GetResults()); err != nil {
 			return err
@@ -209,34 +230,27 @@ func (g Gate) renewsLedger(r *lifecyclev1.SessionReady) bool {
 	return g.LedgerID != "" && g.LedgerID != r.GetLedgerId()
 }
 
-// open raises the gate of one session. A fault becomes the session's denial, and nothing is written for it; any other
-// error fails the whole batch.
-func (s *Server) open(ctx context.Context, tx pgx.Tx, gates map[string]Gate, replicaID string,
-	r *lifecyclev1.SessionReady,
-) (*lifecyclev1.SessionReadyResult, error) {
-	g := gates[r.GetNodeId()]
-	err := s.check(g, r)
+// open checks one session and raises its gate; the caller appends the event of the gate. With an error nothing is
+// written for the session: a fault is its denial, any other error fails the whole batch.
+func (s *Server) open(ctx context.Context, tx pgx.Tx, g Gate, replicaID string, r *lifecyclev1.SessionReady) (
+	Gate, *lifecyclev1.SessionReadyResult, error,
+) {
+	if err := s.check(g, r); err != nil {
+		return g, nil, err
+	}
 	var res *lifecyclev1.SessionReadyResult
-	var raised Gate
-	switch {
-	case err != nil:
-	case g.InstanceID != "":
-		// An instance's workspace may refuse it after the gate's row was written.
-		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			res, raised, err = s.raise(ctx, tx, g, replicaID, r)
+	raised := g
+	// An instance's workspace may refuse it after the gate's row was written.
+	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		rows, err := raiseRows(ctx, tx, replicaID, r)
+		if err != nil {
 			return err
-		})
-	default:
-		res, raised, err = s.raise(ctx, tx, g, replicaID, r)
-	}
-	if err == nil {
-		gates[r.GetNodeId()] = raised // another session of this node may follow in the batch
-		return res, nil
-	}
-	if _, typed := fault.As(err); !typed {
-		return nil, err
-	}
-	return &lifecyclev1.SessionReadyResult{Denial: fault.ToDenial(err, "")}, nil
+		}
+		raised = rows[r.GetNodeId()]
+		res, err = s.settle(ctx, tx, g, raised, r)
+		return err
+	})
+	return raised, res, err
 }
 
 // check refuses a session before anything is written.
@@ -271,43 +285,20 @@ func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
 	return nil
 }
 
-func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string,
-	r *lifecyclev1.SessionReady,
-) (*lifecyclev1.SessionReadyResult, Gate, error) {
-	host, err := protojson.Marshal(orEmpty(r.GetHost()))
+// settle compares the tasks of a session whose gate was raised with those of the agent, and notifies the workspace of
+// an instance.
+func (s *Server) settle(ctx context.Context, tx pgx.Tx, before, raised Gate, r *lifecyclev1.SessionReady) (
+	*lifecyclev1.SessionReadyResult, error,
+) {
+	settled, err := s.deps.Tasks.Reconcile(ctx, tx, raised, before.renewsLedger(r), r.GetTasksInFlight())
 	if err != nil {
-		return nil, Gate{}, fmt.Errorf("encode host facts: %w", err)
-	}
-	types := make([]string, 0, len(r.GetTaskTypes()))
-	for _, t := range r.GetTaskTypes() {
-		types = append(types, names.Of(t))
-	}
-	newLedger := g.renewsLedger(r)
-	raised, err := one(ctx, tx, raiseGate,
-		r.GetNodeId(), r.GetGeneration(), r.GetSessionId(), replicaID, r.GetLedgerId(), r.GetNodeInstanceId(), types, host,
-		r.GetTaskKeyIds())
-	if err != nil {
-		return nil, Gate{}, fmt.Errorf("raise gate: %w", err)
-	}
-	settled, err := s.deps.Tasks.Reconcile(ctx, tx, raised, newLedger, r.GetTasksInFlight())
-	if err != nil {
-		return nil, Gate{}, fmt.Errorf("reconcile tasks: %w", err)
+		return nil, fmt.Errorf("reconcile tasks: %w", err)
 	}
 	if raised.InstanceID != "" {
 		if err := s.deps.Instances.SessionReady(ctx, tx, raised); err != nil {
-			return nil, Gate{}, fmt.Errorf("tell workspace of its instance: %w", err)
+			return nil, fmt.Errorf("tell workspace of its instance: %w", err)
 		}
 	}
-	if _, err := events.Append(ctx, tx, raised.event()); err != nil {
-		return nil, Gate{}, fmt.Errorf("report gate: %w", err)
-	}
 	return &lifecyclev1.SessionReadyResult{Accepted: true, Acknowledged: settled.Acknowledged, Cancel: settled.Cancel},
-		raised, nil
-}
-
-func orEmpty(h *commonv1.HostFacts) *commonv1.HostFacts {
-	if h == nil {
-		return &commonv1.HostFacts{}
-	}
-	return h
+		nil
 }

@@ -97,14 +97,6 @@ var (
 			node_instance_id = coalesce(nullif($2, '')::uuid, g.node_instance_id), name = coalesce(nullif($3, ''), g.name)
 		WHERE g.fence_epoch < $4
 		RETURNING `+columns)
-	raiseGate = pg.Define(pg.RoleLifecycle, "gate.raise", `
-		UPDATE lifecycle.node_gate g SET session_epoch = $2, session_id = $3, session_open = true,
-			replica_id = nullif($4, '')::uuid,
-			session_ready_at = mesh.clock(), ledger_id = $5, node_instance_id = $6, task_types = $7,
-			task_keys = nullif($9::text[], '{}'), task_keys_epoch = $2,
-			host = CASE WHEN $8::jsonb = '{}' THEN g.host ELSE $8::jsonb END, version = g.version + 1
-		WHERE g.node_id = $1 AND g.session_epoch <= $2
-		RETURNING `+columns)
 	setCordon = pg.Define(pg.RoleLifecycle, "gate.set_cordon", `
 		UPDATE lifecycle.node_gate g SET cordoned = $2, cordon_reason = CASE WHEN $2 THEN $3 ELSE '' END,
 			cordoned_by = CASE WHEN $2 THEN $4 ELSE '' END,

@@ -33,15 +33,23 @@ func Refused(err error) bool {
 
 // Batcher gathers requests of type Q that are answered by R. The zero value is not usable; see New.
 type Batcher[Q, R any] struct {
-	call func(context.Context, []Q) ([]R, error)
-	max  int
-	lane int
-	in   chan item[Q, R]
+	call  func(context.Context, []Q) ([]R, error)
+	max   int
+	lane  int
+	pause time.Duration
+	most  time.Duration
+	busy  func() bool   // nil: calls yield to nothing
+	wake  chan struct{} // has a token while requests may be waiting that Run has not seen
+
+	mu      sync.Mutex
+	waiting []item[Q, R] // in the order in which they came
 }
 
 type item[Q, R any] struct {
-	req Q
-	out chan<- result[R]
+	ctx   context.Context //nolint:containedctx // of the caller, who waits for the result
+	since time.Time
+	req   Q
+	out   chan<- result[R]
 }
 
 type result[R any] struct {
@@ -51,17 +59,55 @@ type result[R any] struct {
 
 // New makes a batcher that carries at most max requests in a call and has at most lanes calls under way.
 func New[Q, R any](maxItems, lanes int, call func(context.Context, []Q) ([]R, error)) *Batcher[Q, R] {
-	return &Batcher[Q, R]{call: call, max: maxItems, lane: lanes, in: make(chan item[Q, R], maxItems)}
+	return &Batcher[Q, R]{call: call, max: maxItems, lane: lanes, wake: make(chan struct{}, 1)}
 }
 
-// Do sends a request with one of the next calls and returns its result. It returns the cause of ctx if that ends first.
+// Gather has a call begin only after the one before it has ended or has lasted for pause, and returns b. Under load
+// calls are fewer and larger then, while one slow call does not stop the others. It must be called before Run.
+func (b *Batcher[Q, R]) Gather(pause time.Duration) *Batcher[Q, R] {
+	b.pause = pause
+	return b
+}
+
+// Yield has a call that is not full wait while busy returns true, until its oldest request has waited for most, and
+// returns b. It must be called before Run.
+func (b *Batcher[Q, R]) Yield(most time.Duration, busy func() bool) *Batcher[Q, R] {
+	b.most, b.busy = most, busy
+	return b
+}
+
+// look is how often busy is asked.
+const look = 20 * time.Millisecond
+
+// yield waits as Yield says. It returns false if ctx ended first.
+func (b *Batcher[Q, R]) yield(ctx context.Context) bool {
+	for b.busy != nil && b.Delay() < b.most && !b.full() && b.busy() {
+		select {
+		case <-time.After(min(look, b.most)):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+func (b *Batcher[Q, R]) full() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.waiting) >= b.max
+}
+
+// Do sends a request with one of the next calls and returns its result. It returns the cause of ctx if that ends first;
+// a request that still waits then is not sent.
 func (b *Batcher[Q, R]) Do(ctx context.Context, req Q) (R, error) {
 	var zero R
 	out := make(chan result[R], 1)
+	b.mu.Lock()
+	b.waiting = append(b.waiting, item[Q, R]{ctx: ctx, since: time.Now(), req: req, out: out})
+	b.mu.Unlock()
 	select {
-	case b.in <- item[Q, R]{req: req, out: out}:
-	case <-ctx.Done():
-		return zero, context.Cause(ctx)
+	case b.wake <- struct{}{}:
+	default:
 	}
 	select {
 	case r := <-out:
@@ -71,43 +117,103 @@ func (b *Batcher[Q, R]) Do(ctx context.Context, req Q) (R, error) {
 	}
 }
 
+// Delay returns how long the oldest of the requests that no call has taken yet has waited; zero without one.
+func (b *Batcher[Q, R]) Delay() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.dropLocked()
+	if len(b.waiting) == 0 {
+		return 0
+	}
+	return time.Since(b.waiting[0].since)
+}
+
 // Run serves until ctx ends. It waits for the calls under way.
 func (b *Batcher[Q, R]) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	lanes := make(chan struct{}, b.lane)
 	for {
-		var first item[Q, R]
 		select {
-		case first = <-b.in:
+		case <-b.wake:
 		case <-ctx.Done():
 			return nil
 		}
-		// The lane is taken before the batch is closed, so that requests which come while all lanes are busy join the batch.
-		select {
-		case lanes <- struct{}{}:
-		case <-ctx.Done():
-			first.out <- result[R]{err: context.Cause(ctx)}
-			return nil
+		for b.pending() {
+			if !b.yield(ctx) {
+				return nil
+			}
+			// The lane is taken before the batch is closed, so that requests which come while all lanes are busy join the batch.
+			select {
+			case lanes <- struct{}{}:
+			case <-ctx.Done():
+				return nil // callers wait for ctx too, or for the end of theirs
+			}
+			items := b.take()
+			if len(items) == 0 {
+				<-lanes
+				break
+			}
+			done := make(chan struct{})
+			wg.Go(func() {
+				defer func() { <-lanes; close(done) }()
+				b.serve(ctx, items)
+			})
+			b.rest(done)
 		}
-		items := b.gather(first)
-		wg.Go(func() {
-			defer func() { <-lanes }()
-			b.serve(ctx, items)
-		})
 	}
 }
 
-func (b *Batcher[Q, R]) gather(first item[Q, R]) []item[Q, R] {
-	items := []item[Q, R]{first}
-	for len(items) < b.max {
-		select {
-		case it := <-b.in:
-			items = append(items, it)
-		default:
-			return items
+// rest returns when done is closed, or after the pause between two calls.
+func (b *Batcher[Q, R]) rest(done <-chan struct{}) {
+	if b.pause <= 0 {
+		return
+	}
+	timer := time.NewTimer(b.pause)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+}
+
+func (b *Batcher[Q, R]) pending() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.dropLocked()
+	return len(b.waiting) > 0
+}
+
+// dropLocked drops the oldest requests whose callers have gone.
+func (b *Batcher[Q, R]) dropLocked() {
+	gone := 0
+	for gone < len(b.waiting) && b.waiting[gone].ctx.Err() != nil {
+		gone++
+	}
+	b.cutLocked(gone)
+}
+
+// cutLocked removes the oldest n requests.
+func (b *Batcher[Q, R]) cutLocked(n int) {
+	clear(b.waiting[:n])
+	b.waiting = b.waiting[n:]
+	if len(b.waiting) == 0 {
+		b.waiting = nil
+	}
+}
+
+// take removes the requests of the next call, without those whose callers have gone.
+func (b *Batcher[Q, R]) take() []item[Q, R] {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var items []item[Q, R]
+	n := 0
+	for ; n < len(b.waiting) && len(items) < b.max; n++ {
+		if b.waiting[n].ctx.Err() == nil {
+			items = append(items, b.waiting[n])
 		}
 	}
+	b.cutLocked(n)
 	return items
 }
 

@@ -33,6 +33,8 @@ type Deps struct {
 	Wake func()
 	// Counts returns how many sessions stand here and how many of them are late.
 	Counts func() (sessions, late int)
+	// Crowded returns whether agents were turned away or had to wait since it was called last; nil: never.
+	Crowded func() bool
 	// Back is called after the first beat that follows a silence in which the replica counted as gone.
 	Back func()
 	// OnTime is given each reading of the database's clock.
@@ -48,6 +50,7 @@ type Publisher struct {
 
 	writing sync.Mutex // held for a beat, so that none that began before the last one is written after it
 	left    bool       // the last beat has begun; guarded by writing
+	crowded bool       // since the last beat that was written; guarded by writing
 	// trust is what the row has of the agents' port, nil if that is not known; guarded by writing.
 	trust *replicas.Trust
 
@@ -95,6 +98,10 @@ func (p *Publisher) beat(ctx context.Context, leaving bool) {
 	beat := replicas.Beat{
 		ReplicaID: p.deps.ReplicaID, Address: p.deps.Address, Sessions: sessions, Late: late, Leaving: leaving,
 	}
+	if p.deps.Crowded != nil && p.deps.Crowded() {
+		p.crowded = true
+	}
+	beat.Crowded = p.crowded
 	changed := leaving || p.silence() > replicas.SilentAfter
 	sent := wallclock.Now()
 	written, err := p.write(ctx, beat, changed)
@@ -102,6 +109,7 @@ func (p *Publisher) beat(ctx context.Context, leaving bool) {
 		p.deps.Logger.WarnContext(ctx, "replica beat not written", slog.Any("error", err))
 		return
 	}
+	p.crowded = false
 	p.deps.OnTime(sent, wallclock.Now(), written.BeatAt)
 	p.publishTrust(ctx, written.Version == 1)
 	p.mu.Lock()

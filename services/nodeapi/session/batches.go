@@ -3,10 +3,22 @@ package session
 import (
 	"context"
 	"fmt"
+	"time"
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/wallclock"
+)
+
+// gatherFor is how long a call for sessions waits for the end of the one before it, so that the sessions that come
+// meanwhile share one transaction.
+const gatherFor = 250 * time.Millisecond
+
+// While more than yieldTo openings wait for recovery, the gates of admitted sessions are raised in full calls, or
+// yieldFor after their admission: after an outage nodes are to be back first, and to have work then.
+const (
+	yieldTo  = 16
+	yieldFor = 2 * time.Second
 )
 
 func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, error) {

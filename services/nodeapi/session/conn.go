@@ -30,6 +30,8 @@ type transport struct {
 	timeout     time.Duration
 	now         func() time.Time
 	onReject    func(pki.Reject)
+	onShed      func()
+	admission   *admission
 }
 
 // authInfo is the information about its connection that a call has. It keeps no certificate but the leaf.
@@ -46,11 +48,18 @@ func (authInfo) AuthType() string { return "tls" }
 
 // ServerHandshake authenticates a connection.
 func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	conn := tls.Server(raw, t.tls)
 	//nolint:forbidigo // grpc gives this call no context
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
-	if err := conn.HandshakeContext(ctx); err != nil {
+	turn := &turns{Conn: raw, admission: t.admission, ctx: ctx}
+	conn := tls.Server(turn, t.tls)
+	err := conn.HandshakeContext(ctx)
+	turn.end()
+	if errors.Is(err, errShed) {
+		t.onShed()
+		return nil, nil, errors.Join(err, raw.Close())
+	}
+	if err != nil {
 		t.reject(raw, err)
 		return nil, nil, errors.Join(fmt.Errorf("handshake: %w", err), raw.Close())
 	}

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"buf.build/go/protovalidate"
@@ -119,14 +120,16 @@ type Config struct {
 type Server struct {
 	nodev1.UnimplementedNodeServiceServer
 
-	deps     Deps
-	cfg      Config
-	lim      Limits
-	grpc     *grpc.Server
-	validate protovalidate.Validator
-	budgets  *budgets
-	profiles *profileBook
-	unseen   sync.Map // node id to the *roster.Session that was admitted before the view had the node
+	deps      Deps
+	cfg       Config
+	lim       Limits
+	grpc      *grpc.Server
+	validate  protovalidate.Validator
+	budgets   *budgets
+	profiles  *profileBook
+	admission *admission
+	opening   atomic.Int64 // openings that wait for recovery
+	unseen    sync.Map     // node id to the *roster.Session that was admitted before the view had the node
 
 	openings *batch.Batcher[*recoveryv1.OpenSession, *recoveryv1.OpenResult]
 	confirms *batch.Batcher[*recoveryv1.ConfirmSession, *recoveryv1.ConfirmResult]
@@ -150,14 +153,20 @@ func New(deps Deps, cfg Config) (*Server, error) {
 		deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), profiles: newProfileBook(),
 		draining: make(chan struct{}),
 	}
-	s.openings = batch.New(256, 2, s.openBatch)
-	s.confirms = batch.New(256, 2, s.confirmBatch)
-	s.readies = batch.New(256, 2, s.readyBatch)
+	s.openings = batch.New(256, 2, s.openBatch).Gather(gatherFor)
+	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor)
+	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func() bool {
+		return s.opening.Load() > yieldTo
+	})
 	s.keys = batch.New(256, 2, s.keysBatch)
 	cfg.TaskKeys.notify(s.sendKeys)
 	cfg.ServiceRoots.notify(s.sendRoots)
+	s.admission = newAdmission(defaultAdmission, func() time.Duration {
+		return max(s.openings.Delay(), s.confirms.Delay())
+	})
 	creds := &transport{
 		tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now,
+		onShed: s.shed, admission: s.admission,
 		onReject: func(r pki.Reject) {
 			deps.Metrics.TLSReject(string(r.Reason))
 			if deps.Rejected != nil {
@@ -209,12 +218,21 @@ func (s *Server) protect(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo
 func (s *Server) Serve(lis net.Listener) error {
 	if err := s.grpc.Serve(&shedder{
 		Listener: lis, limit: int64(s.lim.MaxConnections),
-		onShed: s.deps.Metrics.Shed,
+		onShed: s.shed,
 	}); err != nil {
 		return fmt.Errorf("serve agents: %w", err)
 	}
 	return nil
 }
+
+func (s *Server) shed() {
+	s.deps.Metrics.Shed()
+	s.admission.shed()
+}
+
+// Crowded returns whether agents were turned away before TLS, or had to wait for the openings of others, since it was
+// called last.
+func (s *Server) Crowded() bool { return s.admission.takeHeld() }
 
 // Tasks returns the loops of the server, which its owner must run.
 func (s *Server) Tasks() map[string]func(context.Context) error {

@@ -15,6 +15,7 @@ func (h *handler) working() func() {
 	var mu sync.Mutex
 	var timer *time.Timer
 	over := false
+	h.server.opening.Add(1)
 	mu.Lock()
 	defer mu.Unlock()
 	timer = time.AfterFunc(workingEvery, func() {
@@ -27,6 +28,7 @@ func (h *handler) working() func() {
 		timer.Reset(workingEvery)
 	})
 	return func() {
+		h.server.opening.Add(-1)
 		timer.Stop()
 		mu.Lock()
 		defer mu.Unlock()

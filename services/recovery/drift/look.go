@@ -59,8 +59,7 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 		WHERE s.replica_id IS NOT NULL AND NOT COALESCE(`+beats.Lives("p")+`, false)
 	)
 	SELECT mesh.clock() AS now,
-		(SELECT l.listening_since FROM mesh.replica l WHERE `+beats.Listens("l")+` ORDER BY l.beat_at DESC LIMIT 1)
-			AS listening,
+		`+beats.ListeningSince()+` AS listening,
 		(SELECT max(l.beat_at) FROM mesh.replica l WHERE l.service = 'nodeapi') AS beat_at,
 		EXISTS (SELECT FROM mesh.replica l WHERE `+beats.Lives("l")+`) AS lives,
 		mesh.rolled_back() AS rolled_back,

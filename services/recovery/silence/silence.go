@@ -1,8 +1,8 @@
 // Package silence is the one rule for when a node that is not heard counts as down.
 //
 // It decides from three times of the database's clock: when the node was heard last, since when replicas of nodeapi
-// have listened without a gap, and now. No node is judged for the time in which none of them listened, nor for the ten
-// seconds after it, in which all nodes come back at once.
+// have listened without a gap, and now. No node is judged for the time in which none of them listened, or in which one
+// turned agents away because too many came at once, nor for the ten seconds after it, in which nodes come back.
 package silence
 
 import "time"

@@ -88,13 +88,13 @@ const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.
 const upToDate = "15"
 
 // loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. Silence
-// counts from the time since which some replica of nodeapi has listened without a gap. Active workspaces that no
-// replica serves are found by the few replicas that are named as serving: the workspaces without one, and those of each
-// replica that has fallen silent. While no replica listens this is no evidence, and none of them is read, since that
-// would be the whole fleet.
+// counts from the time since which some replica of nodeapi has listened without a gap, see replicas.ListeningSince.
+// Active workspaces that no replica serves are found by the few replicas that are named as serving: the workspaces
+// without one, and those of each replica that has fallen silent. While no replica listens this is no evidence, and none
+// of them is read, since that would be the whole fleet.
 var loadSuspects = pg.Define(pg.RoleRecovery, "watchdog.load_subjects", `
 WITH RECURSIVE listening AS (
-	SELECT l.listening_since AS since FROM mesh.replica l WHERE l.service = 'nodeapi' ORDER BY l.beat_at DESC LIMIT 1
+	SELECT `+replicas.ListeningSince()+` AS since
 ), fresh AS (
 	SELECT p.replica_id FROM mesh.replica p WHERE `+replicas.Listens("p")+`
 ), server AS (

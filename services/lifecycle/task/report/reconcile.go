@@ -71,6 +71,9 @@ func (s *Reports) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedg
 	if err != nil {
 		return gate.Reconciled{}, fmt.Errorf("read tasks in flight: %w", err)
 	}
+	if len(mine) == 0 && len(agent) == 0 {
+		return gate.Reconciled{}, nil
+	}
 	still, err := rollback.Active(ctx, tx)
 	if err != nil {
 		return gate.Reconciled{}, err

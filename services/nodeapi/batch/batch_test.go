@@ -1,0 +1,172 @@
+package batch_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpuaas/mesh/services/nodeapi/batch"
+)
+
+// calls is a service that is called with batches: each call is announced, and ends when it is let go.
+type calls struct {
+	begun chan []int
+	goOn  chan struct{}
+}
+
+func newCalls() *calls { return &calls{begun: make(chan []int, 64), goOn: make(chan struct{})} }
+
+func (c *calls) call(ctx context.Context, reqs []int) ([]int, error) {
+	c.begun <- reqs
+	select {
+	case <-c.goOn:
+		return reqs, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// sizes returns the sizes of the calls that have begun since it was called last.
+func (c *calls) sizes() []int {
+	var out []int
+	for {
+		select {
+		case reqs := <-c.begun:
+			out = append(out, len(reqs))
+		default:
+			return out
+		}
+	}
+}
+
+// run runs a test of a batcher in a bubble, with a function that sends requests and returns when they wait.
+func run(t *testing.T, pause time.Duration,
+	test func(t *testing.T, c *calls, b *batch.Batcher[int, int], send func(ctx context.Context, n int)),
+) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCalls()
+		b := batch.New(8, 2, c.call).Gather(pause)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { _ = b.Run(ctx) }()
+		test(t, c, b, func(ctx context.Context, n int) {
+			for i := range n {
+				go func() {
+					got, err := b.Do(ctx, i)
+					if err == nil && got != i {
+						t.Errorf("request %d is answered with %d", i, got)
+					}
+				}()
+				synctest.Wait()
+			}
+		})
+	})
+}
+
+func expect(t *testing.T, when string, got []int, want ...int) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: calls of %v, want %v", when, got, want)
+	}
+	for i := range got {
+		if got[i] != want[i] {
+			t.Fatalf("%s: calls of %v, want %v", when, got, want)
+		}
+	}
+}
+
+func TestRequestsThatComeDuringACallShareTheNext(t *testing.T) {
+	const pause = 250 * time.Millisecond
+	run(t, pause, func(t *testing.T, c *calls, b *batch.Batcher[int, int], send func(context.Context, int)) {
+		t.Helper()
+		send(t.Context(), 1)
+		expect(t, "the first request", c.sizes(), 1)
+		send(t.Context(), 5)
+		expect(t, "while its call is under way", c.sizes())
+		c.goOn <- struct{}{}
+		synctest.Wait()
+		expect(t, "after its end", c.sizes(), 5)
+		send(t.Context(), 3)
+		time.Sleep(pause)
+		synctest.Wait()
+		expect(t, "a slow call does not stop the next", c.sizes(), 3)
+		send(t.Context(), 20)
+		time.Sleep(2 * pause)
+		synctest.Wait()
+		expect(t, "with all lanes busy", c.sizes())
+		if got := b.Delay(); got != 2*pause {
+			t.Errorf("the oldest has waited for %s, want %s", got, 2*pause)
+		}
+		for range 5 {
+			c.goOn <- struct{}{}
+			synctest.Wait()
+		}
+		expect(t, "in full calls", c.sizes(), 8, 8, 4)
+		if got := b.Delay(); got != 0 {
+			t.Errorf("a delay of %s with nothing that waits", got)
+		}
+	})
+}
+
+func TestRequestsOfCallersThatAreGoneAreNotSent(t *testing.T) {
+	run(t, time.Second, func(t *testing.T, c *calls, b *batch.Batcher[int, int], send func(context.Context, int)) {
+		t.Helper()
+		send(t.Context(), 1)
+		expect(t, "the first request", c.sizes(), 1)
+		gone, leave := context.WithCancelCause(t.Context())
+		send(gone, 3)
+		send(t.Context(), 2)
+		leave(errors.New("the agent hung up"))
+		synctest.Wait()
+		c.goOn <- struct{}{}
+		synctest.Wait()
+		expect(t, "of those that are left", c.sizes(), 2)
+		c.goOn <- struct{}{}
+		synctest.Wait()
+		if _, err := b.Do(gone, 7); err == nil || err.Error() != "the agent hung up" {
+			t.Errorf("a caller that is gone gets %v", err)
+		}
+		synctest.Wait()
+		expect(t, "of a caller that is gone", c.sizes())
+	})
+}
+
+func TestACallYieldsToBusyOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCalls()
+		var busy atomic.Bool
+		const most = 2 * time.Second
+		b := batch.New(8, 2, c.call).Yield(most, busy.Load)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { _ = b.Run(ctx) }()
+		send := func(n int) {
+			for range n {
+				go func() { _, _ = b.Do(ctx, 0) }()
+				synctest.Wait()
+			}
+		}
+		busy.Store(true)
+		send(3)
+		time.Sleep(most - time.Millisecond)
+		synctest.Wait()
+		expect(t, "beside busy ones", c.sizes())
+		time.Sleep(time.Millisecond + 20*time.Millisecond)
+		synctest.Wait()
+		expect(t, "after the longest wait", c.sizes(), 3)
+		c.goOn <- struct{}{}
+		send(8)
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		expect(t, "a full call", c.sizes(), 8)
+		send(2)
+		busy.Store(false)
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		expect(t, "with nothing busy", c.sizes(), 2)
+	})
+}
