@@ -1,11 +1,43 @@
 package fault
 
-import commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+import (
+	"slices"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// StateCatalogue returns the explanations of the reasons that workspaces, runs and allocations show of themselves and no
+// refusal, verdict, diagnostic, finding or incident has.
+func StateCatalogue() []Explanation { return slices.Clone(states) }
 
 // states are the explanations of the texts that a workspace, its run or its hold has as a reason beside the reasons of
 // refusals. Like the catalogue they are part of every build, so that they can be explained while the mesh
 // cannot be reached.
 var states = []Explanation{
+	{
+		Code: "driver_silent", Meaning: "the operation is due, and no replica of lifecycle has taken it up",
+		Impact: "the operation stands still; what runs goes on", Owner: ownerLifecycle,
+		NextAction: "look with `gpuaas status` at the replicas of lifecycle and at its database; the operation goes on once " +
+			"a replica takes it up",
+		Action: commonv1.Action_ACTION_WAIT,
+	},
+	{
+		Code: "undo_exhausted", Meaning: "a step of the way back failed as often as it may be tried; the workspace is stuck " +
+			"until a person decides",
+		Impact: "what the step should have taken back may still be there; other workspaces are not touched",
+		Owner:  ownerOperator,
+		NextAction: "remove the cause, then `gpuaas workspaces retry-undo WS`; or `gpuaas workspaces skip-undo WS` once what " +
+			"the step made is gone",
+		Action: commonv1.Action_ACTION_WAIT,
+	},
+	{
+		Code: "run_stalled", Meaning: "the whole operation has taken longer than its budget, however well its steps go on; " +
+			"the flag stops nothing",
+		Impact: "the operation goes on; other workspaces are not touched", Owner: ownerLifecycle,
+		NextAction: "read with `gpuaas workspaces timeline WS` which step took the time, then wait for it or cancel with " +
+			"`gpuaas workspaces cancel WS`",
+		Action: commonv1.Action_ACTION_WAIT,
+	},
 	{
 		Code: "step_stalled", Meaning: "the step under way has shown no progress for longer than its budget, and has not " +
 			"succeeded since; the flag stops nothing",

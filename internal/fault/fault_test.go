@@ -330,7 +330,7 @@ func TestEveryCodeIsExplainedOnce(t *testing.T) {
 	var codes []string
 	for _, list := range [][]fault.Explanation{
 		fault.Catalogue(), fault.DriftCatalogue(), fault.DiagnosticCatalogue(), fault.FindingCatalogue(),
-		fault.IncidentCatalogue(),
+		fault.IncidentCatalogue(), fault.StateCatalogue(),
 	} {
 		for _, e := range list {
 			codes = append(codes, e.Code)

@@ -157,8 +157,9 @@ var policyRows = map[commonv1.Reason]Row{
 	},
 	commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED: {
 		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerOperator,
-		Public: "the value weakens a budget of severity P0 or P1",
-		Remedy: "acknowledge it and give a reason, which is audited; or tighten the value",
+		Public: "the value weakens a budget of the failure matrix, or a limit of severity P0 or P1",
+		Remedy: "tighten the value instead; or accept that it is weaker, which is audited with its reason: " +
+			"`gpuaas policy set KEY VALUE --acknowledge-weakening --reason TEXT`",
 		Impact: "only this request: no policy was changed",
 	},
 	commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED: {

@@ -84,6 +84,17 @@ func (k Key) weakens(n, current float64) bool {
 	return false
 }
 
+// Weakens reports whether the value of the key would be weaker than both the default and the value in this set. It is
+// false for a key or a value that Validate refuses for what it is.
+func (s Set) Weakens(key, value string) bool {
+	k, ok := Lookup(key)
+	if !ok {
+		return false
+	}
+	n, err := k.check(value)
+	return err == nil && k.weakens(n, s.number(key))
+}
+
 // Validate returns nil if the key may be set to the value over the set s. The refusals are faults: policy_key_unknown;
 // policy_value_refused, outside the bounds, or a certificate that lives longer than a third of the recovery token's
 // age; policy_weakening_unacknowledged, for a budget or a key of severity P0 or P1 whose value is weaker than the

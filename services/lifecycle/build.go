@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/reannounce"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/claims"
@@ -177,19 +178,29 @@ func (s *Service) sweepWoken(ctx context.Context, finder *findings.Sweeper) erro
 
 // sweepTasks ends stale tasks at the cadence of the policy.
 func (s *Service) sweepTasks(ctx context.Context, tasks *dispatch.Server) error {
+	b := s.base
+	return sweepAtPolicy(ctx, b.Logger, b.Policy, func(ctx context.Context, interval time.Duration) error {
+		swept, err := tasks.Sweep(ctx)
+		if swept.Expired+swept.Unknown > 0 {
+			b.Logger.InfoContext(ctx, "stale tasks swept", slog.Int("expired", swept.Expired),
+				slog.Int("outcome_unknown", swept.Unknown))
+		}
+		return errors.Join(err, tasks.EndBacklogs(ctx, interval))
+	})
+}
+
+// sweepAtPolicy calls sweep after each interval of the policy, with that interval, until ctx ends. The policy is read
+// before each pause.
+func sweepAtPolicy(ctx context.Context, logger *slog.Logger, reader policy.Reader,
+	sweep func(ctx context.Context, interval time.Duration) error,
+) error {
 	for {
-		interval := s.base.Policy.Current().TaskStaleSweepInterval()
+		interval := reader.Current().TaskStaleSweepInterval()
 		if !app.Sleep(ctx, interval) {
 			return nil
 		}
-		swept, err := tasks.Sweep(ctx)
-		err = errors.Join(err, tasks.EndBacklogs(ctx, interval))
-		if err != nil && ctx.Err() == nil {
-			s.base.Logger.WarnContext(ctx, "stale tasks not swept", obs.Err(err))
-		}
-		if swept.Expired+swept.Unknown > 0 {
-			s.base.Logger.InfoContext(ctx, "stale tasks swept", slog.Int("expired", swept.Expired),
-				slog.Int("outcome_unknown", swept.Unknown))
+		if err := sweep(ctx, interval); err != nil && ctx.Err() == nil {
+			logger.WarnContext(ctx, "stale tasks not swept", obs.Err(err))
 		}
 	}
 }

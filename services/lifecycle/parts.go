@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
@@ -130,15 +131,20 @@ func (p *parts) core(steps *provision.Steps, tasks *dispatch.Server) (*saga.Core
 }
 
 func (p *parts) driver(core *saga.Core) (*drive.Driver, error) {
-	cfg := drive.Default()
-	cfg.Owner, cfg.Workers = p.ReplicaID, p.cfg.Workers
-	cfg.GraceNow = func() time.Duration { return p.Policy.Current().SagaCancelGrace() }
-	cfg.Lease, cfg.Heartbeat = p.cfg.SagaLease, p.cfg.SagaLease/3
-	driver, err := drive.New(core, cfg)
+	driver, err := drive.New(core, driverConfig(p.Policy, p.cfg, p.ReplicaID))
 	if err != nil {
 		return nil, fmt.Errorf("build saga driver: %w", err)
 	}
 	return driver, nil
+}
+
+// driverConfig returns the configuration of a replica's driver, which reads the policy whenever it is needed.
+func driverConfig(reader policy.Reader, cfg Config, replica string) drive.Config {
+	out := drive.Default()
+	out.Owner, out.Workers = replica, cfg.Workers
+	out.GraceNow = func() time.Duration { return reader.Current().SagaCancelGrace() }
+	out.Lease, out.Heartbeat = cfg.SagaLease, cfg.SagaLease/3
+	return out
 }
 
 // sealer returns an error if a key that rows need is missing.

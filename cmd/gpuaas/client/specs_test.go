@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -17,6 +18,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
 )
 
 // TestSpecs: the specs that flags and files result in.
@@ -158,17 +160,41 @@ func TestCompletion(t *testing.T) {
 func TestEveryPrintedReasonIsExplained(t *testing.T) {
 	isolate(t, filepath.Join(t.TempDir(), "contexts.yaml"))
 	all := call(t, "explain", "reason", "-o", "name").wants(t, 0).out
-	for _, code := range []string{
-		"workload_stopped", "workload_crash_loop", "agent_down", "disconnected", "control_plane_outage", "token_reuse",
+	codes := slices.Concat(codesOf[commonv1.Reason](), codesOf[commonv1.DriftReason](), codesOf[commonv1.DiagnosticCode](),
+		codesOf[commonv1.FindingKind](), codesOf[commonv1.IncidentKind]())
+	if len(codes) < 150 {
+		t.Errorf("only %d codes", len(codes))
+	}
+	codes = append(codes,
+		"driver_silent", "undo_exhausted", "run_stalled", "workload_stopped", "workload_crash_loop", "agent_down", "disconnected", "control_plane_outage", "token_reuse",
 		"register_failing", "step_stalled", "cloned_identity_detected", "join_state_lost", "identity_held",
 		"identity_revoked_or_fenced", "node_not_admitted", "node_disk_full", "operation_joined", "release_failed",
-	} {
+	)
+	for _, code := range codes {
 		if got := call(t, "explain", "reason", code); got.code != 0 || !strings.Contains(got.out, "CODE\t"+code+"\n") {
 			t.Errorf("%s: exit %d\n%s%s", code, got.code, got.out, got.err)
 		}
 		if !strings.Contains("\n"+all, "\n"+code+"\n") {
 			t.Errorf("%s is not listed", code)
 		}
+	}
+}
+
+// codesOf returns the spelled values of an enum that is shown as a reason.
+func codesOf[E protoreflect.Enum]() []string {
+	var out []string
+	for _, value := range names.All[E]() {
+		out = append(out, names.Of(value))
+	}
+	return out
+}
+
+// TestAReasonThatIsMisspelledIsSuggested: the error for an unknown code names those that are like it.
+func TestAReasonThatIsMisspelledIsSuggested(t *testing.T) {
+	isolate(t, filepath.Join(t.TempDir(), "contexts.yaml"))
+	got := call(t, "explain", "reason", "agent-dwn").wants(t, 3)
+	if !strings.Contains(got.err, `there is no reason "agent-dwn"`) || !strings.Contains(got.err, "did you mean agent_down") {
+		t.Error(got.err)
 	}
 }
 

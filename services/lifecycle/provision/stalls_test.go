@@ -24,11 +24,33 @@ func TestStallsFollowThePolicy(t *testing.T) {
 		}
 	}
 	var err error
-	if source.set, err = policy.NewSet(map[string]string{policy.SagaStepStallSeconds: "60"}); err != nil {
+	if source.set, err = policy.NewSet(map[string]string{
+		policy.SagaStepStallSeconds: "60", policy.SagaWaitReadyStallSeconds: "120", policy.SagaStallSeconds: "180",
+	}); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.Stalls(DefinitionRecreate, StepDeploy); got != time.Minute {
-		t.Errorf("after a change: %s", got)
+	for step, want := range map[string]time.Duration{
+		StepDeploy: time.Minute, StepReady: 2 * time.Minute, "": 3 * time.Minute,
+	} {
+		if got := s.Stalls(DefinitionRecreate, step); got != want {
+			t.Errorf("%q after a change: %s, want %s", step, got, want)
+		}
+	}
+}
+
+// TestACrashLoopIsOfAsManyRestartsAsThePolicySays: the step that waits for workloads reads the key each time.
+func TestACrashLoopIsOfAsManyRestartsAsThePolicySays(t *testing.T) {
+	source := &moving{set: policy.Defaults()}
+	s := NewSteps(StepDeps{Policy: source})
+	if n := s.crashLoop(); n != 3 {
+		t.Errorf("by default: %d", n)
+	}
+	var err error
+	if source.set, err = policy.NewSet(map[string]string{policy.WorkloadCrashLoopRestarts: "7"}); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.crashLoop(); n != 7 {
+		t.Errorf("after a change: %d", n)
 	}
 }
 

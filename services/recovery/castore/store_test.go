@@ -141,7 +141,10 @@ func (a *authority) count(table string) int {
 func (a *authority) walk(store *castore.Store) error {
 	a.t.Helper()
 	pool := a.mesh.Pool(pg.RoleRecovery)
-	source := policy.NewSource(policystore.Load(pool), testkit.Logger(a.t), policy.SourceConfig{})
+	source := policy.NewSource(policystore.Load(pool), testkit.Logger(a.t), policy.SourceConfig{Timeout: time.Minute})
+	if err := source.Refresh(a.t.Context()); err != nil {
+		a.t.Fatal(err)
+	}
 	walker, err := retention.New(retention.Deps{Logger: testkit.Logger(a.t), DB: pool, Policy: source}, store.Cuts()...)
 	if err != nil {
 		a.t.Fatal(err)
@@ -268,6 +271,23 @@ func TestWhatHasEndedIsCut(t *testing.T) {
 		t.Error(diff)
 	}
 	a.sign() // the authority still signs
+}
+
+// TestTheTermIsThePolicys: rows that ended 80 days ago stay within the 90 days of the default, and are cut when the key
+// says 60.
+func TestTheTermIsThePolicys(t *testing.T) {
+	a := open(t)
+	a.fill()
+	if err := policystore.Put(t.Context(), a.mesh.Pool(pg.RoleRecovery), policy.RetentionAuthoritySeconds, "5184000",
+		"test", "test"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.walk(a.store); err != nil {
+		t.Fatal(err)
+	}
+	if got := a.keys("x509_certs"); slices.Contains(got, "within the term") || !slices.Contains(got, "valid") {
+		t.Errorf("certificates: %q", got)
+	}
 }
 
 // A caller that asks to cut everything cuts only rows that expired more than ten minutes ago.

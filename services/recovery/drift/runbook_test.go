@@ -41,10 +41,10 @@ func TestExplanationsAgreeWithTheCatalogue(t *testing.T) {
 	}
 }
 
-// TestRunbooksAreMadeOfTheCatalogue: docs/runbooks has one page for each reason, and one for each other kind of codes,
-// with what the catalogue says, and no other.
+// TestRunbooksAreMadeOfTheCatalogue: docs/runbooks has one page for each code that can be explained, and a list of each
+// kind of codes, with what the catalogue says, and no other page.
 func TestRunbooksAreMadeOfTheCatalogue(t *testing.T) {
-	want := others()
+	want := others(t)
 	want["README.md"] = index()
 	for _, row := range drift.Catalogue() {
 		steps, ok := runbook.OfReason(row.Reason)
@@ -55,6 +55,11 @@ func TestRunbooksAreMadeOfTheCatalogue(t *testing.T) {
 	}
 	if os.Getenv("GPUAAS_UPDATE_GOLDEN") != "" {
 		write(t, want)
+	}
+	for _, e := range fault.Explanations("") {
+		if want[e.Code+".md"] == "" {
+			t.Errorf("%s can be explained, and has no page", e.Code)
+		}
 	}
 	got := map[string]string{}
 	found, err := filepath.Glob(filepath.Join(pages, "*"))
@@ -94,13 +99,12 @@ const made = "<!-- Made by make runbooks of internal/fault/rows_drift.go, intern
 func index() string {
 	var b strings.Builder
 	b.WriteString("# Runbooks\n\n" + made + `
-One page for each reason that the verdict about a node may name (` + "`gpuaas nodes get NODE`" + `). ` +
-		"`gpuaas explain reason CODE`" + ` prints
-the first lines of a page without a mesh. Of several reasons that hold at once the verdict names the one of the highest
+One page for each code that ` + "`gpuaas explain reason CODE`" + ` explains without a mesh: CODE.md. Below are the reasons
+that the verdict about a node may name (` + "`gpuaas nodes get NODE`" + `). Of several reasons that hold at once the verdict names the one of the highest
 severity. ` + "`disconnected`" + ` is shown without a verdict. Terms are those of the [glossary](../glossary.md).
 
 Other codes: [refusals](refusals.md), [diagnostics of hosts](diagnostics.md), [findings](findings.md),
-[incidents](incidents.md).
+[incidents](incidents.md), [reasons of workspaces](workspaces.md).
 `)
 	for _, severity := range names.All[commonv1.Severity]() {
 		fmt.Fprintf(&b, "\n## %s\n\n| reason | people see | owner | next action |\n|---|---|---|---|\n",

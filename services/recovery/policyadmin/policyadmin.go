@@ -120,7 +120,10 @@ func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRe
 		return err
 	}
 	out.Key, out.Pos, err = put(ctx, tx, rows,
-		change{req.GetKey(), strings.TrimSpace(req.GetValue()), by, strings.TrimSpace(req.GetReason())})
+		change{
+			key: req.GetKey(), value: strings.TrimSpace(req.GetValue()), by: by, reason: strings.TrimSpace(req.GetReason()),
+			weakens: present.Weakens(req.GetKey(), req.GetValue()),
+		})
 	return err
 }
 
@@ -140,7 +143,10 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by
 		}
 		var changes []change
 		for _, key := range slices.Sorted(maps.Keys(values)) {
-			c := change{key, strings.TrimSpace(values[key]), by, reason}
+			c := change{
+				key: key, value: strings.TrimSpace(values[key]), by: by, reason: reason,
+				weakens: present.Weakens(key, values[key]),
+			}
 			if row, ok := rows[key]; !ok || row.Value != c.value {
 				changes = append(changes, c)
 			}
@@ -195,7 +201,10 @@ func lockAll(ctx context.Context, tx pgx.Tx) (map[string]policystore.Row, policy
 }
 
 // change is one value that was validated.
-type change struct{ key, value, by, reason string }
+type change struct {
+	key, value, by, reason string
+	weakens                bool // it is weaker than the default and than the value before
+}
 
 // put stores a change and appends its event. It returns the key as it is now and the event's position.
 func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c change) (*recoveryv1.PolicyKey, string,
@@ -225,7 +234,7 @@ func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c chan
 	}
 	_, err = audit.Record(ctx, tx, audit.Entry{
 		Action: "policy.set", Actor: c.by, Reason: c.reason, SubjectType: "policy", SubjectID: key.Name,
-		Details: map[string]any{"value": c.value, "before": before},
+		Details: map[string]any{"value": c.value, "before": before, "weakens": c.weakens},
 	})
 	return shown, pos, err
 }

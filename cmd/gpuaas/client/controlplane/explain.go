@@ -48,13 +48,21 @@ func ExplainCommand(p *kit.Program) *cobra.Command {
 			case len(args) == 0:
 				return output.List(pr, ReasonView, items, "")
 			case code == "" || len(items) == 0 || strings.EqualFold(code, names.Of(commonv1.Reason_REASON_UNSPECIFIED)):
-				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no reason %q", code),
-					fault.Remedy("list all with `gpuaas explain reason`"))
+				return unknownReason(code)
 			}
 			return output.One(pr, ReasonView, items[0])
 		}),
 	}
 	return kit.Group("explain", "Explain reason codes", nil, reason)
+}
+
+// unknownReason returns the error for a code that no reason has, with the codes that are most like it.
+func unknownReason(code string) error {
+	remedy := "list all with `gpuaas explain reason`"
+	if near := fault.Near(code); len(near) > 0 {
+		remedy = "did you mean " + strings.Join(near, ", ") + "? Else " + remedy
+	}
+	return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no reason %q", code), fault.Remedy(remedy))
 }
 
 // reasonCodes returns the codes of all reasons that can be explained.

@@ -81,7 +81,12 @@ func PolicyCommand(p *kit.Program) *cobra.Command {
 	req := &readmodelv1.SetPolicyRequest{}
 	set := &cobra.Command{
 		Use: "set KEY VALUE", Short: "Change a policy key within its bounds",
-		Example:           "  gpuaas policy set node.heartbeat_stale_after_seconds 300 --reason 'slow links'",
+		Long: "Change a policy key within its bounds.\n\n" +
+			"A value may be tightened freely. One that is weaker than the default and than the present value is refused\n" +
+			"for a budget of the failure matrix, and for a limit of severity P0 or P1, unless --acknowledge-weakening\n" +
+			"and --reason are given. The audit log keeps who did it, the reason and both values.",
+		Example: "  gpuaas policy set node.heartbeat_stale_after_seconds 60\n" +
+			"  gpuaas policy set budget.p1.recover_seconds 7200 --acknowledge-weakening --reason 'the site moves'",
 		Args:              kit.Args("KEY", "VALUE"),
 		ValidArgsFunction: completePolicyKeys,
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
@@ -95,6 +100,6 @@ func PolicyCommand(p *kit.Program) *cobra.Command {
 	}
 	kit.ReasonFlag(set, &req.Reason, false)
 	set.Flags().BoolVar(&req.AcknowledgeWeakening, "acknowledge-weakening", false,
-		"accept that the new value weakens a budget; needs --reason")
+		"accept that the new value is weaker than the default; needs --reason")
 	return kit.Group("policy", "Policy keys: intervals, budgets and limits", nil, get, set)
 }
