@@ -113,6 +113,11 @@ func beginRotation(ctx context.Context, tx pgx.Tx, present *authority, req *reco
 	if err := Refuse(ctx, tx); err != nil {
 		return nil, false, err // the present issuer is not trusted: what differs is repaired first
 	}
+	if req.GetWithRoot() {
+		if err := checkRoom(ctx, tx, ""); err != nil {
+			return nil, false, err // it would wait for room as soon as its root is made
+		}
+	}
 	if req.GetDryRun() {
 		_, err := pg.One[rotationRow](ctx, tx, readOpenRotation)
 		switch {
