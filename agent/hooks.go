@@ -88,6 +88,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 		ServiceRoots: a.takeRoots,
 		Output:       a.askOutput,
 		Profile:      a.profileOffered,
+		ProfileTold:  a.compareProfile,
 		ChangedFacts: a.facts.changed,
 	}
 }

@@ -78,6 +78,8 @@ type mesh struct {
 	policy    *commonv1.NodePolicy // of Welcome; nil: intervals alone
 	answers   chan *nodev1.ProfileAnswer
 	gives     func(*commonv1.Profile) // changes the profile of the reply to a recovery
+	has       string                  // the fingerprint in answers to heartbeats
+	beats     int                     // answered ones that had it
 }
 
 func newMesh(t *testing.T) *mesh {
@@ -289,7 +291,9 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 			err = stream.Send(
 				&nodev1.ConnectResponse{
 					Frame: &nodev1.ConnectResponse_HeartbeatAck{
-						HeartbeatAck: &nodev1.HeartbeatAck{Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now()},
+						HeartbeatAck: &nodev1.HeartbeatAck{
+							Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now(), ProfileFingerprint: m.profileTold(),
+						},
 					},
 				},
 			)

@@ -211,6 +211,12 @@ func (s *Store) InstallBundle(b *Bundle) error {
 	if s.former != nil { // the bundle takes the place of an offered profile that is not confirmed
 		changes = append(changes, change{File: fileFormerProfile, Remove: true})
 	}
+	node := s.node
+	if s.enrolled && env.Get(EnvAPIURL) != s.env.Get(EnvAPIURL) {
+		// The address is the operator's from now on: that it is not the profile's says nothing until the next enrolment.
+		node.ProfileAPI, node.ProfileAPIOf = "", ""
+		changes = append(changes, node.change())
+	}
 	changes = slices.Concat(kept, changes, record, []change{tokens.change(), {File: fileEnv, Content: env.Render()}})
 	fresh := s.env.Get(EnvToken) != token
 	if fresh {
@@ -221,7 +227,7 @@ func (s *Store) InstallBundle(b *Bundle) error {
 	if err := s.commit("bundle", changes); err != nil {
 		return err
 	}
-	s.env, s.tokens, s.listed, s.beforeBundle, s.former = env, tokens, listed, before, nil
+	s.env, s.node, s.tokens, s.listed, s.beforeBundle, s.former = env, node, tokens, listed, before, nil
 	if fresh {
 		s.pending = nil
 	}

@@ -244,3 +244,31 @@ func TestArchivesThatAreNotForThisHostAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// Between a bundle and the enrolment with it the host's address is the operator's: that it is not the one of the
+// profile from before is no drift. With the former endpoints that profile's address is known again.
+func TestABundlesAddressIsComparedWithNoProfile(t *testing.T) {
+	testkit.IO(t)
+	w := newWorld(t)
+	s := w.open()
+	defer func() { w.close(s) }()
+	w.enrolled(s)
+	before, _ := s.Node()
+	dir := t.TempDir()
+	env := s.Env().With(identity.EnvAPIURL, "https://127.0.0.1:8001").With(identity.EnvToken, bundleToken)
+	must(t, os.WriteFile(filepath.Join(dir, "node-agent.env"), env.Render(), 0o600))
+	directory, err := identity.ReadBundle(dir)
+	must(t, err)
+	for name, b := range map[string]*identity.Bundle{"an archive": w.archive(nil), "a directory": directory} {
+		must(t, s.InstallBundle(b))
+		w.close(s)
+		s = w.open()
+		if now, _ := s.Node(); now.ProfileAPI != "" || now.ProfileFingerprint != before.ProfileFingerprint {
+			t.Errorf("after %s the host is %+v, was %+v", name, now, before)
+		}
+		must(t, s.RestoreFormer())
+		if now, _ := s.Node(); now.ProfileAPI != before.ProfileAPI || now.ProfileAPIOf != before.ProfileAPIOf {
+			t.Errorf("after %s was taken back the host is %+v, was %+v", name, now, before)
+		}
+	}
+}

@@ -102,6 +102,9 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 	switch f := frame.GetFrame().(type) {
 	case *nodev1.ConnectResponse_HeartbeatAck:
 		k.acknowledgeBeat(f.HeartbeatAck)
+		if hooks.ProfileTold != nil && !k.isRetired() {
+			hooks.ProfileTold(ctx, f.HeartbeatAck.GetProfileFingerprint())
+		}
 	case *nodev1.ConnectResponse_TaskOffer:
 		if hooks.Offer != nil && !k.isRetired() {
 			hooks.Offer(ctx, f.TaskOffer)

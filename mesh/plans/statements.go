@@ -39,7 +39,6 @@ var machines = map[string]float64{
 	"tokens.read_needing_key":     2, // while a key of recovery tokens is to be retired
 	"profiles.count_reporting":    2, // all nodes of the template report the same version
 	"profiles.list":               2,
-	"drift.due_reporting":         2,
 }
 
 // PageSize is how many workspaces, nodes or rows of a kind the statements of sweeps read at a time.
@@ -50,6 +49,7 @@ var paged = map[string]float64{
 	"detect.claimed_schemas":     7,
 	"detect.contradictions":      25, // compares the tables of holds, claims and instances with each other
 	"detect.devices_of_released": 10,
+	"drift.due_reporting":        6,
 	"scan.end_of_page":           1,
 	"detect.forget_reports":      2,
 	"detect.fresh_reports":       3,
@@ -121,7 +121,6 @@ var reasons = map[string]string{
 	"tokens.read_needing_key":     repair,
 	"profiles.count_reporting":    aggregate,
 	"profiles.list":               aggregate,
-	"drift.due_reporting":         "runs when a version is retired or put back, and finds the nodes that report it",
 	"workspace.after":             repair, "project.compare": repair, "project.empty_table": repair,
 	"project.drop_replaced": repair, "project.compare_counts": repair,
 	"project.take_rebuilt": repair, "project.compare_told": repair, "project.recount_workspaces": repair,

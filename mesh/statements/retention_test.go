@@ -38,6 +38,7 @@ var kept = map[string]string{
 	"recovery.authority_signs":    "one row",
 	"recovery.trusted_issuer":     "is taken away when its root is retired or withdrawn; there are sixteen at most",
 	"recovery.policy_version":     "one row a policy key",
+	"recovery.profile_due":        "one row a version of a profile, which is taken away when its nodes are due",
 	"recovery.rollback":           "one row",
 	"recovery.rollback_seen":      "is taken away when the rollback is accepted",
 	"recovery.watch_instance":     "is taken away by the watchdog",

@@ -34,6 +34,20 @@ func TestProfiles(t *testing.T) {
 			t.Errorf("%s is missing in\n%s", want, got.out)
 		}
 	}
+	got = call(t, "profiles", "show", "site", "4", "-o", "json").wants(t, 0)
+	for _, want := range []string{`"phase": "announced"`, `"version": 4`, `"ca_bundle_pem": "cGVt"`} {
+		if !strings.Contains(got.out, want) {
+			t.Errorf("%s is missing in\n%s", want, got.out)
+		}
+	}
+	if got = call(t, "profiles", "show", "site", "4", "--bundle").wants(t, 0); got.out != "pem" {
+		t.Errorf("the bundle is printed as %q", got.out)
+	}
+	call(t, "profiles", "show", "site", "4", "--recovery-bundle").wants(t, 5) // it was not sent
+	call(t, "profiles", "show", "site", "5").wants(t, 3)                      // no such version
+	if req := sent[*readmodelv1.ListProfilesRequest](f); req[len(req)-1].GetName() != "site" {
+		t.Errorf("%v", req)
+	}
 	bundle := filepath.Join(t.TempDir(), "roots.pem")
 	if err := os.WriteFile(bundle, []byte("pem"), 0o600); err != nil {
 		t.Fatal(err)

@@ -73,21 +73,34 @@ func sign(t *testing.T, s ca.Signer, csr []byte, ttl time.Duration) (ca.Issued, 
 	})
 }
 
+// issuedHour is a certificate of one hour that an authority of its own has issued to a node.
+type issuedHour struct {
+	ca.Issued
+
+	authority *ca.Embedded
+	roots     []*x509.Certificate
+	csr       []byte
+}
+
+func issueHour(t *testing.T) issuedHour {
+	t.Helper()
+	out := issuedHour{authority: open(t)}
+	var err error
+	if out.csr, err = pki.NewCSR(p256(t), pki.NodeID(td, nodeID)); err != nil {
+		t.Fatal(err)
+	}
+	if out.Issued, err = sign(t, out.authority, out.csr, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if out.roots, err = out.authority.Roots(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 func TestIssuedCertificateNamesOneNodeAndNothingElse(t *testing.T) {
-	authority := open(t)
-	csr, err := pki.NewCSR(p256(t), pki.NodeID(td, nodeID))
-	if err != nil {
-		t.Fatal(err)
-	}
-	issued, err := sign(t, authority, csr, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots, err := authority.Roots(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	bundle, err := pki.NewBundle(roots...)
+	issued := issueHour(t)
+	bundle, err := pki.NewBundle(issued.roots...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +126,7 @@ func TestIssuedCertificateNamesOneNodeAndNothingElse(t *testing.T) {
 	if want := (nodeExtension{NodeID: nodeID, NodeInstanceID: instance, Profile: "local"}); ext != want {
 		t.Errorf("extension = %+v", ext)
 	}
-	fingerprint, err := authority.SigningFingerprint(t.Context())
+	fingerprint, err := issued.authority.SigningFingerprint(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +135,7 @@ func TestIssuedCertificateNamesOneNodeAndNothingElse(t *testing.T) {
 	}
 	// A request whose reply was lost is repeated: each attempt has its own token, so the second attempt is not refused as
 	// a replay.
-	if _, err := sign(t, authority, csr, time.Hour); err != nil {
+	if _, err := sign(t, issued.authority, issued.csr, time.Hour); err != nil {
 		t.Errorf("second attempt: %v", err)
 	}
 }

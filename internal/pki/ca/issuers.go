@@ -2,6 +2,7 @@ package ca
 
 import (
 	"context"
+	"crypto"
 	"crypto/x509"
 	"fmt"
 	"path/filepath"
@@ -251,6 +252,10 @@ func readPair(path string) (*authorityPair, []*x509.Certificate, error) {
 	}
 	if !certs[0].IsCA {
 		return nil, nil, fmt.Errorf("read %s: not an authority's certificate", path)
+	}
+	public, ok := certs[0].PublicKey.(interface{ Equal(crypto.PublicKey) bool })
+	if !ok || !public.Equal(key.Public()) {
+		return nil, nil, fmt.Errorf("read %s: its key is not that of its certificate", path)
 	}
 	return &authorityPair{cert: certs[0], key: key}, certs[1:], nil
 }

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -35,25 +34,14 @@ func writePEM(t *testing.T, ders ...[]byte) string {
 // Another implementation reads in a node's certificate what we write, accepts its chain for a client alone, and refuses
 // it once it has ended and under another authority.
 func TestOpenSSLReadsOurCertificates(t *testing.T) {
-	authority := open(t)
-	csr, err := pki.NewCSR(p256(t), pki.NodeID(td, nodeID))
-	if err != nil {
-		t.Fatal(err)
-	}
-	issued, err := sign(t, authority, csr, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots, err := authority.Roots(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	issued := issueHour(t)
 	foreign, err := open(t).Roots(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	leaf := writePEM(t, issued.Chain[0])
-	trusted, chain, other := writePEM(t, roots[0].Raw), writePEM(t, issued.Chain[1:]...), writePEM(t, foreign[0].Raw)
+	trusted, other := writePEM(t, issued.roots[0].Raw), writePEM(t, foreign[0].Raw)
+	chain := writePEM(t, issued.Chain[1:]...)
 
 	shown, err := openssl(t, "x509", "-in", leaf, "-noout", "-serial", "-ext",
 		"subjectAltName,keyUsage,extendedKeyUsage,basicConstraints")

@@ -41,7 +41,7 @@ func sweepOnce(ctx context.Context, tx pgx.Tx) (int, error) {
 	b := &Book{open: map[place]*Action{}}
 	for _, r := range rows {
 		a := &Action{row: r}
-		outcome := "it did not come to its end in its time"
+		outcome := "it did not come to its end in its time" + nextOf(r.Kind)
 		if r.Outcome != "" {
 			outcome += "; before: " + r.Outcome
 		}
@@ -50,4 +50,14 @@ func sweepOnce(ctx context.Context, tx pgx.Tx) (int, error) {
 		b.keep(a)
 	}
 	return len(rows), b.Save(ctx, tx)
+}
+
+// nextOf returns what a person does about what an action of a kind was for, as its outcome has it; empty: the verdict
+// on the node has it.
+func nextOf(kind string) string {
+	if kind != names.Of(CARepair) {
+		return ""
+	}
+	return ", and the mismatch lasts: compare both sides with `gpuaas ca status`, then `gpuaas ca repair --root " +
+		"FINGERPRINT --reason TEXT`, which begins another one"
 }

@@ -125,7 +125,8 @@ type Round struct {
 	More    bool          // there was more to judge than one round takes
 	Next    time.Duration // until there is something to do again, as far as that is known
 
-	probe bool // some node is to be probed
+	probe    bool // some node is to be probed
+	profiles bool // more nodes are to be judged for their profile
 }
 
 // RunOnce makes one round, which is one transaction: it takes nodes that are due, or silent for too long, and writes
@@ -146,6 +147,9 @@ func (j *Judge) RunOnce(ctx context.Context) (Round, error) {
 	}
 	if out.probe {
 		j.probes.Notify()
+	}
+	if out.profiles {
+		return out, j.spreadProfiles(ctx)
 	}
 	return out, nil
 }
@@ -178,7 +182,8 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 	if j.open, err = j.fleetWide(ctx, tx, &s, taken.reasons); err != nil {
 		return err
 	}
-	out.Judged, out.More = len(taken.nodes), taken.more
+	out.profiles = s.Profiles
+	out.Judged, out.More = len(taken.nodes), taken.more || s.Profiles
 	out.Next = max(s.next(rule).Sub(s.Now), 20*time.Millisecond)
 	if !out.More {
 		return noteJudged(ctx, tx, &s)

@@ -34,10 +34,11 @@ type seen struct {
 	// last, and those that each listening replica of nodeapi publishes, of the replicas that publish any.
 	TrustedIssuer string     `db:"trusted_issuer"`
 	Published     []string   `db:"published"`
-	Unread        float64    `db:"unread"` // seconds
-	Due           *time.Time `db:"due"`    // the first of any node
-	Silent        *time.Time `db:"silent"` // when the first of the silent nodes was heard
-	Probe         *time.Time `db:"probe"`  // the first that lifecycle is to be asked for
+	Unread        float64    `db:"unread"`   // seconds
+	Due           *time.Time `db:"due"`      // the first of any node
+	Silent        *time.Time `db:"silent"`   // when the first of the silent nodes was heard
+	Probe         *time.Time `db:"probe"`    // the first that lifecycle is to be asked for
+	Profiles      bool       `db:"profiles"` // some version has changed, and not all nodes that report it are due
 	Through       *time.Time `db:"through"`
 	Fleet         string     `db:"fleet"` // the reason of the verdict on the control plane
 	// The replicas that serve nodes and beat no more, and their last beats.
@@ -75,6 +76,7 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 		(SELECT min(j.due_at) FROM recovery.judgement j) AS due,
 		(SELECT min(j.silent_since) FROM recovery.judgement j) AS silent,
 		(SELECT min(j.probe_due) FROM recovery.judgement j) AS probe,
+		EXISTS (SELECT FROM recovery.profile_due) AS profiles,
 		(SELECT d.through FROM mesh.judged d WHERE d.service = 'recovery' AND d.noted) AS through,
 		(SELECT v.reason FROM recovery.verdict v WHERE v.node_id = '`+everyNode+`') AS fleet,
 		ARRAY(SELECT l.replica_id::text FROM lost l ORDER BY l.replica_id) AS lost,

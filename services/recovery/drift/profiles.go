@@ -9,8 +9,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
-	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -49,15 +47,6 @@ var (
 		INSERT INTO recovery.node_profile AS n (node_id, name, fingerprint, reported_at) VALUES ($1, $2, $3, $4)
 		ON CONFLICT (node_id) DO UPDATE SET name = EXCLUDED.name, fingerprint = EXCLUDED.fingerprint,
 			reported_at = EXCLUDED.reported_at`)
-
-	// dueReporting makes the nodes due that report one of some versions, of those that are valid the nodes alone of which
-	// that was not so before.
-	dueReporting = pg.Define(pg.RoleRecovery, "drift.due_reporting", `
-		UPDATE recovery.judgement j SET due_at = mesh.clock()
-		FROM unnest($1::text[], $2::boolean[]) AS c (fingerprint, valid) JOIN recovery.node_profile n USING (fingerprint)
-		WHERE j.node_id = n.node_id AND (NOT c.valid OR EXISTS (
-			SELECT FROM recovery.evidence e WHERE e.node_id = n.node_id AND e.part = 'endpoint/profile'
-				AND e.source = 'session' AND e.reason = 'endpoint_profile_drift'))`)
 )
 
 // profileTold keeps the profile that the newest session of a node reports. An agent of an earlier build reports none.
@@ -139,34 +128,6 @@ func saveProfiles(ctx context.Context, tx pgx.Tx, nodes map[string]*node) error 
 		if err := pg.Queue(ctx, tx, writeProfile, p.NodeID, p.Name, p.Fingerprint, p.ReportedAt); err != nil {
 			return fmt.Errorf("write profile of a node: %w", err)
 		}
-	}
-	return nil
-}
-
-// profilesChanged has the nodes judged that versions which have changed concern. That a version is retiring concerns
-// none: it was valid before and is.
-func profilesChanged(ctx context.Context, tx pgx.Tx, records []events.Record) error {
-	var fingerprints []string
-	var valid []bool
-	for _, r := range records {
-		if r.Kind != kindProfile {
-			continue
-		}
-		v := &recoveryv1.ProfileVersion{}
-		if err := r.Decode(v); err != nil {
-			return err
-		}
-		if v.GetPhase() == recoveryv1.ProfilePhase_PROFILE_PHASE_RETIRING {
-			continue
-		}
-		fingerprints = append(fingerprints, v.GetProfile().GetFingerprint())
-		valid = append(valid, v.GetPhase() != recoveryv1.ProfilePhase_PROFILE_PHASE_RETIRED)
-	}
-	if len(fingerprints) == 0 {
-		return nil
-	}
-	if _, err := pg.Exec(ctx, tx, dueReporting, fingerprints, valid); err != nil {
-		return fmt.Errorf("have nodes judged for their profile: %w", err)
 	}
 	return nil
 }

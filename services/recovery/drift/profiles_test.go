@@ -100,3 +100,55 @@ func TestARetiringVersionJudgesNoNode(t *testing.T) {
 		}
 	}
 }
+
+// TestARetiredVersionMakesItsNodesDueInPages: however many nodes report a version, its retirement makes a page of them
+// due in a transaction, and in the end each is judged.
+func TestARetiredVersionMakesItsNodesDueInPages(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	k.profiles(1, "one", activePhase)
+	const nodes, page = 1250, 500
+	_, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO recovery.judgement AS j
+		SELECT (jsonb_populate_record(o, jsonb_build_object('node_id', gen_random_uuid(), 'due_at', NULL, 'session_id', NULL,
+			'replica_id', NULL, 'silent_since', NULL, 'probe_due', NULL))).*
+		FROM recovery.judgement o, generate_series(1, $2) WHERE o.node_id = $1`, n.id(), nodes)
+	k.must(err)
+	_, err = k.db.OwnerPool().Exec(k.ctx, `INSERT INTO recovery.node_profile (node_id, name, fingerprint, reported_at)
+		SELECT j.node_id, 'site', 'one', mesh.clock() FROM recovery.judgement j WHERE j.node_id <> $1`, n.id())
+	k.must(err)
+	retire := func(phase recoveryv1.ProfilePhase) {
+		t.Helper()
+		_, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.profile SET phase = $1 WHERE fingerprint = 'one'`,
+			names.Of(phase))
+		k.must(err)
+		k.put(&recoveryv1.ProfileVersion{
+			Profile: &commonv1.Profile{Name: "site", Version: 1, Fingerprint: "one"}, Phase: phase,
+		})
+		for more := true; more; {
+			if due := k.count(`SELECT count(*) FROM recovery.judgement WHERE due_at IS NOT NULL`); due > page {
+				t.Fatalf("%d nodes became due at once", due)
+			}
+			out, err := k.judge.RunOnce(k.ctx)
+			k.must(err)
+			more = out.More
+		}
+	}
+	drifting := func() int {
+		return k.count(`SELECT count(*) FROM recovery.evidence WHERE part = 'endpoint/profile'
+			AND reason = 'endpoint_profile_drift'`)
+	}
+	k.profiles(2, "two", announcedPhase)
+	k.profiles(1, "one", retiringPhase)
+	k.profiles(2, "two", activePhase)
+	retire(retiredPhase)
+	if got := drifting(); got != nodes {
+		t.Errorf("%d of %d nodes are judged", got, nodes)
+	}
+	retire(announcedPhase)
+	if got := drifting(); got != 0 {
+		t.Errorf("%d nodes drift though the version is valid again", got)
+	}
+	if left := k.count(`SELECT count(*) FROM recovery.profile_due`); left != 0 {
+		t.Errorf("%d versions are left", left)
+	}
+}

@@ -2,6 +2,7 @@ package profiles_test
 
 import (
 	"crypto/tls"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
@@ -371,5 +372,48 @@ func TestTheConfiguredProfile(t *testing.T) {
 	}
 	if five := s.set(); five.GetProfile().GetVersion() != 5 {
 		t.Errorf("a number was given twice: %v", five)
+	}
+}
+
+// TestAListHasFewBundles: a list of all profiles has none, and one of a name those of its active version and of the
+// newest that are valid.
+func TestAListHasFewBundles(t *testing.T) {
+	s := newSite(t)
+	if _, err := s.db.OwnerPool().Exec(s.ctx, `
+		INSERT INTO recovery.profile (profile_id, name, number, fingerprint, api_url, recovery_url, terminal_url,
+			ca_bundle, recovery_ca_bundle, phase, phase_by, phase_reason)
+		SELECT gen_random_uuid(), 'site', i, 'f' || i, '', '', '', convert_to('api ' || i, 'UTF8'),
+			convert_to('recovery ' || i, 'UTF8'),
+			CASE WHEN i = 1 THEN 'active' WHEN i > 28 THEN 'retired' ELSE 'retiring' END, '', ''
+		FROM generate_series(1, 30) i`); err != nil {
+		t.Fatal(err)
+	}
+	with := func(name string) map[int64]bool {
+		t.Helper()
+		list, err := s.server.ListProfiles(s.ctx, &recoveryv1.ListProfilesRequest{Name: name})
+		if err != nil || len(list.GetItems()) != 30 {
+			t.Fatalf("%d versions: %v", len(list.GetItems()), err)
+		}
+		out := map[int64]bool{}
+		for _, v := range list.GetItems() {
+			p := v.GetProfile()
+			if len(p.GetCaBundlePem())+len(p.GetRecoveryCaBundlePem()) > 0 {
+				out[p.GetVersion()] = true
+			}
+			if out[p.GetVersion()] && (string(p.GetCaBundlePem()) != fmt.Sprintf("api %d", p.GetVersion()) ||
+				string(p.GetRecoveryCaBundlePem()) != fmt.Sprintf("recovery %d", p.GetVersion())) {
+				t.Errorf("version %d has other bundles: %v", p.GetVersion(), p)
+			}
+			if p.GetFingerprint() == "" {
+				t.Errorf("version %d has no fingerprint", p.GetVersion())
+			}
+		}
+		return out
+	}
+	if got := with(""); len(got) != 0 {
+		t.Errorf("a list of all has the bundles of %v", got)
+	}
+	if got := with("site"); len(got) != 8 || !got[1] || !got[28] || !got[22] || got[29] || got[21] {
+		t.Errorf("a list of one name has the bundles of %v", got)
 	}
 }

@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	// mostListed is how many versions a list has.
-	mostListed = 1000
 	// mostValid is how many valid versions there are before a person must retire one to set another: each is sent to
 	// each replica of nodeapi.
 	mostValid = 100
@@ -36,21 +34,11 @@ func NewServer(book *Book) *Server {
 	return &Server{book: book, verifying: make(chan struct{}, verifications)}
 }
 
-// listed is a version with how many nodes reported it last.
-type listed struct {
-	row
-	Nodes int64 `db:"nodes"`
-}
-
 const reporting = `
 	FROM recovery.node_profile n JOIN recovery.identity i USING (node_id)
 	WHERE n.fingerprint = p.fingerprint AND i.state <> 'retired'`
 
 var (
-	listVersions = pg.Define(pg.RoleRecovery, "profiles.list", `
-		SELECT `+pg.Columns[row]("p")+`, (SELECT count(*) `+reporting+`) AS nodes
-		FROM recovery.profile p WHERE $1 = '' OR p.name = $1 ORDER BY p.name, p.number DESC LIMIT $2`)
-
 	countReporting = pg.Define(pg.RoleRecovery, "profiles.count_reporting", `
 		SELECT (SELECT count(*) `+reporting+`) FROM recovery.profile p WHERE p.profile_id = $1`)
 
@@ -62,23 +50,6 @@ var (
 		SELECT COALESCE(sum(octet_length(p.ca_bundle) + octet_length(p.recovery_ca_bundle)), 0)::bigint
 		FROM recovery.profile p WHERE p.phase IN ('announced', 'active') AND p.name <> $1`)
 )
-
-// ListProfiles returns the versions of one name or of all.
-func (s *Server) ListProfiles(ctx context.Context, req *recoveryv1.ListProfilesRequest) (
-	*recoveryv1.ListProfilesResponse, error,
-) {
-	rows, err := pg.All[listed](ctx, s.book.deps.Pool, listVersions, req.GetName(), mostListed)
-	if err != nil {
-		return nil, fmt.Errorf("list profiles: %w", pg.Fault(err))
-	}
-	out := &recoveryv1.ListProfilesResponse{}
-	for i := range rows {
-		version := rows[i].proto(s.book.deps.Default)
-		version.Nodes = rows[i].Nodes
-		out.Items = append(out.Items, version)
-	}
-	return out, nil
-}
 
 // SetProfile verifies the endpoints of a content, and announces it.
 func (s *Server) SetProfile(ctx context.Context, req *recoveryv1.SetProfileRequest) (*recoveryv1.SetProfileResponse,

@@ -2,10 +2,13 @@ package trust
 
 import (
 	"context"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -13,58 +16,131 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/actions"
 )
 
+// mismatches is a preflight that is brought into its states.
+type mismatches struct {
+	t    *testing.T
+	ctx  context.Context
+	db   *testkit.Database
+	pool *pgxpool.Pool
+}
+
+func newMismatches(t *testing.T) *mismatches {
+	t.Helper()
+	testkit.IO(t)
+	db := testkit.DB(t)
+	return &mismatches{t: t, ctx: testkit.Context(t), db: db, pool: db.Pool(pg.RoleRecovery)}
+}
+
+func (m *mismatches) enter(state string) *preflightRow {
+	m.t.Helper()
+	var row preflightRow
+	err := pg.InTx(m.ctx, m.pool, func(ctx context.Context, tx pgx.Tx) error {
+		was, err := pg.One[preflightRow](ctx, tx, lockRow)
+		if err != nil {
+			return err
+		}
+		at, err := pg.Value[time.Time](ctx, tx, readClock)
+		if err != nil {
+			return err
+		}
+		row = was
+		row.State, row.CheckedAt = state, &at
+		if state != was.State || was.Since == nil {
+			row.Since = &at
+		}
+		if state != stateMismatch {
+			row.IncidentID = ""
+		}
+		if err := (&Preflight{}).enter(ctx, tx, was, &row); err != nil {
+			return err
+		}
+		return row.save(ctx, tx)
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return &row
+}
+
+// actions returns all actions, the newest first.
+func (m *mismatches) actions(want int) []*recoveryv1.RecoveryAction {
+	m.t.Helper()
+	answer, err := actions.NewServer(m.pool).ListActions(m.ctx, &recoveryv1.ListActionsRequest{})
+	if err != nil || len(answer.GetItems()) != want {
+		m.t.Fatalf("%v %v", answer.GetItems(), err)
+	}
+	return answer.GetItems()
+}
+
+// fail has the open action fail, as its time is over.
+func (m *mismatches) fail() {
+	m.t.Helper()
+	if _, err := m.db.OwnerPool().Exec(m.ctx, `UPDATE recovery.recovery_action SET fails_at = mesh.clock()
+		WHERE state = 'open'`); err != nil {
+		m.t.Fatal(err)
+	}
+	if failed, err := actions.Sweep(m.ctx, m.pool); err != nil || failed != 1 {
+		m.t.Fatalf("%d failed: %v", failed, err)
+	}
+}
+
 // Scenario: a mismatch is a recovery action of the control plane, under the correlation id of its incident, that ends
 // with the mismatch. That another address refuses too is no second one.
 func TestAMismatchIsARecoveryAction(t *testing.T) {
-	testkit.IO(t)
-	ctx, pool := testkit.Context(t), testkit.DB(t).Pool(pg.RoleRecovery)
-	p := &Preflight{}
-	enter := func(state string) *preflightRow {
-		t.Helper()
-		var row preflightRow
-		err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-			was, err := pg.One[preflightRow](ctx, tx, lockRow)
-			if err != nil {
-				return err
-			}
-			m, err := pg.Value[time.Time](ctx, tx, readClock)
-			if err != nil {
-				return err
-			}
-			row = was
-			row.State, row.Since, row.CheckedAt = state, &m, &m
-			if state != stateMismatch {
-				row.IncidentID = ""
-			}
-			if err := p.enter(ctx, tx, was, &row); err != nil {
-				return err
-			}
-			return row.save(ctx, tx)
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return &row
-	}
-	only := func() *recoveryv1.RecoveryAction {
-		t.Helper()
-		answer, err := actions.NewServer(pool).ListActions(ctx, &recoveryv1.ListActionsRequest{})
-		if err != nil || len(answer.GetItems()) != 1 {
-			t.Fatalf("%v %v", answer.GetItems(), err)
-		}
-		return answer.GetItems()[0]
-	}
-	incident := enter(stateMismatch).IncidentID
-	if a := only(); a.GetKind() != actions.CARepair || a.GetState() != actions.StateOpen || a.GetNodeId() != "" ||
+	m := newMismatches(t)
+	incident := m.enter(stateMismatch).IncidentID
+	if a := m.actions(1)[0]; a.GetKind() != actions.CARepair || a.GetState() != actions.StateOpen || a.GetNodeId() != "" ||
 		a.GetCorrelationId() != incident || incident == "" || a.GetFirstRejectedAt() == nil {
 		t.Fatalf("%v", a)
 	}
-	enter(stateMismatch)
-	if a := only(); a.GetVersion() != 1 {
+	m.enter(stateMismatch)
+	if a := m.actions(1)[0]; a.GetVersion() != 1 {
 		t.Errorf("%v", a)
 	}
-	enter(stateOK)
-	if a := only(); a.GetState() != actions.StateSucceeded || a.GetCorrelationId() != incident {
+	m.enter(stateOK)
+	if a := m.actions(1)[0]; a.GetState() != actions.StateSucceeded || a.GetCorrelationId() != incident {
 		t.Errorf("%v", a)
 	}
+}
+
+// TestARepairThatFailedIsBegunAgain: an action that outlives its time names what to do. A repair, or a mismatch that
+// changes, begins one more under the same incident, one at a time, and that one succeeds.
+func TestARepairThatFailedIsBegunAgain(t *testing.T) {
+	m := newMismatches(t)
+	incident := m.enter(stateMismatch).IncidentID
+	first := m.actions(1)[0]
+	m.fail()
+	if a := m.actions(1)[0]; a.GetState() != actions.StateFailed || !strings.Contains(a.GetOutcome(), "gpuaas ca repair") {
+		t.Fatalf("%v", a)
+	}
+	m.enter(stateMismatch) // another address refuses too
+	a := m.actions(2)[0]
+	if a.GetState() != actions.StateOpen || a.GetCorrelationId() != incident ||
+		!a.GetFirstRejectedAt().AsTime().Equal(first.GetFirstRejectedAt().AsTime()) {
+		t.Errorf("%v", a)
+	}
+	m.fail()
+	repair := func() {
+		t.Helper()
+		if err := pg.InTx(m.ctx, m.pool, func(ctx context.Context, tx pgx.Tx) error {
+			return noteRepaired(ctx, tx, "f", "someone")
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(repair)
+	}
+	all.Wait()
+	if a = m.actions(3)[0]; a.GetState() != actions.StateOpen || a.GetCorrelationId() != incident ||
+		a.GetRequester() != "someone" || a.GetAttempts() != 8 || a.GetEffectAt() == nil {
+		t.Errorf("%v", a)
+	}
+	m.enter(stateOK)
+	if a = m.actions(3)[0]; a.GetState() != actions.StateSucceeded {
+		t.Errorf("%v", a)
+	}
+	repair() // there is nothing to repair
+	m.actions(3)
 }

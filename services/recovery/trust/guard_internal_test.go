@@ -50,7 +50,7 @@ func TestWithdrawalsThatWouldLoseTheIssuer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = withdraw(t.Context(), tx, before, nil, next)
+	err = p.withdraw(t.Context(), tx, before, nil, next)
 	if !fault.Has(err, commonv1.Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY) {
 		t.Errorf("the root of the next issuer, which signs by now: %v", err)
 	}

@@ -43,7 +43,8 @@ var (
 	readCertificates = pg.Define(pg.RoleRecovery, "trust.read_certificates_of_issuers", `
 		SELECT i.certificate FROM recovery.trusted_issuer i ORDER BY i.fingerprint`)
 
-	countIssuers = pg.Define(pg.RoleRecovery, "trust.count_issuers", `SELECT count(*)::int FROM recovery.trusted_issuer`)
+	countIssuers = pg.Define(pg.RoleRecovery, "trust.count_issuers", `
+		SELECT count(*)::int FROM recovery.trusted_issuer i WHERE i.fingerprint <> $1`)
 
 	insertIssuer = pg.Define(pg.RoleRecovery, "trust.insert_issuer", `
 		INSERT INTO recovery.trusted_issuer (fingerprint, name, certificate, not_after, origin, reason, decided_by)
@@ -67,19 +68,29 @@ func Certificates(ctx context.Context, q pg.Querier) ([][]byte, error) {
 
 // trustRoot adds a root to those that replicas of nodeapi are sent, if it is not among them.
 func trustRoot(ctx context.Context, tx pgx.Tx, root *x509.Certificate, origin, reason, by string) error {
-	count, err := pg.Value[int](ctx, tx, countIssuers)
+	fingerprint := pki.Fingerprint(root)
+	if err := checkRoom(ctx, tx, fingerprint); err != nil {
+		return err
+	}
+	if _, err := pg.Exec(ctx, tx, insertIssuer, fingerprint, root.Subject.CommonName, root.Raw, root.NotAfter, origin,
+		reason, by); err != nil {
+		return fmt.Errorf("write trusted issuer: %w", err)
+	}
+	return nil
+}
+
+// checkRoom returns a fault if replicas of nodeapi are sent as many roots as may be, without the one of a fingerprint.
+func checkRoom(ctx context.Context, tx pgx.Tx, fingerprint string) error {
+	count, err := pg.Value[int](ctx, tx, countIssuers, fingerprint)
 	if err != nil {
 		return fmt.Errorf("count trusted issuers: %w", err)
 	}
 	if count >= mostIssuers {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
-			fmt.Sprintf("replicas of nodeapi are sent %d roots already", count),
-			fault.Unmet("fewer roots are sent than the limit"),
-			fault.Remedy("withdraw those that no certificate needs (`gpuaas ca repair --withdraw`)"))
-	}
-	if _, err := pg.Exec(ctx, tx, insertIssuer, pki.Fingerprint(root), root.Subject.CommonName, root.Raw, root.NotAfter,
-		origin, reason, by); err != nil {
-		return fmt.Errorf("write trusted issuer: %w", err)
+			fmt.Sprintf("replicas of nodeapi are sent %d roots already, which is the limit", count),
+			fault.Unmet(fmt.Sprintf("fewer than %d roots are sent", mostIssuers)),
+			fault.Remedy("withdraw those that no certificate needs: `gpuaas ca status` shows them, `gpuaas ca repair "+
+				"--withdraw --root FINGERPRINT --reason TEXT`"))
 	}
 	return nil
 }

@@ -316,13 +316,15 @@ func (p *Preflight) enter(ctx context.Context, tx pgx.Tx, row preflightRow, next
 	var err error
 	switch is, was := next.State == stateMismatch, row.State == stateMismatch; {
 	case is:
-		if next.IncidentID, err = raise(ctx, tx, next); err != nil || was {
+		if next.IncidentID, err = raise(ctx, tx, next); err != nil {
 			return err
 		}
-		if err := p.stopped(ctx, tx, Stop{From: *next.Since, Reason: next.Summary}); err != nil {
-			return err
+		if !was {
+			if err := p.stopped(ctx, tx, Stop{From: *next.Since, Reason: next.Summary}); err != nil {
+				return err
+			}
 		}
-		return beginRepair(ctx, tx, next)
+		return beginRepair(ctx, tx, next, closedBy)
 	case was:
 		if err := settle(ctx, tx); err != nil {
 			return err

@@ -13,6 +13,8 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -64,7 +66,8 @@ func TestRepair(t *testing.T) {
 }
 
 // TestRepairOfAnAuthorityWithoutItsIssuer: recovery comes back with a directory that lacks the issuer of the last
-// rotation. Nothing is signed until a person names the root that is there.
+// rotation. It repairs nothing and brings no former issuer back, until the directory is restored, or a person gives the
+// lost issuer up while no other replica runs.
 func TestRepairOfAnAuthorityWithoutItsIssuer(t *testing.T) {
 	r := newRotating(t)
 	p := r.start()
@@ -72,30 +75,77 @@ func TestRepairOfAnAuthorityWithoutItsIssuer(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.enter(p, phaseBoth)
+	lost, kept := r.last().Next, r.dir
 	r.dir = t.TempDir()
 	p = r.start()
-	root, err := p.deps.Rotating.Find("")
+	made, err := p.deps.Rotating.Find("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	fingerprint := pki.Fingerprint(root.Root)
+	first := pki.Fingerprint(made.Root)
 	answer, err := p.GetTrust(t.Context(), &recoveryv1.GetTrustRequest{})
-	if err != nil || !strings.Contains(answer.GetAuthority().GetProblem(), fingerprint) {
+	if problem := answer.GetAuthority().GetProblem(); err != nil || !strings.Contains(problem, lost) ||
+		!strings.Contains(problem, p.deps.Replica) || !strings.Contains(problem, "restore") {
 		t.Errorf("shown: %v, %v", answer.GetAuthority(), err)
 	}
-	repair := func() error {
-		_, err := p.RepairTrust(t.Context(), &recoveryv1.RepairTrustRequest{RootFingerprint: fingerprint, Reason: "lost"})
+	do := func(p *Preflight, fingerprint string, withdraw bool) error {
+		_, err := p.RepairTrust(t.Context(), &recoveryv1.RepairTrustRequest{
+			RootFingerprint: fingerprint, Reason: "lost", Withdraw: withdraw,
+		})
 		return err
 	}
-	if err := repair(); !fault.Has(err, commonv1.Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY) {
-		t.Errorf("while certificates of both issuers count: %v", err)
+	signs := func() string {
+		t.Helper()
+		is, err := pg.Value[string](t.Context(), r.db.Pool(pg.RoleRecovery), readSigns)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return is
+	}
+	refused := func(when string) {
+		t.Helper()
+		f, ok := fault.As(do(p, first, false))
+		if !ok || f.Reason != commonv1.Reason_REASON_PRECONDITION_FAILED || !strings.Contains(f.Public, lost) ||
+			!strings.Contains(f.Public, p.deps.Replica) || !strings.Contains(f.Remedy, "restore") {
+			t.Errorf("%s: %v", when, f)
+		}
+		if signs() != lost {
+			t.Errorf("%s: another issuer signs", when)
+		}
+	}
+	refused("while certificates of both issuers count")
+	if err := do(p, lost, true); !fault.Has(err, commonv1.Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY) {
+		t.Errorf("given up while certificates of both issuers count: %v", err)
 	}
 	r.longAgo()
 	r.enter(p, phaseDone)
-	if _, err := r.signer.SigningFingerprint(t.Context()); err == nil {
-		t.Error("another issuer signs before the repair")
+	refused("after the rotation")
+	if _, err := r.db.OwnerPool().Exec(t.Context(), `INSERT INTO mesh.key_replica
+		(service, replica_id, takes, holds, problems, seen_at)
+		VALUES ('recovery', $1, '{}', '{}', '{}', mesh.clock())`, ids.New()); err != nil {
+		t.Fatal(err)
 	}
-	if err := repair(); err != nil {
+	if err := do(p, lost, true); !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) || signs() != lost {
+		t.Errorf("given up while another replica runs: %v", err)
+	}
+	if _, err := r.db.OwnerPool().Exec(t.Context(), `DELETE FROM mesh.key_replica`); err != nil {
+		t.Fatal(err)
+	}
+	empty := r.dir
+	r.dir = kept
+	restored := r.start()
+	if err := do(restored, lost, true); !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) || signs() != lost {
+		t.Errorf("given up by a replica that has it: %v", err)
+	}
+	if err := do(restored, pki.Fingerprint(bundleOf(t, r.signer).Roots()[0]), false); err != nil {
+		t.Errorf("with the directory restored: %v", err)
+	}
+	r.dir = empty
+	p = r.start()
+	if err := do(p, lost, true); err != nil || signs() != "" {
+		t.Fatalf("given up: %v", err)
+	}
+	if err := do(p, first, false); err != nil {
 		t.Fatal(err)
 	}
 	r.sent()

@@ -113,6 +113,11 @@ func beginRotation(ctx context.Context, tx pgx.Tx, present *authority, req *reco
 	if err := Refuse(ctx, tx); err != nil {
 		return nil, false, err // the present issuer is not trusted: what differs is repaired first
 	}
+	if req.GetWithRoot() {
+		if err := checkRoom(ctx, tx, ""); err != nil {
+			return nil, false, err // it would wait for room as soon as its root is made
+		}
+	}
 	if req.GetDryRun() {
 		_, err := pg.One[rotationRow](ctx, tx, readOpenRotation)
 		switch {
@@ -179,15 +184,19 @@ func (p *Preflight) RepairTrust(ctx context.Context, req *recoveryv1.RepairTrust
 		return nil, p.deps.Audit.Refuse(ctx, entry, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, ""))
 	}
 	var root *x509.Certificate
-	var made bool // with the issuer that the authority was made with, instead of the one that the database names
 	signs, unasked := p.signsUnder(ctx)
 	if !req.GetWithdraw() {
-		err := unasked
-		if err == nil || p.deps.Rotating != nil {
-			root, made, err = p.repaired(signs, err, req.GetRootFingerprint())
+		err := p.checkHeld(ctx, p.deps.Pool)
+		if err == nil && unasked != nil {
+			err = fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE,
+				"it is not known which root the authority signs under", fault.Cause(unasked),
+				fault.Remedy("ask again once `gpuaas ca status` shows what the authority signs with"))
+		}
+		if err == nil {
+			root, err = repaired(signs, req.GetRootFingerprint())
 		}
 		if err != nil {
-			return nil, p.deps.Audit.Refuse(ctx, entry, err)
+			return nil, p.deps.Audit.Refuse(ctx, entry, pg.Fault(err))
 		}
 	}
 	out := &recoveryv1.RepairTrustResponse{}
@@ -197,11 +206,9 @@ func (p *Preflight) RepairTrust(ctx context.Context, req *recoveryv1.RepairTrust
 			return err
 		}
 		if req.GetWithdraw() {
-			err = withdraw(ctx, tx, signs, unasked, req.GetRootFingerprint())
+			err = p.withdraw(ctx, tx, signs, unasked, req.GetRootFingerprint())
 		} else {
-			if err = p.repair(ctx, tx, root, made, reason, by); err == nil {
-				err = noteRepaired(ctx, tx, req.GetRootFingerprint(), by)
-			}
+			err = p.repair(ctx, tx, root, reason, by)
 		}
 		if err != nil {
 			return err
@@ -233,7 +240,7 @@ func (p *Preflight) signsUnder(ctx context.Context) ([]*x509.Certificate, error)
 		return nil, err
 	}
 	if len(issuers) == 0 {
-		return nil, errors.New("the authority reports no certificate that it signs with")
+		return nil, errNoIssuer
 	}
 	roots, err := p.deps.Signer.Roots(ctx)
 	if err != nil {
@@ -244,55 +251,38 @@ func (p *Preflight) signsUnder(ctx context.Context) ([]*x509.Certificate, error)
 	}), nil
 }
 
-// repaired returns the root of a fingerprint. The flag is true if it is that of the issuer which the authority was made
-// with, and the issuer that the database names is missing.
-func (p *Preflight) repaired(signs []*x509.Certificate, err error, fingerprint string) (
-	*x509.Certificate, bool, error,
-) {
-	if err == nil {
-		for _, root := range signs {
-			if pki.Fingerprint(root) == fingerprint {
-				return root, false, nil
-			}
+// repaired returns the root of a fingerprint, which must be one that the authority signs under.
+func repaired(signs []*x509.Certificate, fingerprint string) (*x509.Certificate, error) {
+	for _, root := range signs {
+		if pki.Fingerprint(root) == fingerprint {
+			return root, nil
 		}
-	} else if made, own := p.deps.Rotating.Find(""); own == nil && pki.Fingerprint(made.Root) == fingerprint {
-		return made.Root, true, nil
 	}
-	return nil, false, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
-		"the authority does not sign under the root "+fingerprint, fault.Cause(err),
+	return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+		"the authority does not sign under the root "+fingerprint,
 		fault.Unmet("the fingerprint is that of a root which `gpuaas ca status` shows for the authority"),
 		fault.Remedy("compare the root with the authority's own record, then name the one that it signs under"))
 }
 
-func (p *Preflight) repair(ctx context.Context, tx pgx.Tx, root *x509.Certificate, made bool, reason, by string) error {
-	if made {
-		signs, err := pg.Value[string](ctx, tx, readSigns)
-		if err != nil {
-			return fmt.Errorf("read which issuer signs: %w", err)
-		}
-		if _, err := p.deps.Rotating.Find(signs); err == nil {
-			return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE,
-				"the issuer that signs is there, and could not be read a moment ago", fault.Remedy("ask again"))
-		}
-		open, err := pg.One[rotationRow](ctx, tx, lockOpenRotation)
-		if err == nil && open.Phase == phaseBoth {
-			return fault.New(commonv1.Reason_REASON_AUTHORITY_ROTATION_UNDER_WAY,
-				"the issuer of a rotation signs, and this replica does not have it",
-				fault.Remedy("copy the files issuer-*.pem and root-*.pem from the ca_dir of a replica that has them"))
-		}
-		if err != nil && !pg.IsNoRows(err) {
-			return fmt.Errorf("lock rotation: %w", err)
-		}
-		if _, err := pg.Exec(ctx, tx, saveSigns, ""); err != nil {
-			return fmt.Errorf("write which issuer signs: %w", err)
-		}
+// repair has the ingress trust a root, if this replica still has the issuer that signs.
+func (p *Preflight) repair(ctx context.Context, tx pgx.Tx, root *x509.Certificate, reason, by string) error {
+	if err := p.checkHeld(ctx, tx); err != nil {
+		return err
 	}
-	return trustRoot(ctx, tx, root, originRepair, reason, by)
+	if err := trustRoot(ctx, tx, root, originRepair, reason, by); err != nil {
+		return err
+	}
+	return noteRepaired(ctx, tx, pki.Fingerprint(root), by)
 }
 
 // withdraw ends the sending of a root. The error is why it is not known which roots the authority signs under, of which
-// signs are.
-func withdraw(ctx context.Context, tx pgx.Tx, signs []*x509.Certificate, unasked error, fingerprint string) error {
+// signs are. For the fingerprint of the issuer that the database names it gives that issuer up.
+func (p *Preflight) withdraw(
+	ctx context.Context, tx pgx.Tx, signs []*x509.Certificate, unasked error, fingerprint string,
+) error {
+	if its, err := p.giveUp(ctx, tx, fingerprint); its || err != nil {
+		return err
+	}
 	open, err := pg.One[rotationRow](ctx, tx, lockOpenRotation)
 	switch {
 	case pg.IsNoRows(err):

@@ -2,6 +2,7 @@ package trust
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -10,7 +11,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -27,6 +30,9 @@ const (
 	waitsForFiles    = "each replica of recovery to have the next issuer in its ca_dir"
 	waitsForLeaves   = "certificates of the former issuer to be renewed or to end"
 	waitsForRevoked  = "certificates of the former issuer to be revoked"
+	waitsForRoom     = "one of the roots to be withdrawn that replicas of nodeapi are sent, of which there are as many " +
+		"as may be: `gpuaas ca repair --withdraw --root FINGERPRINT --reason TEXT`, or give the rotation up: `gpuaas ca " +
+		"rotate --cancel --reason TEXT`"
 	waitsForMismatch = "the ingress and the authority to agree (`gpuaas ca status`)"
 )
 
@@ -139,18 +145,28 @@ func (p *Preflight) step(ctx context.Context, was rotationRow,
 func (p *Preflight) announce(ctx context.Context, row rotationRow) (bool, error) {
 	issuer, err := p.deps.Rotating.Prepare(row.ID, row.WithRoot)
 	if err != nil {
-		return false, err
+		changed, noted := p.waits(ctx, row, waitsForIssuer+": replica "+p.deps.Replica+" of recovery cannot, and its log "+
+			"has the cause; repair its ca_dir, or give the rotation up: `gpuaas ca rotate --cancel --reason TEXT`")
+		return changed, errors.Join(err, noted)
 	}
 	if err := failpoint.Hit("recovery.rotation.after_prepare"); err != nil {
 		return false, err
 	}
 	changed, err := p.step(ctx, row, func(ctx context.Context, tx pgx.Tx, row *rotationRow) (bool, error) {
+		if row.WithRoot {
+			err := trustRoot(ctx, tx, issuer.Root, originRotation, row.Reason, row.By)
+			if fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) { // repairs have taken the room meanwhile
+				known := row.WaitsFor == waitsForRoom
+				row.WaitsFor = waitsForRoom
+				return !known, nil
+			}
+			if err != nil {
+				return false, err
+			}
+		}
 		row.Next, row.NextRoot = pki.Fingerprint(issuer.Certificate), pki.Fingerprint(issuer.Root)
 		row.WaitsFor = waitsForReplicas
-		if !row.WithRoot {
-			return true, nil
-		}
-		return true, trustRoot(ctx, tx, issuer.Root, originRotation, row.Reason, row.By)
+		return true, nil
 	})
 	if err != nil {
 		return false, err

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/services/recovery/incident"
 )
@@ -27,10 +27,9 @@ func (p *Preflight) GetTrust(
 		Preflight: row.message(), Authority: c.authority.message(c.err), Ingress: c.ingress(),
 		LastCheckAt: incident.Stamp(last),
 	}
-	if c.authority == nil && p.deps.Rotating != nil {
-		// The issuer that the database names is missing. A repair names the root that is there instead.
-		if made, err := p.deps.Rotating.Find(""); err == nil {
-			out.Authority.Problem += "; the root of its directory is " + pki.Fingerprint(made.Root)
+	if c.authority == nil {
+		if f, ok := fault.As(p.checkHeld(ctx, p.deps.Pool)); ok {
+			out.Authority.Problem = f.Public + ": " + f.Remedy
 		}
 	}
 	err = pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {

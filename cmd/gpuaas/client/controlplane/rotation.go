@@ -134,7 +134,9 @@ func caRepair(p *kit.Program) *cobra.Command {
 			"preflight then proves the\n" +
 			"repair by handshakes, issuance goes on, and nodes that were refused connect again by themselves. --withdraw " +
 			"ends the sending of a root\n" +
-			"under which the authority does not sign, or which the files of the ingress have by now. Needs the role security.",
+			"under which the authority does not sign, or which the files of the ingress have by now. With the fingerprint\n" +
+			"of an issuer of which no copy is left it has the authority sign with its first issuer again. Needs the role " +
+			"security.",
 		Example: "  gpuaas ca repair --root FINGERPRINT --reason 'the bundle of the ingress was swapped'\n" +
 			"  gpuaas ca repair --root FINGERPRINT --withdraw --reason 'the former material is back'",
 		Args: kit.Args(),

@@ -13,8 +13,10 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 )
 
 // mostBundle is the largest file of trust that is sent, in bytes.
@@ -48,7 +50,7 @@ var View = output.View[*recoveryv1.ProfileVersion]{
 // Command returns the commands about profiles.
 func Command(p *kit.Program) *cobra.Command {
 	return kit.Group("profiles", "Profiles of nodes: where they reach the control plane, and what they trust",
-		[]string{"profile"}, listCommand(p), setCommand(p), activateCommand(p), retireCommand(p))
+		[]string{"profile"}, listCommand(p), showCommand(p), setCommand(p), activateCommand(p), retireCommand(p))
 }
 
 func listCommand(p *kit.Program) *cobra.Command {
@@ -59,7 +61,8 @@ func listCommand(p *kit.Program) *cobra.Command {
 		Long: "List the versions of profiles, the newest of each name first. An announced version is offered to connected\n" +
 			"nodes of the profile; the active one is given to nodes as they enrol; a retiring one is not given any more, and\n" +
 			"nodes that have it are well; a node that reports a retired one, or one that is not known, has the reason\n" +
-			"endpoint_profile_drift. NODES counts the nodes whose newest session reported the version: it is their word.",
+			"endpoint_profile_drift. NODES counts the nodes whose newest session reported the version: it is their word.\n" +
+			"Trust bundles are left out: `gpuaas profiles show NAME VERSION` has them.",
 		Example: "  gpuaas profiles list\n  gpuaas profiles list -o json --jq '.items[] | select(.phase == \"active\")'",
 		Args:    kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
@@ -72,6 +75,56 @@ func listCommand(p *kit.Program) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&req.Name, "name", "", "only the versions of this profile")
 	return cmd
+}
+
+func showCommand(p *kit.Program) *cobra.Command {
+	var bundle, recoveryBundle bool
+	cmd := &cobra.Command{
+		Use: "show NAME VERSION", Short: "Show one version of a profile, or a trust bundle of it",
+		Long: "Show one version of a profile. --bundle and --recovery-bundle print what nodes trust, PEM, and nothing\n" +
+			"else. The control plane gives the bundles of the active version of a profile and of its newest ones, eight in\n" +
+			"all, that are not retired.",
+		Example: "  gpuaas profiles show default 4 --bundle > roots.pem",
+		Args:    kit.Args("NAME", "VERSION"),
+		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
+			number, err := versionOf(args[1])
+			if err != nil {
+				return err
+			}
+			answer, err := s.Client.Profiles.ListProfiles(ctx, &readmodelv1.ListProfilesRequest{Name: args[0]})
+			if err != nil {
+				return err
+			}
+			for _, v := range answer.GetItems() {
+				if v.GetProfile().GetVersion() != number {
+					continue
+				}
+				switch {
+				case bundle:
+					return writeBundle(s, v.GetProfile().GetCaBundlePem())
+				case recoveryBundle:
+					return writeBundle(s, v.GetProfile().GetRecoveryCaBundlePem())
+				}
+				return output.One(s.Printer, View, v)
+			}
+			return fault.New(commonv1.Reason_REASON_PROFILE_UNKNOWN,
+				fmt.Sprintf("there is no version %d of a profile %s", number, args[0]),
+				fault.Remedy("`gpuaas profiles list` has the numbers"))
+		}),
+	}
+	cmd.Flags().BoolVar(&bundle, "bundle", false, "print the trust for the node API alone")
+	cmd.Flags().BoolVar(&recoveryBundle, "recovery-bundle", false, "print the trust for enrolment alone")
+	cmd.MarkFlagsMutuallyExclusive("bundle", "recovery-bundle")
+	return cmd
+}
+
+func writeBundle(s *kit.Session, pem []byte) error {
+	if len(pem) == 0 {
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the control plane gives no bundle of this version",
+			fault.Unmet("the version is not retired, and is the active one or among the newest"))
+	}
+	_, err := s.Out.Write(pem)
+	return err
 }
 
 func setCommand(p *kit.Program) *cobra.Command {

@@ -1,0 +1,53 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+const codeProfileDrift = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT
+
+// toldProfile is the last comparison of the profile that the control plane tells with the one that the host has.
+type toldProfile struct {
+	mu         sync.Mutex
+	told, held string // fingerprints; both empty: none was compared
+	recorded   bool   // their difference is in the record
+}
+
+// compareProfile compares the fingerprint in a heartbeat's answer with that of the profile on the host. A difference
+// that two answers in a row show is recorded once, until there is another one, and ended when there is none. The agent
+// changes nothing: it takes a version when it is offered. An empty fingerprint is compared with nothing.
+func (a *Agent) compareProfile(ctx context.Context, told string) {
+	node, ok := a.store.Node()
+	held := node.ProfileFingerprint
+	if !ok || told == "" || held == "" || len(told) > maxFingerprint {
+		return
+	}
+	c := &a.toldProfile
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	again := c.told == told && c.held == held
+	if again && (c.recorded || told == held) {
+		return
+	}
+	c.told, c.held, c.recorded = told, held, again
+	switch {
+	case told == held:
+		_, err := a.diag.End(codeProfileDrift)
+		a.warn(ctx, "diagnostic not ended", a.noted(err))
+	case again:
+		a.meters.retry(codeProfileDrift)
+		detail := fmt.Sprintf("the host has version %d of profile %s, of fingerprint %s, and the control plane has %s for "+
+			"this node; the host waits for an offer", node.ProfileVersion, node.ProfileName, shortPrint(held), shortPrint(told))
+		a.record(ctx, codeProfileDrift, detail, 0)
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "the profile of this host is not the one that the control plane has",
+			slog.String("held", held), slog.String("told", told))
+	}
+}
+
+// shortPrint returns the begin of a fingerprint, by which people compare two.
+func shortPrint(fingerprint string) string { return fingerprint[:min(len(fingerprint), 16)] }
