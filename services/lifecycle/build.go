@@ -100,6 +100,15 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "work-hints", Run: hub.Run},
 		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return sessions.Run(ctx, apply) }},
 		app.Task{Name: "verdicts", Run: func(ctx context.Context) error { return verdicts.Run(ctx, cordons.OnVerdict) }},
+		app.Task{Name: "verdict-cordons", Run: func(ctx context.Context) error {
+			return app.Every(ctx, b.Logger, "verdict-cordons", gate.ReleaseEvery, func(ctx context.Context) error {
+				released, err := cordons.Release(ctx, b.DB)
+				if released > 0 {
+					p.wakes.Committed()
+				}
+				return err
+			})
+		}},
 		app.Task{
 			Name: "woken-instances",
 			Run:  func(ctx context.Context) error { return woken.Run(ctx, detect.ApplyWoken) },

@@ -71,7 +71,8 @@ func (c Cordons) OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Rec
 		return err
 	}
 	if len(requests) == 0 {
-		return c.settle(ctx, tx, nil)
+		_, err := c.settle(ctx, tx, nil)
+		return err
 	}
 	// Gates are locked first, as by everyone who changes a cordon, and in one statement by their ids.
 	gates, err := all(ctx, tx, lockGates, slices.Collect(maps.Keys(requests)))
@@ -95,7 +96,8 @@ func (c Cordons) OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Rec
 			wanted = append(wanted, w)
 		}
 	}
-	return c.settle(ctx, tx, wanted)
+	_, err = c.settle(ctx, tx, wanted)
+	return err
 }
 
 // readRequests returns what verdicts want, oldest first, by node, without nodes of which they have never wanted

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,6 +18,9 @@ const leastCordoned = 2
 
 // releaseBatch is how many cordons that waited are set in one transaction.
 const releaseBatch = 100
+
+// ReleaseEvery is how often a replica looks for cordons that wait without cause.
+const ReleaseEvery = 30 * time.Second
 
 // Cordons cordons nodes as the verdicts on them want it.
 type Cordons struct {
@@ -40,8 +44,11 @@ var (
 	countGates = pg.Define(pg.RoleLifecycle, "gate.count_nodes", `
 		SELECT count(*)::int FROM (SELECT FROM lifecycle.node_gate g WHERE NOT g.retired
 			LIMIT ceil(($1::int + 1) / $2::float8)::bigint) f`)
+	// withholdCordons leaves a cordon that stands: it passes on as one that was set.
 	withholdCordons = pg.Define(pg.RoleLifecycle, "gate.withhold_cordons", `
-		UPDATE lifecycle.verdict_cordon v SET withheld = true WHERE v.node_id = ANY($1::uuid[]) AND v.reason <> ''`)
+		UPDATE lifecycle.verdict_cordon v SET withheld = true FROM lifecycle.node_gate g
+		WHERE v.node_id = ANY($1::uuid[]) AND v.reason <> '' AND g.node_id = v.node_id
+			AND NOT (g.cordoned AND g.cordoned_by = '`+ofRuntime+`')`)
 	anyWithheld = pg.Define(pg.RoleLifecycle, "gate.any_withheld_cordon", `
 		SELECT EXISTS (SELECT FROM lifecycle.verdict_cordon v WHERE v.withheld)`)
 	// takeWithheld waits for no gate that another transaction has locked: gates are locked by their ids.
@@ -56,20 +63,21 @@ var (
 
 // settle sets the cordons that verdicts newly want, unless verdicts want to cordon more nodes than may fail at once:
 // then the cause is rather ours, and a cordon of them all would leave no place for any workspace. Those cordons wait
-// until fewer are wanted. Cordons that were set before stay.
-func (c Cordons) settle(ctx context.Context, tx pgx.Tx, wanted []waiting) error {
+// until fewer are wanted. Cordons that were set before stay. It returns how many of those that waited are set, at most
+// releaseBatch.
+func (c Cordons) settle(ctx context.Context, tx pgx.Tx, wanted []waiting) (int, error) {
 	if len(wanted) == 0 {
 		if waits, err := pg.Value[bool](ctx, tx, anyWithheld); err != nil || !waits {
-			return err
+			return 0, err
 		}
 	}
 	over, count, err := c.tooMany(ctx, tx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if over {
 		if len(wanted) == 0 {
-			return nil
+			return 0, nil
 		}
 		nodes := make([]string, len(wanted))
 		for i, w := range wanted {
@@ -78,21 +86,41 @@ func (c Cordons) settle(ctx context.Context, tx pgx.Tx, wanted []waiting) error 
 		c.Logger.WarnContext(ctx, "verdicts want to cordon too many nodes at once: these cordons wait",
 			slog.Int("wanted", int(count)), slog.Int("nodes", len(nodes)))
 		if _, err := pg.Exec(ctx, tx, withholdCordons, nodes); err != nil {
-			return fmt.Errorf("withhold cordons: %w", err)
+			return 0, fmt.Errorf("withhold cordons: %w", err)
 		}
-		return nil
+		return 0, nil
 	}
 	released, err := pg.All[waiting](ctx, tx, takeWithheld, releaseBatch)
 	if err != nil {
-		return fmt.Errorf("read withheld cordons: %w", err)
+		return 0, fmt.Errorf("read withheld cordons: %w", err)
 	}
 	for _, w := range append(wanted, released...) {
 		ctx := obs.With(ctx, obs.Correlation{CorrelationID: w.correlation})
 		if _, err := CordonUnlessIs(ctx, tx, w.NodeID, w.Reason, ofRuntime); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	return nil
+	return len(released), nil
+}
+
+// Release sets the cordons that wait, once they are not too many any more, and returns how many. Verdicts do so as they
+// are applied; that the fleet has grown, or that the policy lets more nodes fail, comes with none.
+func (c Cordons) Release(ctx context.Context, db pg.Beginner) (int, error) {
+	total := 0
+	for {
+		released := 0
+		err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
+			var err error
+			released, err = c.settle(ctx, tx, nil)
+			return err
+		})
+		if err != nil {
+			return total, fmt.Errorf("set cordons that waited: %w", err)
+		}
+		if total += released; released < releaseBatch {
+			return total, nil
+		}
+	}
 }
 
 // tooMany reports whether verdicts want to cordon more nodes than the share of the fleet that may fail at once, and how

@@ -1,10 +1,12 @@
 package gate_test
 
 import (
+	"fmt"
 	"testing"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -107,5 +109,86 @@ func TestTheShareThatVerdictsCordonIsThePolicys(t *testing.T) {
 	k.applied(batch...)
 	if got := k.cordoned(nodes); got != 5 {
 		t.Errorf("%d nodes are cordoned, want 5", got)
+	}
+}
+
+// TestAWithheldCordonIsSetWithoutAnotherVerdict: the policy lets more nodes fail, or the fleet has grown, and no
+// verdict changes afterwards.
+func TestAWithheldCordonIsSetWithoutAnotherVerdict(t *testing.T) {
+	k := newKit(t)
+	nodes := k.nodes(10)
+	var batch []events.Record
+	for _, node := range nodes[:4] {
+		batch = append(batch, k.verdict(node, 1, runtimeDrift, 0, true))
+	}
+	k.applied(batch...)
+	k.release(0)
+	if got := k.cordoned(nodes); got != 0 {
+		t.Fatalf("%d of 10 nodes are cordoned, want none while four differ", got)
+	}
+	set, err := policy.NewSet(map[string]string{policy.BrakeFleetFraction: "0.5"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.set = &set
+	k.release(4)
+	for _, node := range nodes[:4] {
+		k.wantCordon(node, byVerdict)
+	}
+	before := fmt.Sprint(k.versions(nodes[0]))
+	k.release(0)
+	if after := fmt.Sprint(k.versions(nodes[0])); after != before {
+		t.Errorf("a round without work changed the gate: versions %s, then %s", before, after)
+	}
+}
+
+// TestMoreWithheldCordonsThanOneBatchAreSet: one call sets all.
+func TestMoreWithheldCordonsThanOneBatchAreSet(t *testing.T) {
+	k := newKit(t)
+	nodes := k.nodes(220)
+	var batch []events.Record
+	for _, node := range nodes[:110] {
+		batch = append(batch, k.verdict(node, 1, runtimeDrift, 0, true))
+	}
+	k.applied(batch...)
+	set, err := policy.NewSet(map[string]string{policy.BrakeFleetFraction: "0.5"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.set = &set
+	k.release(110)
+	if got := k.cordoned(nodes); got != 110 {
+		t.Errorf("%d nodes are cordoned, want the 110 that differ", got)
+	}
+}
+
+// TestACordonThatStandsIsNotWithheld: the hosts of a cordoned node differ in another way while too many nodes differ.
+// Its cordon passes to a person's and comes back.
+func TestACordonThatStandsIsNotWithheld(t *testing.T) {
+	k := newKit(t)
+	nodes := k.nodes(20)
+	k.judged(nodes[0], 1, runtimeDrift, 0, true)
+	var batch []events.Record
+	for _, node := range nodes[1:8] {
+		batch = append(batch, k.verdict(node, 1, runtimeDrift, 0, true))
+	}
+	k.applied(batch...)
+	k.judged(nodes[0], 2, runtimeDrift, 0, false) // for another reason
+	k.personCordons(nodes[0], true)
+	k.personCordons(nodes[0], false)
+	if g := k.get(nodes[0]); g.CordonedBy != byVerdict {
+		t.Errorf("cordoned by %q, want by the verdict that had cordoned it before", g.CordonedBy)
+	}
+	if got := k.cordoned(nodes); got != 1 {
+		t.Errorf("%d nodes are cordoned, want one", got)
+	}
+}
+
+// release sets the cordons that waited, and checks how many.
+func (k *kit) release(want int) {
+	k.t.Helper()
+	got, err := k.cordons().Release(k.ctx, k.db.Pool(pg.RoleLifecycle))
+	if err != nil || got != want {
+		k.t.Errorf("%d cordons that waited were set (%v), want %d", got, err, want)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/showable"
@@ -176,10 +177,9 @@ func rowOf(t view.Touched, i status.Impact, now time.Time) impact {
 			out.Evidence = append(out.Evidence, fmt.Sprintf("%s of %s observed at %s: %s", names.Of(e.GetPart()),
 				names.Of(e.GetSource()), e.GetObservedAt().AsTime().Format(time.RFC3339),
 				showable.Tail(showable.Clean([]byte(e.GetDetail())), detailKept)))
-			if t.Verdict.GetReason() != i.Judged && e.GetFreshUntil() != nil {
-				at := e.GetFreshUntil().AsTime().Truncate(time.Microsecond)
-				out.RecheckAt = &at
-			}
+		}
+		if t.Verdict.GetReason() != i.Judged {
+			out.RecheckAt = overAt(t.Verdict.GetEvidence(), i.Judged, now)
 		}
 	}
 	// What an agent reports may be of a time before the workspace came up, or of a clock that is ahead.
@@ -192,6 +192,26 @@ func rowOf(t view.Touched, i status.Impact, now time.Time) impact {
 	out.BeganAt = out.BeganAt.Truncate(time.Microsecond)
 	out.ImpactID = project.PeriodID(out.WorkspaceID+"/"+out.Layer, out.BeganAt)
 	return out
+}
+
+// overAt returns when the last of the evidence of a reason is over; nil if some of it has no end, or if all of it is
+// over.
+func overAt(evidence []*recoveryv1.Evidence, reason commonv1.DriftReason, now time.Time) *time.Time {
+	var last time.Time
+	for _, e := range evidence {
+		switch at := e.GetFreshUntil(); {
+		case e.GetReason() != reason:
+		case at == nil:
+			return nil
+		case at.AsTime().After(last):
+			last = at.AsTime()
+		}
+	}
+	if !last.After(now) {
+		return nil
+	}
+	last = last.Truncate(time.Microsecond)
+	return &last
 }
 
 // detailKept is how much of what a source observed the evidence of an impact has at most.

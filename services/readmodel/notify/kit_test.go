@@ -178,12 +178,19 @@ func (k *kit) judge(node string, reason commonv1.DriftReason, evidence ...*recov
 // incident appends an incident of the fleet that names nodes.
 func (k *kit) incident(nodes ...string) string {
 	k.t.Helper()
+	return k.incidentOf("", nodes...)
+}
+
+// incidentOf appends an incident of the verdicts with a reason.
+func (k *kit) incidentOf(reason string, nodes ...string) string {
+	k.t.Helper()
 	id := ids.New()
 	k.AppendRaw(pg.RoleRecovery, events.Event{
 		Kind: project.KindIncident, AggregateType: "incident", AggregateID: id, AggregateVersion: 1,
 		Payload: &recoveryv1.Incident{
 			IncidentId: id, Kind: commonv1.IncidentKind_INCIDENT_KIND_FLEET_DRIFT, NodeIds: nodes, Version: 1,
-			OpenedAt: timestamppb.New(k.Now()),
+			ErrorCode: reason,
+			OpenedAt:  timestamppb.New(k.Now()),
 		},
 	})
 	return id

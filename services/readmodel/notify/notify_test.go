@@ -265,6 +265,64 @@ func TestAnImpactEndsWithItsEvidence(t *testing.T) {
 	}
 }
 
+// Two sources observe the same, and the observation of one is over: nothing changes, however much time passes.
+func TestEvidenceThatIsOverBesideSomeThatLastsChangesNothing(t *testing.T) {
+	for name, last := range map[string]time.Duration{"without an end": 0, "later": 10 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			k := newKit(t)
+			node := k.node("rack1")
+			w := k.workspace(k.A, node, "ws")
+			k.report(w, true)
+			until := timestamppb.New(k.Now().Add(last))
+			if last == 0 {
+				until = nil
+			}
+			k.judge(node, skewed, &recoveryv1.Evidence{Reason: diskFull, FreshUntil: until},
+				&recoveryv1.Evidence{Reason: diskFull, FreshUntil: timestamppb.New(k.Now().Add(time.Minute))})
+			k.follow()
+			first := k.open()
+			testkit.SetClockOffset(k.DB, 2*time.Minute)
+			k.Beat(false)
+			for range 3 {
+				if r, err := k.notifier.RunOnce(k.ctx); err != nil || r.Subjects != 0 {
+					t.Errorf("something is due: %+v, %v", r, err)
+				}
+			}
+			if got := k.open(); got.GetVersion() != first.GetVersion() {
+				t.Errorf("the row has changed: version %d, then %d", first.GetVersion(), got.GetVersion())
+			}
+		})
+	}
+}
+
+// An incident of equal verdicts names a few nodes, and covers all whose verdict has its reason: those that are touched
+// before it is known, and those after.
+func TestAnIncidentCoversNodesThatItDoesNotName(t *testing.T) {
+	k := newKit(t)
+	nodes := []string{k.node("rack1"), k.node("rack2"), k.node("rack3"), k.node("rack4")}
+	for n, node := range nodes {
+		k.report(k.workspace(k.A, node, named("ws", n)), true)
+	}
+	for _, node := range nodes[:2] {
+		k.judge(node, diskFull)
+	}
+	k.judge(nodes[3], drifted) // for another reason
+	k.follow()
+	id := k.incidentOf("node_disk_full", nodes[0])
+	if r := k.follow(); r.Subjects != 2 || r.Began+r.Changed+r.Ended != 0 {
+		t.Errorf("the incident opens: %+v", r)
+	}
+	k.judge(nodes[2], diskFull)
+	k.follow()
+	covered := map[string]bool{}
+	for _, n := range k.list(list.All(), view.NotificationFilter{IncidentID: id}) {
+		covered[n.GetNodeId()] = true
+	}
+	if !covered[nodes[0]] || !covered[nodes[1]] || !covered[nodes[2]] || covered[nodes[3]] {
+		t.Errorf("it covers %v", covered)
+	}
+}
+
 // The outage of the control plane hides what a silent machine's own verdict said. Nothing begins meanwhile, and what
 // was hidden begins when the outage is over.
 func TestWhatAnOutageHidBeginsAfterIt(t *testing.T) {

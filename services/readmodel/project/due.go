@@ -7,8 +7,10 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -39,6 +41,13 @@ var (
 				OR EXISTS (SELECT FROM readmodel.impact_due q WHERE q.kind = 'node' AND q.subject_id = u.id))
 		ORDER BY 1, 2
 		ON CONFLICT (kind, subject_id) DO UPDATE SET ticket = EXCLUDED.ticket`)
+	// queueCovered queues the nodes with an impact that an incident of equal verdicts covers, and that does not name it yet.
+	queueCovered = pg.Define(pg.RoleReadmodel, "project.queue_covered", `
+		INSERT INTO readmodel.impact_due AS d (kind, subject_id)
+		SELECT DISTINCT 'node', i.node_id FROM readmodel.impact i JOIN readmodel.verdict v ON v.node_id = i.node_id
+		WHERE i.ended_at IS NULL AND i.incident_id IS DISTINCT FROM $2::uuid AND v.body->>'reason' = $1
+		ORDER BY 2
+		ON CONFLICT (kind, subject_id) DO UPDATE SET ticket = EXCLUDED.ticket`)
 	// After a rebuild, and after a change of the verdict about the control plane, any node with a verdict and any
 	// workspace with an open impact may be touched otherwise.
 	queueAll = pg.Define(pg.RoleReadmodel, "project.queue_all", `
@@ -53,11 +62,15 @@ var (
 
 // queued are the nodes and workspaces whose impact may change with some events.
 type queued struct {
-	all  bool
-	some []due
+	all     bool
+	some    []due
+	covered []covered
 }
 
-func (q queued) any() bool { return q.all || len(q.some) > 0 }
+// covered are the nodes whose verdict has the reason of an incident.
+type covered struct{ reason, incidentID string }
+
+func (q queued) any() bool { return q.all || len(q.some)+len(q.covered) > 0 }
 
 // dueOf returns what may be touched otherwise after the events. The verdict about the control plane touches no
 // workspace; while it holds it hides what verdicts about some nodes say.
@@ -81,6 +94,10 @@ func dueOf(records []events.Record) queued {
 			for _, id := range m.GetNodeIds() {
 				out.some = append(out.some, due{dueTagged, id})
 			}
+			reason, err := names.Parse[commonv1.DriftReason](m.GetErrorCode())
+			if err == nil && m.GetKind() == commonv1.IncidentKind_INCIDENT_KIND_FLEET_DRIFT && m.GetClosedAt() == nil {
+				out.covered = append(out.covered, covered{reason.String(), r.AggregateID})
+			}
 		}
 	}
 	return out
@@ -101,6 +118,11 @@ func (a applier) queue(ctx context.Context, tx pgx.Tx, records []events.Record) 
 	if len(kinds) > 0 {
 		if _, err := pg.Exec(ctx, tx, queueDue, kinds, subjects); err != nil {
 			return fmt.Errorf("queue what may be touched: %w", err)
+		}
+	}
+	for _, c := range q.covered {
+		if _, err := pg.Exec(ctx, tx, queueCovered, c.reason, c.incidentID); err != nil {
+			return fmt.Errorf("queue what an incident covers: %w", err)
 		}
 	}
 	if q.all {

@@ -29,10 +29,14 @@ var (
 		ORDER BY a.workspace_id, a.allocation_id DESC`)
 	verdictsOfNodes = pg.Define(pg.RoleReadmodel, "view.verdicts_of_nodes", `
 		SELECT v.node_id::text AS id, v.body::text AS text FROM readmodel.verdict v WHERE v.node_id = ANY($1::uuid[])`)
+	// An incident of equal verdicts covers the nodes whose verdict has its reason, of which it names some alone. One of an
+	// earlier build has no reason.
 	incidentsOfNodes = pg.Define(pg.RoleReadmodel, "view.incidents_of_nodes", `
 		SELECT n.id, max(x.incident_id::text) AS text
-		FROM readmodel.incident x CROSS JOIN LATERAL jsonb_array_elements_text(x.body->'node_ids') n (id)
-		WHERE x.open AND x.body->>'kind' = 'INCIDENT_KIND_FLEET_DRIFT' AND n.id = ANY($1::text[])
+		FROM readmodel.incident x CROSS JOIN unnest($1::text[]) n (id)
+		WHERE x.open AND x.body->>'kind' = 'INCIDENT_KIND_FLEET_DRIFT' AND (x.body->'node_ids' ? n.id
+			OR x.body->>'error_code' = (SELECT lower(replace(v.body->>'reason', 'DRIFT_REASON_', ''))
+				FROM readmodel.verdict v WHERE v.node_id = n.id::uuid))
 		GROUP BY n.id`)
 )
 

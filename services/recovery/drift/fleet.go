@@ -13,8 +13,8 @@ import (
 	fleets "github.com/gpuaas/mesh/services/recovery/fleet"
 )
 
-// recheck is how often the incidents of equal verdicts that this replica knows to be open are evaluated without a
-// change of a verdict: the fleet may have grown or shrunk, and the policy may have changed.
+// recheck is how often each replica evaluates the open incidents of equal verdicts without a change of a verdict: the
+// fleet may have grown or shrunk, the policy may have changed, and the replica that opened them may be gone.
 const recheck = 30 * time.Second
 
 // never are the reasons that are no incident of many nodes: people and lifecycle decide them, or they are the control
@@ -54,14 +54,13 @@ func (t *turn) turned(was, now commonv1.DriftReason) {
 
 // fleetWide makes one incident of a reason that many nodes have begun to have, and ends one that few have still. Only
 // reasons are counted that the round's verdicts have changed, and from time to time those whose incident is open.
-func (j *Judge) fleetWide(ctx context.Context, tx pgx.Tx, s *seen, changed reasonsOf) (bool, error) {
-	known, open := maps.Clone(changed), j.open
-	if s.Now.Sub(j.rechecked) >= recheck && (j.open || j.rechecked.IsZero()) {
+func (j *Judge) fleetWide(ctx context.Context, tx pgx.Tx, s *seen, changed reasonsOf) error {
+	known := maps.Clone(changed)
+	if s.Now.Sub(j.rechecked) >= recheck {
 		list, err := fleets.OpenDrifts(ctx, tx)
 		if err != nil {
-			return open, err
+			return err
 		}
-		open = len(list) > 0
 		for _, reason := range list {
 			if known == nil {
 				known = reasonsOf{}
@@ -82,5 +81,5 @@ func (j *Judge) fleetWide(ctx context.Context, tx pgx.Tx, s *seen, changed reaso
 		})
 	}
 	set := j.deps.Policy.Current()
-	return open || len(list) > 0, fleets.EvaluateDrift(ctx, tx, j.deps.Logger, s.Now, set.BrakeFleetFraction(), list...)
+	return fleets.EvaluateDrift(ctx, tx, j.deps.Logger, s.Now, set.BrakeFleetFraction(), list...)
 }

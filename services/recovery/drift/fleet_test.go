@@ -158,6 +158,41 @@ func TestAnOutageIsNoIncidentOfItsNodes(t *testing.T) {
 	}
 }
 
+// TestAnIncidentThatReturnsSoonIsTheSame: nodes that lose and regain what they share every minute page once. After the
+// window it is another incident.
+func TestAnIncidentThatReturnsSoonIsTheSame(t *testing.T) {
+	k := newKit(t)
+	nodes := k.fleetOf(8)
+	for n := range 4 {
+		k.fill(nodes[:4+n]...)
+		k.wantDrifts("it comes", fmt.Sprintf("node_disk_full p1 %d %[1]d open", 4+n))
+		k.listen(time.Minute)
+		k.empty(nodes...)
+		k.wantDrifts("and goes", fmt.Sprintf("node_disk_full p1 %d %[1]d closed", 4+n))
+	}
+	k.listen(5*time.Minute + time.Second)
+	k.fill(nodes[:3]...)
+	k.wantDrifts("after the window", "node_disk_full p1 7 7 closed, node_disk_full p1 3 3 open")
+}
+
+// TestAnotherReplicaEndsAnIncident: the replica that opened it is gone, and another one, which has judged nothing since,
+// finds that the fleet has grown to where that many may fail.
+func TestAnotherReplicaEndsAnIncident(t *testing.T) {
+	k := newKit(t)
+	other := k.another()
+	_, err := other.RunOnce(k.ctx) // it finds no incident
+	k.must(err)
+	nodes := k.fleetOf(6)
+	k.fill(nodes[:3]...)
+	k.wantDrifts("three of six", "node_disk_full p1 3 3 open")
+	k.exec(`INSERT INTO recovery.identity (node_id, name, node_instance_id, state)
+		SELECT gen_random_uuid(), 'more' || n, gen_random_uuid(), 'active' FROM generate_series(1, 60) n`)
+	k.judge = other
+	k.listen(31 * time.Second)
+	k.round()
+	k.wantDrifts("three of sixty-six", "node_disk_full p1 3 3 closed")
+}
+
 // TestPeoplesDecisionsAreNoIncident: nodes that are retired or fenced, as instances are at their end.
 func TestPeoplesDecisionsAreNoIncident(t *testing.T) {
 	k := newKit(t)

@@ -59,8 +59,7 @@ type Judge struct {
 	probes  events.Signal // some node is to be probed
 	reprobe time.Duration // until the next round of Probe; of Probe alone
 
-	open      bool      // incidents of equal verdicts may be open; of the goroutine that judges
-	rechecked time.Time // when they were read last
+	rechecked time.Time // when the open incidents of equal verdicts were read last; of the goroutine that judges
 }
 
 // New checks the dependencies; it does not touch the database.
@@ -179,7 +178,7 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 			return err
 		}
 	}
-	if j.open, err = j.fleetWide(ctx, tx, &s, taken.reasons); err != nil {
+	if err = j.fleetWide(ctx, tx, &s, taken.reasons); err != nil {
 		return err
 	}
 	out.profiles = s.Profiles

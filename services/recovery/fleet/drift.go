@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -59,6 +60,17 @@ var (
 		SELECT count(*)::int FROM (SELECT FROM recovery.identity i WHERE i.state IN ('active', 'held')
 			LIMIT ceil(($1::int + 1) / $2::float8)::bigint) f`)
 
+	// reopenDrift opens the incident again that ended last, if that is not longer ago than the window.
+	reopenDrift = pg.Define(pg.RoleRecovery, "fleet.reopen_drift", `
+		UPDATE recovery.incident i SET closed_at = NULL, closed_by = '', summary = $3, node_ids = $4, count = $5,
+			error_code = i.key, last_seen_at = mesh.clock(), version = i.version + 1
+		WHERE i.incident_id = (
+			SELECT c.incident_id FROM recovery.incident c
+			WHERE c.kind = 'fleet_drift' AND c.key = $1 AND c.closed_by = '`+byJudge+`'
+				AND c.closed_at > mesh.clock() - make_interval(secs => $2)
+			ORDER BY c.closed_at DESC LIMIT 1)
+		RETURNING `+pg.Columns[incidentRow]("i"))
+
 	openDrifts = pg.Define(pg.RoleRecovery, "fleet.open_drifts",
 		`SELECT i.key FROM recovery.incident i WHERE i.kind = 'fleet_drift' AND i.closed_at IS NULL ORDER BY i.key`)
 )
@@ -80,7 +92,8 @@ func OpenDrifts(ctx context.Context, tx pgx.Tx) ([]commonv1.DriftReason, error) 
 
 // EvaluateDrift makes one incident of the equal verdicts of many nodes: more than the share of the fleet that may fail
 // at once, and more than two, began to have the reason within driftWindow. The incident ends when fewer than half as
-// many have it. It must be called in the transaction that writes verdicts, behind them: the transactions of several
+// many have it, and goes on as the same one if as many have it again within driftWindow: what comes and goes is one
+// cause, and pages once. It must be called in the transaction that writes verdicts, behind them: the transactions of several
 // replicas count one after another. What it reads grows with the nodes that have the reason, and not with the fleet.
 func EvaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time.Time, fraction float64,
 	list ...Drift,
@@ -131,12 +144,21 @@ func evaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time
 		return fmt.Errorf("read nodes with equal verdicts: %w", err)
 	}
 	i := &Incident{
-		Kind: kindDrift, Key: reason, Severity: paged(d.Severity), Summary: driftSummary(reason, n.Still), Nodes: nodes,
+		Kind: kindDrift, Key: reason, ErrorCode: reason, Severity: paged(d.Severity), Summary: driftSummary(reason, n.Still), Nodes: nodes,
 		OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Count: int64(n.Still),
 		NextAction: "find what these nodes share before any one of them: `gpuaas status`, `gpuaas ca status`, the " +
 			"endpoint, the network; of one of them: " + d.NextAction,
 	}
 	slices.Sort(i.Nodes)
+	again, err := readIncident(ctx, tx, reopenDrift, reason, driftWindow.Seconds(), i.Summary, i.Nodes, i.Count)
+	switch {
+	case err == nil:
+		logger.WarnContext(ctx, "many nodes have the same reason again", slog.String("reason", reason),
+			slog.Int("nodes", int(n.Lately)), slog.String("incident_id", again.ID))
+		return again.report(ctx, tx)
+	case !errors.Is(err, pgx.ErrNoRows):
+		return fmt.Errorf("open incident of %s again: %w", reason, err)
+	}
 	logger.ErrorContext(ctx, "many nodes have the same reason at once", slog.String("reason", reason),
 		slog.Int("nodes", int(n.Lately)), slog.Int("limit", int(most)))
 	return (&Round{tx: tx, now: now, locked: true}).Raise(ctx, i)
