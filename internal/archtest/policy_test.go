@@ -3,6 +3,9 @@ package archtest
 import (
 	"go/ast"
 	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -137,12 +140,12 @@ func TestEveryPolicyKeyIsRead(t *testing.T) {
 	getters, rules := readersInPolicy(tr)
 	reads := map[string]bool{}
 	for _, p := range tr.pkgs {
-		if p.dir == policyDir || underAny(p.dir, []string{"drill", "bench", "internal/testkit"}) {
+		if p.dir == policyDir || underAny(p.dir, []string{"drill", "bench", "internal/testkit"}) || !importsPolicy(p) {
 			continue
 		}
 		for _, f := range p.files {
 			if !f.test {
-				namesIn(f.ast, reads)
+				readsIn(f.ast, reads)
 			}
 		}
 	}
@@ -152,6 +155,57 @@ func TestEveryPolicyKeyIsRead(t *testing.T) {
 			t.Errorf("%s: no code outside of tests and drills reads it", key.Name)
 		}
 	}
+}
+
+// likeKey is how a policy key is spelled in a text: two names or more, and the unit or the kind of its value.
+var likeKey = regexp.MustCompile("`((?:node|audit|trust|saga|churn|brake|workload|operation|retention|storage|budget)" +
+	`\.[a-z0-9_.]+_(?:seconds|fraction|limit|least|restarts|per_hour|recovery|mebibytes))` + "`")
+
+// TestDocumentedPolicyKeysExist: each policy key that a page names is one of the catalogue.
+func TestDocumentedPolicyKeysExist(t *testing.T) {
+	found := 0
+	walk(t, func(rel string) {
+		if !strings.HasSuffix(rel, ".md") {
+			return
+		}
+		text, err := os.ReadFile(filepath.Join(root(t), filepath.FromSlash(rel)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range likeKey.FindAllSubmatch(text, -1) {
+			found++
+			if _, ok := policy.Lookup(string(match[1])); !ok {
+				t.Errorf("%s names %s, which is no policy key", rel, match[1])
+			}
+		}
+	})
+	if found < 10 {
+		t.Errorf("only %d policy keys are named in pages", found)
+	}
+}
+
+// importsPolicy reports whether code of a package, without its tests, has values of package policy.
+func importsPolicy(p *pkg) bool {
+	return slices.ContainsFunc(p.files, func(f *file) bool {
+		return !f.test && slices.Contains(f.imports, module+"/"+policyDir)
+	})
+}
+
+// readsIn adds the constants of package policy and the methods without arguments that a file uses.
+func readsIn(f *ast.File, found map[string]bool) {
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			if sel, ok := n.Fun.(*ast.SelectorExpr); ok && len(n.Args) == 0 {
+				found[sel.Sel.Name] = true
+			}
+		case *ast.SelectorExpr:
+			if of, ok := n.X.(*ast.Ident); ok && of.Name == "policy" {
+				found[n.Sel.Name] = true
+			}
+		}
+		return true
+	})
 }
 
 // keyConstants returns the names of the constants of package policy by their values.

@@ -6,8 +6,8 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
-// StateCatalogue returns the explanations of the reasons that workspaces, runs and allocations show of themselves and no
-// refusal, verdict, diagnostic, finding or incident has.
+// StateCatalogue returns the explanations of the reasons that workspaces, runs and allocations show of themselves and
+// that no refusal, verdict, diagnostic, finding or incident has.
 func StateCatalogue() []Explanation { return slices.Clone(states) }
 
 // states are the explanations of the texts that a workspace, its run or its hold has as a reason beside the reasons of
@@ -17,17 +17,17 @@ var states = []Explanation{
 	{
 		Code: "driver_silent", Meaning: "the operation is due, and no replica of lifecycle has taken it up",
 		Impact: "the operation stands still; what runs goes on", Owner: ownerLifecycle,
-		NextAction: "look with `gpuaas status` at the replicas of lifecycle and at its database; the operation goes on once " +
-			"a replica takes it up",
+		NextAction: "look with `gpuaas status` at the replicas of lifecycle and at its database; the operation goes on " +
+			"once a replica takes it up",
 		Action: commonv1.Action_ACTION_WAIT,
 	},
 	{
-		Code: "undo_exhausted", Meaning: "a step of the way back failed as often as it may be tried; the workspace is stuck " +
-			"until a person decides",
+		Code: "undo_exhausted", Meaning: "a step of the way back failed as often as it may be tried; the workspace is " +
+			"stuck until a person decides",
 		Impact: "what the step should have taken back may still be there; other workspaces are not touched",
 		Owner:  ownerOperator,
-		NextAction: "remove the cause, then `gpuaas workspaces retry-undo WS`; or `gpuaas workspaces skip-undo WS` once what " +
-			"the step made is gone",
+		NextAction: "remove the cause, then `gpuaas workspaces retry-undo WS`; or `gpuaas workspaces skip-undo WS` once " +
+			"what the step made is gone",
 		Action: commonv1.Action_ACTION_WAIT,
 	},
 	{

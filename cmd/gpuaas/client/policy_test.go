@@ -19,7 +19,8 @@ func TestAWeakeningIsAcknowledgedByFlags(t *testing.T) {
 	refuse(f, "SetPolicy", policy.Defaults().Validate(policy.BudgetP0DetectSeconds, "120", policy.Ack{}))
 	got := call(t, weaken...)
 	code := "error: policy_weakening_unacknowledged: " + policy.BudgetP0DetectSeconds
-	if got.code == 0 || !strings.HasPrefix(got.err, code) || !strings.Contains(got.err, "--acknowledge-weakening --reason") {
+	if got.code == 0 || !strings.HasPrefix(got.err, code) ||
+		!strings.Contains(got.err, "--acknowledge-weakening --reason") {
 		t.Errorf("exit %d, %s", got.code, got.err)
 	}
 	if fault.RowOf(commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED).Remedy == "" {

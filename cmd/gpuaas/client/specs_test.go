@@ -166,7 +166,8 @@ func TestEveryPrintedReasonIsExplained(t *testing.T) {
 		t.Errorf("only %d codes", len(codes))
 	}
 	codes = append(codes,
-		"driver_silent", "undo_exhausted", "run_stalled", "workload_stopped", "workload_crash_loop", "agent_down", "disconnected", "control_plane_outage", "token_reuse",
+		"driver_silent", "undo_exhausted", "run_stalled", "workload_stopped",
+		"workload_crash_loop", "agent_down", "disconnected", "control_plane_outage", "token_reuse",
 		"register_failing", "step_stalled", "cloned_identity_detected", "join_state_lost", "identity_held",
 		"identity_revoked_or_fenced", "node_not_admitted", "node_disk_full", "operation_joined", "release_failed",
 	)
@@ -193,7 +194,8 @@ func codesOf[E protoreflect.Enum]() []string {
 func TestAReasonThatIsMisspelledIsSuggested(t *testing.T) {
 	isolate(t, filepath.Join(t.TempDir(), "contexts.yaml"))
 	got := call(t, "explain", "reason", "agent-dwn").wants(t, 3)
-	if !strings.Contains(got.err, `there is no reason "agent-dwn"`) || !strings.Contains(got.err, "did you mean agent_down") {
+	if !strings.Contains(got.err, `there is no reason "agent-dwn"`) ||
+		!strings.Contains(got.err, "did you mean agent_down") {
 		t.Error(got.err)
 	}
 }

@@ -59,7 +59,8 @@ func others(t *testing.T) map[string]string {
 			if kind.refusals {
 				action = " | `" + names.Of(e.Action) + "`"
 			}
-			fmt.Fprintf(&b, "| [`%[1]s`](%[1]s.md) | %[2]s | %[3]s%[4]s |\n", e.Code, cell(e.Meaning), cell(e.NextAction), action)
+			fmt.Fprintf(&b, "| [`%[1]s`](%[1]s.md) | %[2]s | %[3]s%[4]s |\n", e.Code, cell(e.Meaning), cell(e.NextAction),
+				action)
 			listed[e.Code] = append(listed[e.Code], fmt.Sprintf("[%s](%s)", strings.ToLower(kind.title), kind.file))
 		}
 		pages[kind.file] = b.String()
@@ -89,7 +90,8 @@ func codePage(e fault.Explanation, refusal bool, lists []string) string {
 	if refusal {
 		fmt.Fprintf(&b, "| the refused caller, by itself | `%s` |\n", names.Of(e.Action))
 	}
-	fmt.Fprintf(&b, "\n## Next action\n\n%s.\n\nAll codes of this kind: %s. All reasons of nodes: [runbooks](README.md).\n",
+	fmt.Fprintf(&b, "\n## Next action\n\n%s.\n\nAll codes of this kind: %s. "+
+		"All reasons of nodes: [runbooks](README.md).\n",
 		sentence(e.NextAction), strings.Join(lists, ", "))
 	return b.String()
 }

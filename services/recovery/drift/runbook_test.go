@@ -99,9 +99,10 @@ const made = "<!-- Made by make runbooks of internal/fault/rows_drift.go, intern
 func index() string {
 	var b strings.Builder
 	b.WriteString("# Runbooks\n\n" + made + `
-One page for each code that ` + "`gpuaas explain reason CODE`" + ` explains without a mesh: CODE.md. Below are the reasons
-that the verdict about a node may name (` + "`gpuaas nodes get NODE`" + `). Of several reasons that hold at once the verdict names the one of the highest
-severity. ` + "`disconnected`" + ` is shown without a verdict. Terms are those of the [glossary](../glossary.md).
+One page for each code that ` + "`gpuaas explain reason CODE`" + ` explains without a mesh: CODE.md. Below are the
+reasons that the verdict about a node may name (` + "`gpuaas nodes get NODE`" + `).
+Of several reasons that hold at once the verdict names the one of the highest severity.
+` + "`disconnected`" + ` is shown without a verdict. Terms are those of the [glossary](../glossary.md).
 
 Other codes: [refusals](refusals.md), [diagnostics of hosts](diagnostics.md), [findings](findings.md),
 [incidents](incidents.md), [reasons of workspaces](workspaces.md).

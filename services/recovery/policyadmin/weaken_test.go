@@ -18,9 +18,12 @@ import (
 func TestBudgetsAreWeakenedWithAReasonThatIsAudited(t *testing.T) {
 	d := newDesk(t)
 	for _, c := range []struct{ key, before, tight, weak string }{
-		{policy.BudgetP0DetectSeconds, "60", "30", "61"}, {policy.BudgetP0RecoverSeconds, "900", "600", "901"},
-		{policy.BudgetP1DetectSeconds, "300", "200", "301"}, {policy.BudgetP1RecoverSeconds, "3600", "600", "3601"},
-		{policy.BudgetP2DetectSeconds, "1800", "900", "1801"}, {policy.BudgetP2RecoverSeconds, "86400", "600", "86401"},
+		{policy.BudgetP0DetectSeconds, "60", "30", "61"},
+		{policy.BudgetP0RecoverSeconds, "900", "600", "901"},
+		{policy.BudgetP1DetectSeconds, "300", "200", "301"},
+		{policy.BudgetP1RecoverSeconds, "3600", "600", "3601"},
+		{policy.BudgetP2DetectSeconds, "1800", "900", "1801"},
+		{policy.BudgetP2RecoverSeconds, "86400", "600", "86401"},
 	} {
 		_, err := d.set(c.key, c.weak)
 		f, ok := fault.As(err)
