@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -12,12 +13,16 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/services/recovery/profiles"
 )
 
 // profileEvery is the least time between two checks whether the file of certificate authorities has changed.
 const profileEvery = 2 * time.Second
+
+// configureEvery is how often a replica that starts tries to reach a database that does not answer.
+const configureEvery = 250 * time.Millisecond
 
 // profileFile has the profile that this replica is configured with, with the present content of the file of
 // certificate authorities. A file that cannot be read is logged, and read again at the next check; until then the
@@ -120,7 +125,7 @@ func (s *Service) openProfiles(ctx context.Context, wakes *signals) error {
 	if err != nil {
 		return err
 	}
-	if err := s.profiles.Configure(ctx, file.current()); err != nil {
+	if err := s.configureProfile(ctx, file); err != nil {
 		return err
 	}
 	b.Add(
@@ -128,6 +133,20 @@ func (s *Service) openProfiles(ctx context.Context, wakes *signals) error {
 		app.Task{Name: "configured-profile", Run: func(ctx context.Context) error { return s.followProfile(ctx, file) }},
 	)
 	return nil
+}
+
+// configureProfile takes the configured profile among the profiles. It tries again while the database does not answer.
+func (s *Service) configureProfile(ctx context.Context, file *profileFile) error {
+	for {
+		err := s.profiles.Configure(ctx, file.current())
+		if err == nil || !pg.IsConnError(err) {
+			return err
+		}
+		s.base.Logger.WarnContext(ctx, "the configured profile is not taken at the start", obs.Err(err))
+		if !app.Sleep(ctx, configureEvery) {
+			return fmt.Errorf("take the configured profile: %w", errors.Join(err, context.Cause(ctx)))
+		}
+	}
 }
 
 // followProfile takes what the configured profile has become among the profiles, until ctx ends. A content that could
