@@ -41,7 +41,8 @@ var (
 				OR EXISTS (SELECT FROM readmodel.impact_due q WHERE q.kind = 'node' AND q.subject_id = u.id))
 		ORDER BY 1, 2
 		ON CONFLICT (kind, subject_id) DO UPDATE SET ticket = EXCLUDED.ticket`)
-	// queueCovered queues the nodes with an impact that an incident of equal verdicts covers, and that does not name it yet.
+	// queueCovered queues the nodes with an impact that an incident of equal verdicts covers, and that does not name it
+	// yet.
 	queueCovered = pg.Define(pg.RoleReadmodel, "project.queue_covered", `
 		INSERT INTO readmodel.impact_due AS d (kind, subject_id)
 		SELECT DISTINCT 'node', i.node_id FROM readmodel.impact i JOIN readmodel.verdict v ON v.node_id = i.node_id

@@ -175,8 +175,8 @@ func TestAnIncidentThatReturnsSoonIsTheSame(t *testing.T) {
 	k.wantDrifts("after the window", "node_disk_full p1 7 7 closed, node_disk_full p1 3 3 open")
 }
 
-// TestAnotherReplicaEndsAnIncident: the replica that opened it is gone, and another one, which has judged nothing since,
-// finds that the fleet has grown to where that many may fail.
+// TestAnotherReplicaEndsAnIncident: the replica that opened it is gone, and another one, which has judged nothing
+// since, finds that the fleet has grown to where that many may fail.
 func TestAnotherReplicaEndsAnIncident(t *testing.T) {
 	k := newKit(t)
 	other := k.another()

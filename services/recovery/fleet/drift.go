@@ -93,8 +93,9 @@ func OpenDrifts(ctx context.Context, tx pgx.Tx) ([]commonv1.DriftReason, error) 
 // EvaluateDrift makes one incident of the equal verdicts of many nodes: more than the share of the fleet that may fail
 // at once, and more than two, began to have the reason within driftWindow. The incident ends when fewer than half as
 // many have it, and goes on as the same one if as many have it again within driftWindow: what comes and goes is one
-// cause, and pages once. It must be called in the transaction that writes verdicts, behind them: the transactions of several
-// replicas count one after another. What it reads grows with the nodes that have the reason, and not with the fleet.
+// cause, and pages once. It must be called in the transaction that writes verdicts, behind them: the transactions of
+// several replicas count one after another. What it reads grows with the nodes that have the reason, and not with the
+// fleet.
 func EvaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time.Time, fraction float64,
 	list ...Drift,
 ) error {
@@ -144,7 +145,8 @@ func evaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time
 		return fmt.Errorf("read nodes with equal verdicts: %w", err)
 	}
 	i := &Incident{
-		Kind: kindDrift, Key: reason, ErrorCode: reason, Severity: paged(d.Severity), Summary: driftSummary(reason, n.Still), Nodes: nodes,
+		Kind: kindDrift, Key: reason, ErrorCode: reason, Severity: paged(d.Severity),
+		Summary: driftSummary(reason, n.Still), Nodes: nodes,
 		OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Count: int64(n.Still),
 		NextAction: "find what these nodes share before any one of them: `gpuaas status`, `gpuaas ca status`, the " +
 			"endpoint, the network; of one of them: " + d.NextAction,
