@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	kindVerdict = "verdict.changed"
+	kindVerdict     = "verdict.changed"
+	verdictConsumer = "verdicts"
 	// ofRuntime is the name by which a node is cordoned whose host is not as it was accepted.
 	ofRuntime = verdictPrefix + "host_runtime_drift"
 
@@ -28,7 +29,7 @@ const (
 
 // VerdictConsumer is the configuration of the consumer that the methods of Cordons are for.
 func VerdictConsumer() events.ConsumerConfig {
-	return events.ConsumerConfig{Name: "verdicts", Schema: pg.RoleLifecycle, Kinds: []string{kindVerdict}}
+	return events.ConsumerConfig{Name: verdictConsumer, Schema: pg.RoleLifecycle, Kinds: []string{kindVerdict}}
 }
 
 // notedVerdict is what is recorded of the verdicts on a node.
@@ -41,6 +42,8 @@ type notedVerdict struct {
 var (
 	notedVerdicts = pg.Define(pg.RoleLifecycle, "gate.noted_verdicts", `
 		SELECT `+pg.Columns[notedVerdict]("v")+` FROM lifecycle.verdict_cordon v WHERE v.node_id = ANY($1::uuid[])`)
+	anyParked = pg.Define(pg.RoleLifecycle, "gate.any_parked_verdict", `
+		SELECT EXISTS (SELECT FROM lifecycle.parked_event p WHERE p.consumer = $1)`)
 	noteVerdict = pg.Define(pg.RoleLifecycle, "gate.note_verdict", `
 		INSERT INTO lifecycle.verdict_cordon AS v (node_id, version, reason, since) VALUES ($1, $2, $3, mesh.clock())
 		ON CONFLICT (node_id) DO UPDATE SET version = EXCLUDED.version, reason = EXCLUDED.reason,
@@ -132,8 +135,15 @@ func readRequests(ctx context.Context, tx pgx.Tx, records []events.Record) (map[
 	if err != nil {
 		return nil, err
 	}
+	// A verdict that was parked is read after newer ones: as long as one is, the newest is recorded of every node.
+	missed := len(unsure) > len(known)
+	if missed {
+		if missed, err = pg.Value[bool](ctx, tx, anyParked, verdictConsumer); err != nil {
+			return nil, fmt.Errorf("read whether verdicts are parked: %w", err)
+		}
+	}
 	for _, node := range unsure {
-		if _, ok := known[node]; !ok {
+		if _, ok := known[node]; !ok && !missed {
 			delete(requests, node)
 		}
 	}

@@ -74,6 +74,23 @@ func (k *kit) personCordons(node string, cordoned bool) {
 	}
 }
 
+// TestAParkedVerdictThatIsReplayedCordonsNothing: a newer one was read meanwhile, which names the drift no more.
+func TestAParkedVerdictThatIsReplayedCordonsNothing(t *testing.T) {
+	k := newKit(t)
+	node := k.node()
+	_, err := k.db.Pool(pg.RoleLifecycle).Exec(k.ctx, `INSERT INTO lifecycle.parked_event
+		(consumer, pos, event_id, kind, error, attempts) VALUES ($1, 1, gen_random_uuid(), 'verdict.changed', 'broken', 1)`,
+		gate.VerdictConsumer().Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.judged(node, 5, 0, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, false)
+	k.judged(node, 4, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, true)
+	k.wantCordon(node, "")
+	k.judged(node, 6, runtimeDrift, 0, true)
+	k.wantCordon(node, byVerdict)
+}
+
 func TestAVerdictCordonsForAsLongAsItStands(t *testing.T) {
 	k := newKit(t)
 	node := k.node()

@@ -48,7 +48,7 @@ type Notifier struct {
 func New(deps Deps) (*Notifier, error) {
 	n := &Notifier{deps: deps, changes: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "impact_changes_total",
-		Help: "Impacts on workspaces that began, changed their family or ended.",
+		Help: "Impacts on workspaces that began, changed their family or ended, and reads of them that were postponed.",
 	}, []string{"event"})}
 	if deps.Registerer != nil {
 		if err := deps.Registerer.Register(n.changes); err != nil {
@@ -87,7 +87,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 	}, func(ctx context.Context) error {
 		more = false // after an error the next round waits
 		r, err := n.RunOnce(ctx)
-		more = err == nil && (r.Subjects == batch || r.Workspaces >= enough)
+		more = err == nil && (r.Subjects == batch || r.Workspaces >= enough) || err != nil && r.Subjects > 0
 		return err
 	})
 }
@@ -125,11 +125,23 @@ type subject struct {
 }
 
 // RunOnce works on at most a batch of nodes and workspaces of the queue, in the order of their last changes. It does
-// nothing while another replica works.
+// nothing while another replica works. If one of the batch cannot be worked on, the others are, each by itself, that
+// one is put at the end of the queue, and the error is returned beside the result.
 func (n *Notifier) RunOnce(ctx context.Context) (Result, error) {
+	r, _, err := n.round(ctx, batch)
+	if err == nil || ctx.Err() != nil || pg.IsConnError(err) {
+		return r, err
+	}
+	return n.oneByOne(ctx)
+}
+
+// round is RunOnce for at most a number of subjects, in one transaction. It returns the first of them; nil: none was
+// read.
+func (n *Notifier) round(ctx context.Context, most int) (Result, *subject, error) {
 	var r Result
+	var first *subject
 	err := pg.InTx(ctx, n.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		r = Result{}
+		r, first = Result{}, nil
 		mine, err := pg.Value[bool](ctx, tx, takeTurn, turnLock)
 		if err != nil || !mine {
 			return err
@@ -137,10 +149,11 @@ func (n *Notifier) RunOnce(ctx context.Context) (Result, error) {
 		if _, err := pg.Exec(ctx, tx, queueLate); err != nil {
 			return err
 		}
-		due, err := pg.All[subject](ctx, tx, readDue, batch)
+		due, err := pg.All[subject](ctx, tx, readDue, most)
 		if err != nil || len(due) == 0 {
 			return err
 		}
+		first = &due[0]
 		// The snapshot is taken after the queue was read, so that it has the changes that were queued.
 		err = n.deps.Reader.Read(ctx, list.All(), func(snapshotCtx context.Context, s *view.Snapshot) error {
 			due, err = n.follow(snapshotCtx, tx, s, due, &r)
@@ -158,12 +171,12 @@ func (n *Notifier) RunOnce(ctx context.Context) (Result, error) {
 		return err
 	})
 	if err != nil {
-		return r, fmt.Errorf("note what is touched: %w", err)
+		return Result{}, first, fmt.Errorf("note what is touched: %w", err)
 	}
 	n.changes.WithLabelValues("began").Add(float64(r.Began))
 	n.changes.WithLabelValues("changed").Add(float64(r.Changed))
 	n.changes.WithLabelValues("ended").Add(float64(r.Ended))
-	return r, nil
+	return r, first, nil
 }
 
 // follow makes the rows of the due workspaces, and of those on the due nodes, follow their present state. It returns

@@ -402,6 +402,32 @@ func TestRebuiltProjectionsMakeTheSameRows(t *testing.T) {
 	}
 }
 
+// What cannot be read of one machine keeps no other one waiting: it is tried again after the others, and is worked on
+// once it can be read.
+func TestWhatCannotBeReadKeepsNothingElseWaiting(t *testing.T) {
+	k := newKit(t)
+	bad, good := k.node("rack1"), k.node("rack2")
+	for n, node := range []string{bad, good} {
+		k.report(k.workspace(k.A, node, named("ws", n)), true)
+	}
+	k.follow()
+	k.judge(bad, diskFull)
+	k.judge(good, diskFull)
+	k.sync()
+	k.exec(pg.RoleReadmodel, `UPDATE readmodel.verdict SET body = jsonb_set(body, '{evidence}', '3')
+		WHERE node_id = $1`, bad)
+	if r, err := k.notifier.RunOnce(k.ctx); err == nil || r.Began != 1 {
+		t.Errorf("one of two can be read: %+v, %v", r, err)
+	}
+	if got := k.open(); got.GetNodeId() != good {
+		t.Errorf("%v", got)
+	}
+	k.exec(pg.RoleReadmodel, `UPDATE readmodel.verdict SET body = body - 'evidence' WHERE node_id = $1`, bad)
+	if r := k.follow(); r.Began != 1 || r.Subjects != 1 {
+		t.Errorf("it can be read again: %+v", r)
+	}
+}
+
 // Two replicas work on one queue: one of them does, and a change that comes while it works is worked on afterwards.
 func TestReplicasShareTheQueue(t *testing.T) {
 	k := newKit(t)

@@ -145,8 +145,8 @@ func evaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time
 		return fmt.Errorf("read nodes with equal verdicts: %w", err)
 	}
 	i := &Incident{
-		Kind: kindDrift, Key: reason, ErrorCode: reason, Severity: paged(d.Severity), Summary: driftSummary(reason, n.Still),
-		Nodes:      nodes,
+		Kind: kindDrift, Key: reason, ErrorCode: reason, Severity: paged(d.Severity),
+		Summary: driftSummary(reason, n.Still), Nodes: nodes,
 		OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Count: int64(n.Still),
 		NextAction: "find what these nodes share before any one of them: `gpuaas status`, `gpuaas ca status`, the " +
 			"endpoint, the network; of one of them: " + d.NextAction,
