@@ -80,7 +80,8 @@ func runBacklogStale(ctx context.Context, r *kit.Run) error {
 	pid := held.Machine.PID()
 	agent := host.Kernel(pid)
 	b := &backlog{run: r, held: held}
-	defer func() { _ = m.StartMachine(context.WithoutCancel(ctx), held.Machine) }() // it runs, unless the drill failed
+	// It runs, unless the drill failed.
+	defer r.Finally(ctx, func(ctx context.Context) { _ = m.StartMachine(ctx, held.Machine) })
 	held.Machine.LetDie()
 	if err := held.Machine.Kill9(); err != nil {
 		return stage.At(stage.Good, err)

@@ -28,7 +28,7 @@ const shortDwell = 10 * time.Second
 // bothTrusts is row 9: the roots for the node API and those pinned for enrolment are replaced on a host.
 func bothTrusts() kit.Drill {
 	return kit.Drill{
-		Name: "trust-drift-blocks-recovery", Slow: true, Apart: true,
+		Name: "trust-drift-blocks-recovery", Slow: true,
 		Injects: "the files of the roots by which the agent of a machine verifies the node API and enrolment are both " +
 			"replaced by ones with other roots, and the agent, whose machine serves a workspace, is killed and started " +
 			"again; trust.dwell_seconds is 10",
@@ -127,7 +127,7 @@ func (u *unheard) asked(ctx context.Context, away time.Duration) error {
 func dwellsShortly(ctx context.Context, r *kit.Run, held mesh.Held) (func(), error) {
 	before, _ := r.Policy.Get(policy.TrustDwellSeconds)
 	back := func() { // what fails here shows in the next drill
-		_ = r.Mesh.SetPolicy(context.WithoutCancel(ctx), policy.TrustDwellSeconds, before)
+		r.Finally(ctx, func(ctx context.Context) { _ = r.Mesh.SetPolicy(ctx, policy.TrustDwellSeconds, before) })
 	}
 	seconds := int(shortDwell / time.Second)
 	if err := r.Mesh.SetPolicy(ctx, policy.TrustDwellSeconds, strconv.Itoa(seconds)); err != nil {

@@ -50,7 +50,9 @@ func runCloned(ctx context.Context, r *kit.Run) error {
 	}
 	for _, together := range []bool{true, false} {
 		k := &clone{run: r, machine: c.Nodes[0], dir: mesh.MachineDir(c, c.Nodes[0]), together: together}
-		if err := errors.Join(k.drill(ctx), k.back(context.WithoutCancel(ctx))); err != nil {
+		err := k.drill(ctx)
+		r.Finally(ctx, func(ctx context.Context) { err = errors.Join(err, k.back(ctx)) })
+		if err != nil {
 			return err
 		}
 		if r.Control != kit.None {

@@ -269,13 +269,13 @@ func onSmallDisk(ctx context.Context, r *kit.Run, c *cluster.Cluster) (smallMach
 	s := smallMachine{machine: machine, state: state, filler: filepath.Join(state, "filler")}
 	var undo []func(ctx context.Context) error
 	back := func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), await.Settle)
-		defer cancel()
-		for _, step := range slices.Backward(undo) {
-			if err := step(ctx); err != nil {
-				r.Note("not put back: %v", err)
+		r.Finally(ctx, func(ctx context.Context) {
+			for _, step := range slices.Backward(undo) {
+				if err := step(ctx); err != nil {
+					r.Note("not put back: %v", err)
+				}
 			}
-		}
+		})
 	}
 	for _, a := range c.Nodes {
 		node, err := m.Node(ctx, a.Name())

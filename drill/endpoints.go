@@ -23,7 +23,7 @@ const oldHosts = "https://127.0.0.1:1"
 // endpointDrift is row 7: an agent's endpoints are those of an old host family.
 func endpointDrift() kit.Drill {
 	return kit.Drill{
-		Name: "endpoint-profile-drift", Slow: true, Apart: true,
+		Name: "endpoint-profile-drift", Slow: true,
 		Injects: "the endpoints of a machine's agent, whose machine serves a workspace, are set to those of an old host " +
 			"family, where nothing answers; the agent is killed and started again",
 		Sees: "by the API alone `agent_down`; once the record on the host is brought, `endpoint_profile_drift`; the " +
@@ -52,13 +52,13 @@ func runEndpointDrift(ctx context.Context, r *kit.Run) error {
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer func() { // the agent runs and has its endpoints, unless the drill failed
+	defer r.Finally(ctx, func(ctx context.Context) { // the agent runs and has its endpoints, unless the drill failed
 		if now, _, err := u.held.Machine.Endpoints(); err == nil && now == oldHosts {
-			_ = u.held.Machine.Stop(context.WithoutCancel(ctx))
+			_ = u.held.Machine.Stop(ctx)
 			_ = u.held.Machine.PointAt(api, enrol)
 		}
 		_ = u.held.Machine.Start()
-	}()
+	})
 	err = r.Inject(ctx, fmt.Sprintf("the endpoints of %s set from %s to %s, and its agent, process %d, killed",
 		u.held.Machine.Name(), api, oldHosts, u.pid),
 		func(context.Context) error {

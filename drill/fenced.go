@@ -84,9 +84,9 @@ func fencedBy(ctx context.Context, r *kit.Run, c *cluster.Cluster, held mesh.Hel
 		defer signal(c.NodeAPI, syscall.SIGCONT)
 		signal(c.NodeAPI, syscall.SIGSTOP)
 	}
-	defer func() { // it is active, unless the drill failed
-		_, _ = change(context.WithoutCancel(ctx), m, held.Node, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE)
-	}()
+	defer r.Finally(ctx, func(ctx context.Context) { // it is active, unless the drill failed
+		_, _ = change(ctx, m, held.Node, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE)
+	})
 	var after *recoveryv1.NodeIdentity
 	err = r.Inject(ctx, fmt.Sprintf("%s of %s while its agent, process %d, is connected: the answer of the verb has a "+
 		"higher fence than %d", names.Of(verb), held.Machine.Name(), s.pid, before.GetIdentity().GetFenceEpoch()),

@@ -48,7 +48,7 @@ func runHostRuntime(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	defer r.Leave(ctx, held.ID)
-	defer restoreMachine(ctx, m, held)
+	defer restoreMachine(ctx, r, held)
 	before, err := m.Node(ctx, held.Node)
 	if err != nil {
 		return stage.At(stage.Good, err)

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/drill/kit/stage"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
@@ -36,7 +37,7 @@ const scaleOfReturn = 10
 // longOutage is row 2: a machine's agent is stopped past the end of its certificate, and returns.
 func longOutage() kit.Drill {
 	return kit.Drill{
-		Name: "long-node-outage", Slow: true, Apart: true, Scale: scaleOfReturn,
+		Name: "long-node-outage", Slow: true, Scale: scaleOfReturn,
 		Injects: "the agent of a machine is killed and stays away until all its certificates have ended; then it is " +
 			"started again, while the enrolment listener takes no connections until the refusal is seen",
 		Sees: "`cert_expired` and recovering, from the connections that the node API refuses; the workload serves",
@@ -58,7 +59,7 @@ func runLongOutage(ctx context.Context, r *kit.Run) error {
 	}
 	o, err := newAbsence(ctx, r, c)
 	if o != nil {
-		defer o.end(context.WithoutCancel(ctx))
+		defer r.Finally(ctx, o.end)
 	}
 	if err != nil {
 		return stage.At(stage.Good, err)
@@ -148,41 +149,12 @@ func newAbsence(ctx context.Context, r *kit.Run, c *cluster.Cluster) (*absence, 
 	return o, o.note(ctx)
 }
 
-// shorten has the machine get a certificate of the scaled life in place of one that lives for hours: an agent that has
-// lost its certificates gets another with its recovery token. The replica that issues it may not know the policy yet;
-// then it is done once more.
+// shorten has the machine get a certificate of the scaled life in place of one that lives for hours. The replica that
+// issues it may not know the policy yet; then it is done once more.
 func (o *absence) shorten(ctx context.Context) error {
 	const again = 2 * time.Second
 	for began := time.Now(); ; {
-		before, err := o.run.Mesh.Node(ctx, o.held.Node)
-		if err != nil {
-			return err
-		}
-		if err := o.held.Machine.Stop(ctx); err != nil {
-			return err
-		}
-		for _, file := range []string{"cert.pem", "key.pem", "cert-next.pem", "key-next.pem"} {
-			if err := os.Remove(filepath.Join(o.held.Dir, "etc", file)); err != nil && !errors.Is(err, os.ErrNotExist) {
-				return err
-			}
-		}
-		if err := o.held.Machine.Start(); err != nil {
-			return err
-		}
-		var left time.Duration
-		err = await.Until(ctx, o.held.Machine.Name()+" to be connected with another certificate", await.Settle,
-			func(ctx context.Context) error {
-				node, err := o.run.Mesh.Node(ctx, o.held.Node)
-				if err != nil {
-					return err
-				}
-				now, was := node.GetIdentity().GetCurrentSerial(), before.GetIdentity().GetCurrentSerial()
-				if now == was || !node.GetConnected() || !node.GetGate().GetAdmitted() {
-					return fmt.Errorf("it is connected %t, with the serial %s after %s", node.GetConnected(), now, was)
-				}
-				left = time.Until(node.GetIdentity().GetCertificateNotAfter().AsTime())
-				return nil
-			})
+		left, err := reissue(ctx, o.run.Mesh, o.cluster, o.held.Machine)
 		if err != nil {
 			return err
 		}
@@ -196,6 +168,42 @@ func (o *absence) shorten(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// reissue has a machine get another certificate and returns how long that one lives: an agent that has lost its
+// certificates gets another with its recovery token.
+func reissue(ctx context.Context, m *mesh.Mesh, c *cluster.Cluster, machine *agents.Agent) (time.Duration, error) {
+	before, err := m.Node(ctx, machine.Name())
+	if err != nil {
+		return 0, err
+	}
+	if err := machine.Stop(ctx); err != nil {
+		return 0, err
+	}
+	for _, file := range []string{"cert.pem", "key.pem", "cert-next.pem", "key-next.pem"} {
+		err := os.Remove(filepath.Join(mesh.MachineDir(c, machine), "etc", file))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return 0, err
+		}
+	}
+	if err := machine.Start(); err != nil {
+		return 0, err
+	}
+	var left time.Duration
+	err = await.Until(ctx, machine.Name()+" to be connected with another certificate", await.Settle,
+		func(ctx context.Context) error {
+			node, err := m.Node(ctx, machine.Name())
+			if err != nil {
+				return err
+			}
+			now, was := node.GetIdentity().GetCurrentSerial(), before.GetIdentity().GetCurrentSerial()
+			if now == was || !node.GetConnected() || !node.GetGate().GetAdmitted() {
+				return fmt.Errorf("it is connected %t, with the serial %s after %s", node.GetConnected(), now, was)
+			}
+			left = time.Until(node.GetIdentity().GetCertificateNotAfter().AsTime())
+			return nil
+		})
+	return left, err
 }
 
 // back starts the agent again. What is measured counts from then: an agent that is away shows nothing but its silence.

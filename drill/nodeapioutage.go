@@ -55,7 +55,6 @@ func nodeAPIOutage() kit.Drill {
 		FailsAt: stage.Detected,
 		Scale:   2, // when a silent replica counts as gone is no policy
 		Slow:    true,
-		Apart:   true,
 		Run:     runNodeAPIOutage,
 	}
 }
@@ -73,7 +72,7 @@ func runNodeAPIOutage(ctx context.Context, r *kit.Run) error {
 	r.About(held.ID)
 	defer r.Leave(ctx, held.ID)
 	o := &blackout{run: r, cluster: c, held: held, after: r.Policy.HeartbeatStaleAfter()}
-	defer func() { o.putRight(context.WithoutCancel(ctx)) }()
+	defer r.Finally(ctx, o.putRight)
 	if err := o.before(ctx); err != nil {
 		return stage.At(stage.Good, err)
 	}

@@ -69,7 +69,8 @@ func runShortOutage(ctx context.Context, r *kit.Run) error {
 	}
 	pid := held.Machine.PID()
 	agent, files := host.Kernel(pid), host.IdentityDigest(held.Dir)
-	defer func() { _ = m.StartMachine(context.WithoutCancel(ctx), held.Machine) }() // it runs, unless the drill failed
+	// It runs, unless the drill failed.
+	defer r.Finally(ctx, func(ctx context.Context) { _ = m.StartMachine(ctx, held.Machine) })
 	err = r.Inject(ctx, fmt.Sprintf("the agent of %s, process %d, killed; its identity's digest is %.12s",
 		held.Machine.Name(), pid, files),
 		func(context.Context) error {

@@ -53,9 +53,9 @@ func runRegister(ctx context.Context, r *kit.Run) error {
 		if err := m.SetPolicy(ctx, policy.SagaStepStallSeconds, "120"); err != nil {
 			return stage.At(stage.Good, err)
 		}
-		defer func() {
-			_ = m.SetPolicy(context.WithoutCancel(ctx), policy.SagaStepStallSeconds, mesh.Scaled()[policy.SagaStepStallSeconds])
-		}()
+		defer r.Finally(ctx, func(ctx context.Context) {
+			_ = m.SetPolicy(ctx, policy.SagaStepStallSeconds, mesh.Scaled()[policy.SagaStepStallSeconds])
+		})
 	}
 	shutOut := func(shut bool) error {
 		turned, err := c.ShutOut(c.Plan.Addresses.Agents, shut)

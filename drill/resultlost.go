@@ -94,7 +94,7 @@ type lostResult struct {
 
 func (l *lostResult) drill(ctx context.Context) error {
 	r, m := l.run, l.run.Mesh
-	defer l.putRight(context.WithoutCancel(ctx))
+	defer r.Finally(ctx, l.putRight)
 	if err := l.prepare(ctx); err != nil {
 		return stage.At(stage.Good, err)
 	}

@@ -37,6 +37,7 @@ func nodesAhead() kit.Drill {
 		Mutation: "no agent comes through to the node API, so that none shows a number that the database does not have; " +
 			"the database is as old as before",
 		FailsAt: stage.Detected,
+		Scale:   1, // an agent waits for up to half a minute between two attempts, which no policy shortens
 		Run:     runRollback,
 	}
 }

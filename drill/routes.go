@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/gpuaas/mesh/drill/kit"
+	"github.com/gpuaas/mesh/drill/kit/await"
 	"github.com/gpuaas/mesh/drill/kit/host"
 	"github.com/gpuaas/mesh/drill/kit/mesh"
 	"github.com/gpuaas/mesh/drill/kit/stage"
@@ -14,7 +16,7 @@ import (
 // routeDrift is row 15: a machine gets another address.
 func routeDrift() kit.Drill {
 	return kit.Drill{
-		Name: "ip-route-drift", Slow: true, Apart: true,
+		Name: "ip-route-drift", Slow: true,
 		Injects: "the table of routes from which the agent of a machine reads its addresses gets one more, while a " +
 			"workspace stands there and the agent runs",
 		Sees:     "`network_facts_drift`, the node is normal; the identity is untouched, the workload serves",
@@ -36,13 +38,17 @@ func runRouteDrift(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	defer r.Leave(ctx, held.ID)
-	defer restoreMachine(ctx, m, held)
+	defer restoreMachine(ctx, r, held)
 	before, err := m.Node(ctx, held.Node)
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
 	pid := held.Machine.PID()
 	agent, files, was := host.Kernel(pid), host.IdentityDigest(held.Dir), host.FactsDigest(root)
+	table, err := host.Fact(root, host.FactAddresses)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // this host may have none
+		return stage.At(stage.Good, err)
+	}
 	err = r.Inject(ctx, fmt.Sprintf("an address of %s added below %s: the digest of its table is no more %.12s",
 		held.Machine.Name(), root, was),
 		func(context.Context) error { return host.AddAddress(root, "203.0.113.77") },
@@ -53,6 +59,11 @@ func runRouteDrift(ctx context.Context, r *kit.Run) error {
 	if err := r.Detect(ctx, verdictOf(m, held.Node, r.Drill.Expect.Reason)); err != nil {
 		return err
 	}
+	defer r.Finally(ctx, func(ctx context.Context) { // before the machine is as it was
+		if err := addressesBack(ctx, r, held, root, table); err != nil {
+			r.Note("the addresses are not as they were: %v", err)
+		}
+	})
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
@@ -80,4 +91,26 @@ func runRouteDrift(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Evidence, errors.New("the agent has ended"))
 	}
 	return r.Retire(ctx, held.ID)
+}
+
+// addressesBack gives a machine the addresses that it had. That is another change of them: it is seen, and over, before
+// this returns, or the next drill would be accused of it.
+func addressesBack(ctx context.Context, r *kit.Run, held mesh.Held, root, table string) error {
+	m := r.Mesh
+	over := func(ctx context.Context) error { return connected(ctx, m, held.Node) }
+	if err := await.Until(ctx, "the new addresses to be known", await.Settle, over); err != nil {
+		return err
+	}
+	if err := host.SetFact(root, host.FactAddresses, table); err != nil {
+		return err
+	}
+	seen := verdictOf(m, held.Node, r.Drill.Expect.Reason)
+	err := await.Until(ctx, "the former addresses to be seen", await.Settle, func(ctx context.Context) error {
+		_, err := seen(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return await.Until(ctx, "the former addresses to be known", await.Settle, over)
 }

@@ -54,7 +54,7 @@ func runClockSkew(ctx context.Context, r *kit.Run) error {
 	if err := restartMachine(ctx, m, held, "GPUAAS_CLOCK_OFFSET=@"+offset); err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer restoreMachine(ctx, m, held)
+	defer restoreMachine(ctx, r, held)
 	offsets := []time.Duration{24 * time.Hour, -24 * time.Hour}
 	if r.Control != kit.None {
 		offsets = offsets[:1] // both begin alike
@@ -161,9 +161,17 @@ func restartMachine(ctx context.Context, m *mesh.Mesh, held mesh.Held, env strin
 		func(ctx context.Context) error { return connected(ctx, m, held.Node) })
 }
 
-// restoreMachine starts a machine's agent anew as it was before the drill.
-func restoreMachine(ctx context.Context, m *mesh.Mesh, held mesh.Held) {
-	ctx = context.WithoutCancel(ctx)
-	_ = held.Machine.Stop(ctx) // what fails here fails the next drill before it begins
-	_ = m.StartMachine(ctx, held.Machine)
+// restoreMachine starts a machine's agent anew as it was before the drill, and waits until its node is normal: facts
+// that are as they were are another change of them, of which the next drill would be accused.
+func restoreMachine(ctx context.Context, r *kit.Run, held mesh.Held) {
+	r.Finally(ctx, func(ctx context.Context) {
+		err := errors.Join(held.Machine.Stop(ctx), r.Mesh.StartMachine(ctx, held.Machine))
+		if err == nil {
+			err = await.Until(ctx, held.Machine.Name()+" to be normal again", await.Patience,
+				func(ctx context.Context) error { return connected(ctx, r.Mesh, held.Node) })
+		}
+		if err != nil {
+			r.Note("the machine is not as it was: %v", err)
+		}
+	})
 }

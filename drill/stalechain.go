@@ -26,7 +26,7 @@ import (
 // staleChain is row 3: the mesh has another authority of nodes, and a machine keeps a certificate of the former one.
 func staleChain() kit.Drill {
 	return kit.Drill{
-		Name: "identity-rejected-after-profile-change", Slow: true, Apart: true,
+		Name: "identity-rejected-after-profile-change", Slow: true,
 		Injects: "the authority of nodes gets another root and intermediate, which the ingress trusts beside the former " +
 			"ones; while the agent of a machine is killed the ingress drops the former root; the agent is started again with " +
 			"its former certificate, while the enrolment listener takes no connections until the refusal is seen",
@@ -54,7 +54,7 @@ func runStaleChain(ctx context.Context, r *kit.Run) error {
 		return err
 	}
 	s := &chain{absence: absence{run: r, cluster: c}}
-	defer s.putRight(context.WithoutCancel(ctx))
+	defer r.Finally(ctx, s.putRight)
 	if err := s.prepare(ctx); err != nil {
 		return stage.At(stage.Good, err)
 	}
@@ -110,9 +110,11 @@ func runStaleChain(ctx context.Context, r *kit.Run) error {
 type chain struct {
 	absence
 
-	roots    string // the file of the issuers that the ingress trusts
-	before   []byte // its content before the drill
-	present  []byte // the root of the present authority
+	roots    string            // the file of the issuers that the ingress trusts
+	before   []byte            // its content before the drill
+	present  []byte            // the root of the present authority
+	kept     map[string][]byte // the files of the authority before the drill, by path
+	issuer   string            // the fingerprint of the issuer before the drill
 	attempts int64
 }
 
@@ -157,13 +159,22 @@ func (s *chain) prepare(ctx context.Context) error {
 	if err := pki.WriteFile(s.roots, append(bytes.Clone(s.before), s.present...)); err != nil {
 		return err
 	}
+	answer, err := m.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
+	if err != nil {
+		return err
+	}
+	s.issuer, s.kept = answer.GetTrust().GetAuthority().GetIssuerFingerprint(), map[string][]byte{}
 	// The key of the provisioner, with which recovery tokens are signed, stays.
 	for _, name := range []string{"root.pem", "intermediate.pem"} {
 		data, err := os.ReadFile(filepath.Join(foreign, name))
 		if err != nil {
 			return err
 		}
-		if err := pki.WriteFile(filepath.Join(material.NodeCADir(), name), data); err != nil {
+		path := filepath.Join(material.NodeCADir(), name)
+		if s.kept[path], err = os.ReadFile(path); err != nil { // of our own mesh
+			return err
+		}
+		if err := pki.WriteFile(path, data); err != nil {
 			return err
 		}
 	}
@@ -253,18 +264,4 @@ func (s *chain) bounded(ctx context.Context) error {
 		err = fmt.Errorf("the agent made %d attempts to recover", made)
 	}
 	return err
-}
-
-// putRight leaves an ingress that trusts both authorities, however far the drill came: other nodes have certificates of
-// the former one.
-func (s *chain) putRight(ctx context.Context) {
-	_ = s.shut(false)
-	if s.present != nil {
-		_ = pki.WriteFile(s.roots, append(bytes.Clone(s.before), s.present...))
-	}
-	if s.held.Machine == nil {
-		return
-	}
-	_ = s.run.Mesh.StartMachine(ctx, s.held.Machine) // it runs, unless the drill failed
-	s.run.Leave(ctx, s.held.ID)
 }

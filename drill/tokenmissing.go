@@ -21,7 +21,7 @@ import (
 // tokenMissing is row 12: a machine returns with expired certificates, and without a recovery token that may be used.
 func tokenMissing() kit.Drill {
 	return kit.Drill{
-		Name: "recovery-token-missing", Slow: true, Apart: true, Scale: scaleOfReturn,
+		Name: "recovery-token-missing", Slow: true, Scale: scaleOfReturn,
 		Injects: "the agent of a machine is killed and stays away until its certificates have ended; its recovery tokens " +
 			"are revoked meanwhile; once more it stays away until they are older than node.recovery_token_max_age_seconds, " +
 			"and then they are removed from its files; each time it is started again",
@@ -69,17 +69,17 @@ func withoutToken(ctx context.Context, r *kit.Run, way func(context.Context, *ab
 	}
 	o, err := newAbsence(ctx, r, c)
 	if o != nil {
-		defer o.end(context.WithoutCancel(ctx))
+		defer r.Finally(ctx, o.end)
 	}
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer func() { // it was enrolled, unless the drill failed
+	defer r.Finally(ctx, func(ctx context.Context) { // it was enrolled, unless the drill failed
 		if o.anew || r.Control == kit.Withheld {
 			return
 		}
-		_ = o.enrolAnew(context.WithoutCancel(ctx))
-	}()
+		_ = o.enrolAnew(ctx)
+	})
 	if err := way(ctx, o); err != nil {
 		return err
 	}

@@ -107,7 +107,7 @@ func (t *trustRun) run(ctx context.Context) error {
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer t.putRight(context.WithoutCancel(ctx)) // it is right, unless the drill failed
+	defer t.Finally(ctx, t.putRight) // it is right, unless the drill failed
 	if t.Control == kit.Mutated {
 		defer signal(t.cluster.NodeAPI, syscall.SIGCONT)
 		signal(t.cluster.NodeAPI, syscall.SIGSTOP)
@@ -273,9 +273,9 @@ func (t *trustRun) stopped(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("obtain a token: %w", err)
 	}
-	defer func() {
-		_, _ = change(context.WithoutCancel(ctx), t.Mesh, token.GetNodeId(), recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE)
-	}()
+	defer t.Finally(ctx, func(ctx context.Context) {
+		_, _ = change(ctx, t.Mesh, token.GetNodeId(), recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE)
+	})
 	roots, err := pki.LoadBundle(t.cluster.Material.ServiceRoots())
 	if err != nil {
 		return err

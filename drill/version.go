@@ -57,7 +57,7 @@ func runVersionDrift(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	variable := "GPUAAS_TASK_TYPES_WITHHELD=" + withheldType
-	defer restoreMachine(ctx, m, held)
+	defer restoreMachine(ctx, r, held)
 	err = r.Inject(ctx, "the agent of "+held.Machine.Name()+" started again with "+variable+" in its environment, as the "+
 		"kernel shows it",
 		func(ctx context.Context) error {
@@ -128,7 +128,7 @@ func refusedThere(ctx context.Context, r *kit.Run, held mesh.Held, other string)
 	if err := cordon(ctx, true); err != nil {
 		return err
 	}
-	defer func() { _ = cordon(context.WithoutCancel(ctx), false) }() // what fails here fails the next drill
+	defer r.Finally(ctx, func(ctx context.Context) { _ = cordon(ctx, false) }) // what fails here fails the next drill
 	op, err := m.Create(ctx, mesh.FreshName("version"),
 		&lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
 	if err != nil {

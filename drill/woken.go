@@ -68,7 +68,7 @@ func runOldInstance(ctx context.Context, r *kit.Run) error {
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer func() { _ = copied.End(context.WithoutCancel(ctx)) }() // of a mesh that is removed as a whole
+	defer r.Finally(ctx, func(ctx context.Context) { _ = copied.End(ctx) }) // of a mesh that is removed as a whole
 	again, err := m.Operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RECREATE)
 	if err != nil {
 		return stage.At(stage.Good, err)

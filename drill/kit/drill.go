@@ -31,9 +31,6 @@ type Drill struct {
 	Run     func(ctx context.Context, r *Run) error
 	Scale   time.Duration // by how much a scaled run is to detect sooner than production; zero: scaleDetect
 	Slow    bool          // it waits for a minute and more: the tests run its controls only when they may take long
-	// Apart: for a minute or more after it a mesh is not as it was, of which the next drill would be accused. The tests
-	// run it only when they may take long.
-	Apart bool
 }
 
 // Verdict is what the API must report about the fault.

@@ -27,9 +27,14 @@ type Run struct {
 	Verdict Verdict       // as detected
 	seenIn  time.Duration // how long the drill took to detect before this control of it; zero: that is not known
 	Result  *Result
+
+	finally   bool          // a step is under way that puts the mesh right
+	finalTook time.Duration // by those that have ended
 }
 
 func (r *Run) whole(ctx context.Context) error {
+	ctx, cancel := r.limited(ctx)
+	defer cancel()
 	if err := r.Drill.Able(); err != nil {
 		return stage.At(stage.Good, err)
 	}
@@ -46,7 +51,9 @@ func (r *Run) whole(ctx context.Context) error {
 	if err := r.Mesh.Good(ctx); err != nil {
 		return stage.At(stage.Good, err)
 	}
-	comeToRest(ctx, r.Mesh)
+	if err := comeToRest(ctx, r.Mesh); err != nil {
+		r.Note("the mesh is drilled as it is: %v", err)
+	}
 	if r.Control == Mutated && r.Drill.Mutate != nil {
 		// The budget stays as it was: the mutation changes the detector, not its budget.
 		undo, err := r.Drill.Mutate(ctx, r)
@@ -54,7 +61,8 @@ func (r *Run) whole(ctx context.Context) error {
 			return fmt.Errorf("mutate the detector: %w", err)
 		}
 		err = r.Drill.Run(ctx, r)
-		return errors.Join(err, undo(context.WithoutCancel(ctx)))
+		r.Finally(ctx, func(ctx context.Context) { err = errors.Join(err, undo(ctx)) })
+		return err
 	}
 	return r.Drill.Run(ctx, r)
 }

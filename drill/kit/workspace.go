@@ -31,8 +31,10 @@ func (r *Run) Retire(ctx context.Context, id string) error {
 
 // Leave removes, as well as it can, the remains of a failed drill, so that the next one finds a healthy mesh.
 func (r *Run) Leave(ctx context.Context, id string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
-	defer cancel()
+	r.Finally(ctx, func(ctx context.Context) { r.leave(ctx, id) })
+}
+
+func (r *Run) leave(ctx context.Context, id string) {
 	m := r.Mesh
 	asked := map[commonv1.OperationKind]time.Time{}
 	// Close ends what is still there afterwards.

@@ -39,10 +39,10 @@ func readWorld(ctx context.Context, m *mesh.Mesh, subject []string) (world, erro
 	return w, err
 }
 
-// comeToRest waits for active workspaces and active nodes that are still recovering, as after an earlier drill: they
-// would be taken for changes by the next fault. A mesh with one that does not recover is drilled as it is.
-func comeToRest(ctx context.Context, m *mesh.Mesh) {
-	_ = await.Until(ctx, "workspaces and nodes that are on their way back", time.Minute, func(ctx context.Context) error {
+// comeToRest waits until active nodes have no reason and active workspaces are not on their way back, as after an
+// earlier drill: they would be taken for changes by the next fault. The error names what did not come to rest.
+func comeToRest(ctx context.Context, m *mesh.Mesh) error {
+	return await.Until(ctx, "nodes and workspaces to come to rest", time.Minute, func(ctx context.Context) error {
 		if err := nodesRest(ctx, m); err != nil {
 			return err
 		}
@@ -68,7 +68,7 @@ func comeToRest(ctx context.Context, m *mesh.Mesh) {
 	})
 }
 
-// nodesRest returns nil if no active node is on its way back.
+// nodesRest returns nil if no active node has a reason: one that has is still what an earlier fault made of it.
 func nodesRest(ctx context.Context, m *mesh.Mesh) error {
 	for token := ""; ; {
 		resp, err := m.Client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 500, PageToken: token})
@@ -76,12 +76,10 @@ func nodesRest(ctx context.Context, m *mesh.Mesh) error {
 			return err
 		}
 		for _, n := range resp.GetItems() {
-			switch n.GetUserState() {
-			case commonv1.UserState_USER_STATE_TEMPORARY, commonv1.UserState_USER_STATE_RECOVERING:
-				if n.GetIdentity().GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
-					return fmt.Errorf("%s is %s: %s", n.GetName(), names.Of(n.GetUserState()), n.GetReason())
-				}
-			default:
+			active := n.GetIdentity().GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE
+			if active && n.GetReason() != "" {
+				return fmt.Errorf("node %s did not come to rest: it is %s to its user, %s", n.GetName(),
+					names.Of(n.GetUserState()), n.GetReason())
 			}
 		}
 		if token = resp.GetNextPageToken(); token == "" {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/recovery/drift"
 )
 
 // Peers are the services that recovery calls, as host:port.
@@ -63,6 +64,9 @@ type Config struct {
 	// HostRecordFresh is how long a diagnostic record that a person brings for a host explains anything, after it was
 	// seen.
 	HostRecordFresh time.Duration `koanf:"host_record_fresh"`
+	// AddressesFresh is how long the verdict lasts that the addresses of a host have changed: the new ones are recorded at
+	// once.
+	AddressesFresh time.Duration `koanf:"addresses_fresh"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
 	DatabaseVolume string `koanf:"database_volume"`
 }
@@ -74,6 +78,7 @@ func Default() Config {
 		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20,
 		ClaimLease: 10 * time.Second, MintWait: 30 * time.Second, SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour,
 		RetiredFor: 49 * time.Hour, ForgetAfter: 24 * time.Hour, HostRecordFresh: 24 * time.Hour,
+		AddressesFresh: drift.AddressesFresh,
 	}
 }
 
@@ -120,6 +125,7 @@ func (c Config) Validate() error {
 		{"retired_for", c.RetiredFor.Seconds()},
 		{"forget_after", c.ForgetAfter.Seconds()},
 		{"host_record_fresh", c.HostRecordFresh.Seconds()},
+		{"addresses_fresh", c.AddressesFresh.Seconds()},
 	} {
 		if limit.value <= 0 {
 			errs = append(errs, fmt.Errorf("%s is not above zero", limit.key))

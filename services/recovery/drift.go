@@ -16,7 +16,8 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 	b := s.base
 	judge, err := drift.New(drift.Deps{
 		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Roots: s.signer.Roots,
-		Probes: lifecyclev1connect.NewProbeServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
+		Probes:         lifecyclev1connect.NewProbeServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
+		AddressesFresh: s.cfg.AddressesFresh,
 	})
 	if err != nil {
 		return err

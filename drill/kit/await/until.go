@@ -28,6 +28,10 @@ func Sleep(ctx context.Context, d time.Duration) error {
 // Took is how long a fault may take until the host shows it.
 const Took = 3 * time.Second
 
+// Check is how long one check of a condition may take: a server that accepts a connection and never answers must not
+// keep a wait beyond its limit.
+const Check = 30 * time.Second
+
 // pause returns how long to wait between two checks after having waited so long: a fiftieth of that, from 50 to 250
 // milliseconds.
 func pause(waited time.Duration) time.Duration {
@@ -35,11 +39,11 @@ func pause(waited time.Duration) time.Duration {
 }
 
 // Until checks again until do succeeds or limit has passed; then its error names the awaited condition, with the last
-// error of do.
+// error of do. Each check has a deadline of Check.
 func Until(ctx context.Context, what string, limit time.Duration, do func(ctx context.Context) error) error {
 	began := time.Now()
 	for {
-		err := do(ctx)
+		err := check(ctx, do)
 		if err == nil {
 			return nil
 		}
@@ -54,4 +58,10 @@ func Until(ctx context.Context, what string, limit time.Duration, do func(ctx co
 				errors.Join(context.Cause(ctx), err))
 		}
 	}
+}
+
+func check(ctx context.Context, do func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, Check)
+	defer cancel()
+	return do(ctx)
 }

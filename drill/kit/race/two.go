@@ -40,10 +40,10 @@ func (x *Race) detects(ctx context.Context) error {
 	err = m.Restart(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=1h", "GPUAAS_LIFECYCLE_FINDING_GRACE=1s",
 		"GPUAAS_LIFECYCLE_FINDING_SWEEP="+look)
 	if err != nil {
-		return errors.Join(stage.At(stage.Evidence, err), m.Restart(context.WithoutCancel(ctx), c.Lifecycle))
+		return errors.Join(stage.At(stage.Evidence, err), x.asBefore(ctx, c))
 	}
 	seen := x.doubled(ctx, c)
-	if err := m.Restart(context.WithoutCancel(ctx), c.Lifecycle); err != nil || seen != nil {
+	if err := x.asBefore(ctx, c); err != nil || seen != nil {
 		return stage.At(stage.Evidence, errors.Join(seen, err))
 	}
 	err = await.Until(ctx, "the second instance to be ended and the finding to be resolved", await.Settle,
@@ -52,6 +52,13 @@ func (x *Race) detects(ctx context.Context) error {
 			return errors.Join(err, openTwo(f))
 		})
 	return stage.At(stage.Evidence, errors.Join(err, host.Reend(c.Plan.InstanceDir, x.id, x.epoch-1)))
+}
+
+// asBefore starts the replicas of lifecycle anew without the settings of the drill.
+func (x *Race) asBefore(ctx context.Context, c *cluster.Cluster) error {
+	var err error
+	x.r.Finally(ctx, func(ctx context.Context) { err = x.r.Mesh.Restart(ctx, c.Lifecycle) })
+	return err
 }
 
 // doubled makes the driver list two instances of the workspace, and waits for the finding.

@@ -3,6 +3,7 @@ package drift
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -48,6 +49,11 @@ func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 // their nodes, and writes what has changed. The rows of nodes are locked before any evidence about them is written, as
 // rounds of the judge do.
 func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
+	return together(ctx, tx, records, AddressesFresh)
+}
+
+// together is Together, with changed addresses evidence for as long as fresh.
+func together(ctx context.Context, tx pgx.Tx, records []events.Record, fresh time.Duration) error {
 	changes := make([]change, 0, len(records))
 	var facts, profiles []string
 	nodes := map[string]*node{}
@@ -89,6 +95,7 @@ func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 			nodes[c.nodeID] = n
 		}
 		if n != nil { // of a node without an identity nothing is judged
+			n.addressesFresh = fresh
 			c.apply(n)
 		}
 	}

@@ -3,7 +3,7 @@ package drift
 import "context"
 
 // Drain keeps the evidence in all events of the log.
-func (j *Judge) Drain(ctx context.Context) error { return j.consumer.Drain(ctx, Apply) }
+func (j *Judge) Drain(ctx context.Context) error { return j.consumer.Drain(ctx, j.apply) }
 
 // OfHost is ofHost for tests.
 var OfHost = ofHost

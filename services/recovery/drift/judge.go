@@ -1,6 +1,7 @@
 package drift
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -45,6 +46,8 @@ type Deps struct {
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
 	// Probes is lifecycle's service; nil: no node is probed.
 	Probes lifecyclev1connect.ProbeServiceClient
+	// AddressesFresh is how long changed addresses are evidence; zero: the default of that name.
+	AddressesFresh time.Duration
 }
 
 // Judge keeps evidence and concludes verdicts, at one replica. All replicas run one: they take turns at reading events,
@@ -71,7 +74,7 @@ func New(deps Deps) (*Judge, error) {
 	var err error
 	j.consumer, err = events.NewConsumer(events.ConsumerDeps{
 		Pool: deps.Pool, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger,
-		Committed: func([]events.Record) { j.news.Notify() }, Together: Together,
+		Committed: func([]events.Record) { j.news.Notify() }, Together: j.together,
 	}, events.ConsumerConfig{Name: ConsumerName, Schema: "recovery", Kinds: Kinds()})
 	if err != nil {
 		return nil, err
@@ -80,7 +83,15 @@ func New(deps Deps) (*Judge, error) {
 }
 
 // Consume keeps the evidence in events until ctx ends.
-func (j *Judge) Consume(ctx context.Context) error { return j.consumer.Run(ctx, Apply) }
+func (j *Judge) Consume(ctx context.Context) error { return j.consumer.Run(ctx, j.apply) }
+
+func (j *Judge) apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
+	return j.together(ctx, tx, []events.Record{r})
+}
+
+func (j *Judge) together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
+	return together(ctx, tx, records, cmp.Or(j.deps.AddressesFresh, AddressesFresh))
+}
 
 // Run judges until ctx ends: at once what evidence came about, and what time brings when it is due.
 func (j *Judge) Run(ctx context.Context) error {

@@ -54,6 +54,8 @@ type kit struct {
 	root      *x509.Certificate // of the issuer of nodes' certificates
 	lifecycle *fakeLifecycle
 	policy    policy.Set
+
+	addressesFresh time.Duration // of the judges; zero: the default
 }
 
 func newKit(t *testing.T) *kit {
@@ -83,7 +85,7 @@ func (k *kit) another() *drift.Judge {
 	judge, err := drift.New(drift.Deps{
 		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleRecovery), Policy: policy.Fixed{Set: k.policy},
 		Roots:  func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{k.root}, nil },
-		Probes: k.lifecycle,
+		Probes: k.lifecycle, AddressesFresh: k.addressesFresh,
 	})
 	k.must(err)
 	judge.ReadRoots(k.ctx)

@@ -26,6 +26,8 @@ type node struct {
 	profile     *profileRow
 	profileNews bool
 
+	addressesFresh time.Duration // how long changed addresses are evidence
+
 	down, lost bool      // it is silent for too long; the replica that served it is lost
 	downSince  time.Time // when it was heard last
 }

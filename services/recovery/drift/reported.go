@@ -26,9 +26,9 @@ const (
 	topicTaskTypes = "task_types"
 )
 
-// addressesFresh is how long changed addresses are evidence: the new ones are recorded at once, and nothing is left to
-// repair.
-const addressesFresh = time.Minute
+// AddressesFresh is how long changed addresses are evidence by default: the new ones are recorded at once, and nothing
+// is left to repair.
+const AddressesFresh = time.Minute
 
 // factsRow is a row of recovery.host_facts.
 type factsRow struct {
@@ -133,7 +133,7 @@ func (n *node) addressesTold(addresses []string, remote string, e Evidence) {
 	}
 	e.Part = commonv1.DriftPart_DRIFT_PART_HOST
 	e.Reason, e.Detail = commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, detail
-	e.FreshUntil = e.ObservedAt.Add(addressesFresh)
+	e.FreshUntil = e.ObservedAt.Add(n.addressesFresh)
 	n.noteTopic(topicAddresses, e)
 }
 

@@ -306,6 +306,20 @@ func TestAddressesThatChanged(t *testing.T) {
 	k.wantReasons(n.id(), networkFacts, unspecified)
 }
 
+// TestChangedAddressesAreEvidenceForAsLongAsIsSet: five seconds in place of a minute.
+func TestChangedAddressesAreEvidenceForAsLongAsIsSet(t *testing.T) {
+	k := newKit(t)
+	k.addressesFresh = 5 * time.Second
+	k.judge = k.another()
+	n := k.telling()
+	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Addresses = []string{"10.0.0.5"} })
+	k.tell(n)
+	k.wantReasons(n.id(), networkFacts)
+	k.listen(6 * time.Second)
+	k.round()
+	k.wantReasons(n.id(), networkFacts, unspecified)
+}
+
 // TestAnotherRemoteAddressIsRecordedAlone: sessions that come through other balancers are no reason.
 func TestAnotherRemoteAddressIsRecordedAlone(t *testing.T) {
 	k := newKit(t)
