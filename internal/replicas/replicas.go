@@ -106,8 +106,8 @@ func Lives(row string) string {
 }
 
 // ListeningSince returns the expression since when replicas of nodeapi have listened, to every agent, without a gap;
-// NULL: none does. While a replica is crowded, its agents are not heard for a reason that is ours: listening begins when
-// that is over.
+// NULL: none does. While a replica is crowded, its agents are not heard for a reason that is ours: listening begins
+// when that is over.
 func ListeningSince() string {
 	return `(SELECT greatest((array_agg(l.listening_since ORDER BY l.beat_at DESC))[1],
 		max(least(l.crowded_at, l.crowded_since + interval '` + crowdedFor + `')))
