@@ -15,7 +15,9 @@ trap 'rm -rf "$summary" "$programs"' EXIT
 # They start first, the longest at once, and the others fill what they leave: one that came last would run alone.
 longest=(
   ./drill ./mesh/e2e ./services/lifecycle/operation
-  ./mesh/dev ./services/lifecycle/findings ./mesh/plans ./agent/session ./agent ./services/nodeapi ./services/lifecycle/saga/drive
+  ./mesh/plans ./mesh/dev ./services/lifecycle/findings ./services/readmodel ./services/recovery/drift ./services/nodeapi
+  ./services/recovery ./services/recovery/enrol ./bench/fleet ./agent ./services/lifecycle/task/dispatch
+  ./agent/session ./services/lifecycle/saga/drive
 )
 
 # make check vets. Nothing reads debug information of a hundred programs, which takes a third of the time to link them.

@@ -274,7 +274,7 @@ func (d *Database) WorkloadURL() string {
 	if !d.workloads {
 		d.workloads = true
 		ctx := Context(d.t)
-		d.admin(ctx, "CREATE DATABASE \""+name+"\" OWNER "+pg.RoleWorkloadAdmin+" TEMPLATE template0")
+		d.admin(ctx, "CREATE DATABASE \""+name+"\" OWNER "+pg.RoleWorkloadAdmin+" TEMPLATE template0"+shared.copying)
 		d.admin(ctx, "REVOKE ALL ON DATABASE \""+name+"\" FROM PUBLIC")
 	}
 	return d.url(pg.RoleWorkloadAdmin, name)
