@@ -170,7 +170,7 @@ func holdsFewSessions(t *testing.T, s started) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	testkit.Eventually(t, 2*testkit.Patience, func() error {
+	testkit.Eventually(t, 4*testkit.Patience, func() error {
 		var all, sequencers int
 		if err := db.QueryRow(t.Context(), `
 			SELECT count(*), count(*) FILTER (WHERE usename = 'sequencer')
