@@ -17,6 +17,7 @@ import (
 // world is the API's view, at one moment, of everything that a fault is not about.
 type world struct {
 	workspaces, nodes map[string]string
+	restless          map[string]bool // nodes with a reason: what an earlier fault has left may end meanwhile
 	parked            int32
 }
 
@@ -25,7 +26,7 @@ type world struct {
 func readWorld(ctx context.Context, m *mesh.Mesh, subject []string) (world, error) {
 	var w world
 	err := await.Until(ctx, "a look at what is to stay as it is", await.Patience, func(ctx context.Context) error {
-		w = world{workspaces: map[string]string{}, nodes: map[string]string{}}
+		w = world{workspaces: map[string]string{}, nodes: map[string]string{}, restless: map[string]bool{}}
 		if err := w.readWorkspaces(ctx, m, subject); err != nil {
 			return err
 		}
@@ -122,6 +123,7 @@ func (w world) readNodes(ctx context.Context, m *mesh.Mesh, subject []string) er
 			w.nodes[n.GetName()] = fmt.Sprintf("connected %t, %s to its user %s, identity %s %s, cordoned %t", n.GetConnected(),
 				names.Of(n.GetUserState()), n.GetReason(), names.Of(n.GetIdentity().GetState()),
 				n.GetIdentity().GetNodeInstanceId(), n.GetGate().GetCordoned())
+			w.restless[n.GetName()] = n.GetReason() != ""
 		}
 		if token = resp.GetNextPageToken(); token == "" {
 			return nil
@@ -129,7 +131,7 @@ func (w world) readNodes(ctx context.Context, m *mesh.Mesh, subject []string) er
 	}
 }
 
-// changed returns what differs from an earlier world.
+// changed returns what differs from an earlier world. That a node has no reason any more is no difference.
 func (w world) changed(now world) []string {
 	var out []string
 	for _, c := range []struct {
@@ -137,6 +139,9 @@ func (w world) changed(now world) []string {
 		before, now map[string]string
 	}{{"workspace", w.workspaces, now.workspaces}, {"node", w.nodes, now.nodes}} {
 		for _, name := range slices.Sorted(maps.Keys(c.before)) {
+			if c.kind == "node" && w.restless[name] && !now.restless[name] {
+				continue
+			}
 			if now, ok := c.now[name]; !ok || now != c.before[name] {
 				out = append(out, fmt.Sprintf("%s %s, which the fault is not about, was (%s) and is (%s)", c.kind, name,
 					c.before[name], now))
