@@ -31,8 +31,8 @@ type Drill struct {
 	Run     func(ctx context.Context, r *Run) error
 	Scale   time.Duration // by how much a scaled run is to detect sooner than production; zero: scaleDetect
 	Slow    bool          // it waits for a minute and more: the tests run its controls only when they may take long
-	// Apart: a mesh may not be as it was for a minute or more after it, of which the next drill would be accused. The
-	// tests run it only when they may take long.
+	// Apart: on a loaded machine it, or the drill after it, fails for want of time, or the mesh is not as it was for a
+	// minute or more. The tests run it only when they may take long.
 	Apart bool
 }
 
