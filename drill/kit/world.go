@@ -17,7 +17,8 @@ import (
 // world is the API's view, at one moment, of everything that a fault is not about.
 type world struct {
 	workspaces, nodes map[string]string
-	restless          map[string]bool // nodes with a reason: what an earlier fault has left may end meanwhile
+	restless          map[string]bool   // nodes with a reason: what an earlier fault has left may end meanwhile
+	lasting           map[string]string // of nodes, what stays as it is when their reason ends
 	parked            int32
 }
 
@@ -26,7 +27,10 @@ type world struct {
 func readWorld(ctx context.Context, m *mesh.Mesh, subject []string) (world, error) {
 	var w world
 	err := await.Until(ctx, "a look at what is to stay as it is", await.Patience, func(ctx context.Context) error {
-		w = world{workspaces: map[string]string{}, nodes: map[string]string{}, restless: map[string]bool{}}
+		w = world{
+			workspaces: map[string]string{}, nodes: map[string]string{}, restless: map[string]bool{},
+			lasting: map[string]string{},
+		}
 		if err := w.readWorkspaces(ctx, m, subject); err != nil {
 			return err
 		}
@@ -120,9 +124,10 @@ func (w world) readNodes(ctx context.Context, m *mesh.Mesh, subject []string) er
 			if slices.Contains(subject, n.GetNodeId()) || slices.Contains(subject, n.GetIdentity().GetWorkspaceId()) {
 				continue
 			}
-			w.nodes[n.GetName()] = fmt.Sprintf("connected %t, %s to its user %s, identity %s %s, cordoned %t", n.GetConnected(),
-				names.Of(n.GetUserState()), n.GetReason(), names.Of(n.GetIdentity().GetState()),
+			w.lasting[n.GetName()] = fmt.Sprintf("identity %s %s, cordoned %t", names.Of(n.GetIdentity().GetState()),
 				n.GetIdentity().GetNodeInstanceId(), n.GetGate().GetCordoned())
+			w.nodes[n.GetName()] = fmt.Sprintf("connected %t, %s to its user %s, %s", n.GetConnected(),
+				names.Of(n.GetUserState()), n.GetReason(), w.lasting[n.GetName()])
 			w.restless[n.GetName()] = n.GetReason() != ""
 		}
 		if token = resp.GetNextPageToken(); token == "" {
@@ -139,7 +144,7 @@ func (w world) changed(now world) []string {
 		before, now map[string]string
 	}{{"workspace", w.workspaces, now.workspaces}, {"node", w.nodes, now.nodes}} {
 		for _, name := range slices.Sorted(maps.Keys(c.before)) {
-			if c.kind == "node" && w.restless[name] && !now.restless[name] {
+			if c.kind == "node" && w.restless[name] && !now.restless[name] && now.lasting[name] == w.lasting[name] {
 				continue
 			}
 			if now, ok := c.now[name]; !ok || now != c.before[name] {
