@@ -74,7 +74,7 @@ func trustRoot(ctx context.Context, tx pgx.Tx, root *x509.Certificate, origin, r
 	if count >= mostIssuers {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			fmt.Sprintf("replicas of nodeapi are sent %d roots already", count),
-			fault.Unmet("fewer roots are sent than the limit"),
+			fault.Unmet(fmt.Sprintf("at most %d are sent", mostIssuers)),
 			fault.Remedy("withdraw those that no certificate needs (`gpuaas ca repair --withdraw`)"))
 	}
 	if _, err := pg.Exec(ctx, tx, insertIssuer, pki.Fingerprint(root), root.Subject.CommonName, root.Raw, root.NotAfter,
