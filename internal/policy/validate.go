@@ -40,7 +40,7 @@ func (k Key) parse(text string) (float64, error) {
 		return f, nil
 	case Seconds, Count:
 		n, err := strconv.ParseInt(text, 10, 64)
-		if errors.Is(err, strconv.ErrRange) || (err == nil && n != int64(int32(n))) { //nolint:gosec // the comparison is the check
+		if errors.Is(err, strconv.ErrRange) || n < math.MinInt32 || n > math.MaxInt32 {
 			return 0, errors.New(clip(text) + " is outside the bounds")
 		}
 		if err != nil {

@@ -29,7 +29,9 @@ func TestTheNextActionNamesTheFailedRelease(t *testing.T) {
 		"agent down":  {status.NodeFacts{Identity: active, Gate: release, Verdict: down}, true},
 		"connected":   {status.NodeFacts{Identity: active, Gate: release, Connected: true}, false},
 		"no cordon":   {status.NodeFacts{Identity: active, Gate: &lifecyclev1.NodeGate{CordonedBy: "release"}}, false},
-		"by a person": {status.NodeFacts{Identity: active, Gate: &lifecyclev1.NodeGate{Cordoned: true, CordonedBy: "ada"}}, false},
+		"by a person": {status.NodeFacts{
+			Identity: active, Gate: &lifecyclev1.NodeGate{Cordoned: true, CordonedBy: "ada"},
+		}, false},
 		"cloned": {status.NodeFacts{
 			Identity: active, Gate: release,
 			Verdict: verdict(commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED),

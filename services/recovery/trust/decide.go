@@ -211,8 +211,8 @@ func summary(side recoveryv1.TrustSide, row preflightRow, c *check, refusing []s
 		return fmt.Sprintf("%s%s %s %s, with which the authority signs; no certificate is issued", OfIngress, where, refuse,
 			issuer)
 	default:
-		return fmt.Sprintf("the authority signs with %s, which %s %s; they were never seen to agree; no certificate is issued",
-			issuer, where, refuse)
+		return fmt.Sprintf("the authority signs with %s, which %s %s; they were never seen to agree; no certificate "+
+			"is issued", issuer, where, refuse)
 	}
 }
 

@@ -154,7 +154,7 @@ func caRepair(p *kit.Program) *cobra.Command {
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&req.RootFingerprint, "root", "", "`fingerprint` of the root, as 'gpuaas ca status' shows it")
+	flags.StringVar(&req.RootFingerprint, "root", "", "`fingerprint` of the root, as `gpuaas ca status` shows it")
 	flags.BoolVar(&req.Withdraw, "withdraw", false, "the ingress is not sent this root any more, instead")
 	_ = cmd.MarkFlagRequired("root") // the flag is there
 	kit.ReasonFlag(cmd, &req.Reason, true)
