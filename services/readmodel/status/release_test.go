@@ -25,10 +25,10 @@ func TestTheNextActionNamesTheFailedRelease(t *testing.T) {
 		facts status.NodeFacts
 		want  bool
 	}{
-		"not judged":  {status.NodeFacts{Identity: active, Gate: release}, true},
-		"agent down":  {status.NodeFacts{Identity: active, Gate: release, Verdict: down}, true},
-		"connected":   {status.NodeFacts{Identity: active, Gate: release, Connected: true}, false},
-		"no cordon":   {status.NodeFacts{Identity: active, Gate: &lifecyclev1.NodeGate{CordonedBy: "release"}}, false},
+		"not judged": {status.NodeFacts{Identity: active, Gate: release}, true},
+		"agent down": {status.NodeFacts{Identity: active, Gate: release, Verdict: down}, true},
+		"connected":  {status.NodeFacts{Identity: active, Gate: release, Connected: true}, false},
+		"no cordon":  {status.NodeFacts{Identity: active, Gate: &lifecyclev1.NodeGate{CordonedBy: "release"}}, false},
 		"by a person": {status.NodeFacts{
 			Identity: active, Gate: &lifecyclev1.NodeGate{Cordoned: true, CordonedBy: "ada"},
 		}, false},

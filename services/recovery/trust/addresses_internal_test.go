@@ -17,8 +17,8 @@ func TestASummaryNamesItsSidesOnce(t *testing.T) {
 		replica("r1", "10.0.0.1:1"), replica("r2", "10.0.0.2:1"), {address: "agents.example:8443"},
 	}}
 	const want = "authority: it signs with an issuer that is not known now, which the replicas of nodeapi r1 " +
-		"(10.0.0.1:1), r2 (10.0.0.2:1) and the address that agents use (agents.example:8443) refuse; they trust the issuer from before, " +
-		"abc; no certificate is issued"
+		"(10.0.0.1:1), r2 (10.0.0.2:1) and the address that agents use (agents.example:8443) refuse; they trust the " +
+		"issuer from before, abc; no certificate is issued"
 	if got := summary(authoritySide, preflightRow{TrustedIssuer: "abc"}, c,
 		[]string{"10.0.0.1:1", "10.0.0.2:1", "agents.example:8443"}); got != want {
 		t.Errorf("%s", got)

@@ -44,8 +44,8 @@ var (
 	index      = regexp.MustCompile(`\[[^\]]*\]`)
 )
 
-// inFlags replaces, in the refusal of an invalid request or of an unverified profile, the paths of fields with the flags
-// and the arguments of cmd that fill them.
+// inFlags replaces, in the refusal of an invalid request or of an unverified profile, the paths of fields with the
+// flags and the arguments of cmd that fill them.
 func inFlags(cmd *cobra.Command, err error) error {
 	e, refused := fault.As(err)
 	if !refused || (e.Reason != commonv1.Reason_REASON_INVALID_ARGUMENT &&
