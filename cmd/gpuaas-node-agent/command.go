@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -63,7 +65,22 @@ func execute(ctx context.Context, args []string, out, errOut io.Writer) int {
 		return exitOK
 	}
 	_, _ = fmt.Fprintln(errOut, "gpuaas-node-agent:", err)
+	if remedy := remedyOf(err); remedy != "" {
+		_, _ = fmt.Fprintln(errOut, "  hint:", remedy)
+	}
 	return codeOf(err)
+}
+
+// remedyOf returns what a person does about a refusal; empty if err is none.
+func remedyOf(err error) string {
+	refusal, ok := fault.As(err)
+	if ended, timed := errors.AsType[*enrol.EndedError](err); !ok && timed {
+		refusal, ok = fault.As(ended.Last)
+	}
+	if !ok {
+		return ""
+	}
+	return cmp.Or(refusal.Remedy, fault.RowOf(refusal.Reason).Remedy)
 }
 
 func codeOf(err error) int {
@@ -115,7 +132,7 @@ func noArgs(_ *cobra.Command, args []string) error {
 func (p *program) hostFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&p.cfg.WorkDir, "work-dir", "",
-		"directory of what workspaces see; all above it must be open to traversal (default `workspaces` in the state "+
+		"directory of what workspaces see; all above it must be open to traversal (default: workspaces, in the state "+
 			"directory)")
 	flags.StringVar(&p.cfg.UIDDir, "uid-dir", agent.DefaultUIDDir,
 		"directory of the uids of workspaces, shared by all agents of a host")
@@ -213,6 +230,9 @@ func (p *program) enrol() *cobra.Command {
 				return errors.Join(a.RestoreFormer(ctx), a.Close())
 			}
 			err = errors.Join(a.Enrol(ctx, bundle), a.Close())
+			if timeout > 0 && errors.Is(err, context.DeadlineExceeded) {
+				return fmt.Errorf("not enrolled within %s: %w", timeout, err)
+			}
 			if errors.Is(err, enrol.ErrNoToken) {
 				return &usageError{errors.New("no token is held: name a bundle with --bundle PATH")}
 			}
@@ -226,7 +246,7 @@ func (p *program) enrol() *cobra.Command {
 	}
 	p.hostFlags(cmd)
 	cmd.Flags().StringVar(&bundle.Path, "bundle", "",
-		"directory of `gpuaas nodes enroll`, or archive of `gpuaas nodes bundle`")
+		"`path` of the directory of 'gpuaas nodes enroll', or of the archive of 'gpuaas nodes bundle'")
 	cmd.Flags().StringVar(&bundle.Digest, "digest", "",
 		"digest of the archive as it was printed, where this host does not trust the key that signed it")
 	cmd.Flags().BoolVar(&restore, "restore", false,
@@ -246,6 +266,9 @@ func (p *program) diagnostics() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			if format != "json" {
 				return &usageError{fmt.Errorf("the only format is json, not %q", format)}
+			}
+			if _, err := os.Stat(p.cfg.StateDir); err != nil {
+				return &usageError{fmt.Errorf("--state-dir: %w", err)}
 			}
 			entries, err := agent.Diagnostics(p.cfg.StateDir, time.Now())
 			if err != nil {

@@ -2,16 +2,21 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/enrol"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -108,6 +113,39 @@ func TestDiagPrintsTheRecord(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitOK || len(got.Items) != 1 ||
 		got.Items[0].Code != "server_tls_untrusted" {
 		t.Errorf("exit %d, %s %s %v", code, out, text, err)
+	}
+}
+
+// TestDiagRefusesADirectoryThatIsNotThere: a mistyped directory is no host without a record.
+func TestDiagRefusesADirectoryThatIsNotThere(t *testing.T) {
+	code, out, text := command(t, "diag", "--state-dir", filepath.Join(t.TempDir(), "none"))
+	if code != exitUsage || out != "" || !strings.Contains(text, "--state-dir") {
+		t.Errorf("exit %d: %s%s", code, out, text)
+	}
+}
+
+// TestARefusalSaysWhatToDo: the next action of the reason stands below the error, also where the time was up first.
+func TestARefusalSaysWhatToDo(t *testing.T) {
+	refusal := fault.New(commonv1.Reason_REASON_TOKEN_INVALID, "")
+	for _, err := range []error{refusal, &enrol.EndedError{Cause: context.DeadlineExceeded, Last: refusal}} {
+		if got := remedyOf(err); !strings.Contains(got, "gpuaas nodes bundle NODE") {
+			t.Errorf("%v: hint %q", err, got)
+		}
+	}
+	if got := remedyOf(context.DeadlineExceeded); got != "" {
+		t.Errorf("hint %q", got)
+	}
+}
+
+// TestFlagsNameTheirValuesInOneWord: a text in backquotes replaces the type of a flag's value in the help.
+func TestFlagsNameTheirValuesInOneWord(t *testing.T) {
+	p := &program{}
+	for _, cmd := range p.command().Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if value, usage := pflag.UnquoteUsage(f); strings.Contains(value, " ") {
+				t.Errorf("%s --%s %s: %s", cmd.Name(), f.Name, value, usage)
+			}
+		})
 	}
 }
 

@@ -42,7 +42,7 @@ func newClusterUpCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.IntVar(&cfg.Replicas, "replicas", 2, "replicas of each service")
 	f.IntVar(&cfg.Nodes, "nodes", 3, "how many node agents to run")
-	f.StringVar(&cfg.Dir, "data-dir", "", "directory of data, identities and logs (default: `cluster` beside that of dev)")
+	f.StringVar(&cfg.Dir, "data-dir", "", "directory of data, identities and logs (default: cluster, beside that of dev)")
 	f.StringVar(&cfg.Console, "console-addr", "", "where people and their clients connect (default: a free port)")
 	f.StringVar(&cfg.Agents, "node-addr", "", "where agents connect (default: a free port)")
 	f.StringVar(&cfg.Enroll, "enroll-addr", "", "where machines enrol (default: a free port)")

@@ -144,7 +144,8 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 	f.StringVar(&o.dir, "data-dir", "",
 		"directory of the drills' own mesh, which is kept (default: a temporary one, removed)")
 	f.StringVar(&o.nodesDir, "nodes-dir", "",
-		"write here what `gpuaas nodes get` shows of the nodes of each fault once its verdict is there, a file a drill")
+		"write what 'gpuaas nodes get' shows of the nodes of each fault, once its verdict is there, into this `directory`, "+
+			"a file a drill")
 	return cmd
 }
 

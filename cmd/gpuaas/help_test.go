@@ -12,6 +12,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
@@ -28,6 +29,19 @@ func leaves(cmd *cobra.Command, each func(*cobra.Command)) {
 			each(sub)
 		}
 	}
+}
+
+// TestFlagsNameTheirValuesInOneWord: a text in backquotes replaces the type of a flag's value in the help, so a command
+// that is quoted so would stand there.
+func TestFlagsNameTheirValuesInOneWord(t *testing.T) {
+	root := newRoot(kit.New())
+	leaves(root, func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if value, usage := pflag.UnquoteUsage(f); strings.Contains(value, " ") {
+				t.Errorf("%s --%s %s: %s", cmd.CommandPath(), f.Name, value, usage)
+			}
+		})
+	})
 }
 
 // TestEveryCommandShowsItsUse: each command has its own examples, and they do more than print the help.

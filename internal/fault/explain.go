@@ -62,6 +62,31 @@ func explainShared[E interface {
 	return e
 }
 
+// Runbook returns the page about a code, as a path in the repository, with the heading of the code where the page has
+// several; empty if there is none.
+func Runbook(code string) string {
+	const dir = "docs/runbooks/"
+	for _, page := range []struct {
+		name string // empty: a page of its own
+		of   []Explanation
+	}{
+		{"", DriftCatalogue()},
+		{"refusals", Catalogue()},
+		{"diagnostics", DiagnosticCatalogue()},
+		{"findings", FindingCatalogue()},
+		{"incidents", IncidentCatalogue()},
+	} {
+		if !slices.ContainsFunc(page.of, func(e Explanation) bool { return e.Code == code }) {
+			continue
+		}
+		if page.name == "" {
+			return dir + code + ".md"
+		}
+		return dir + page.name + ".md#" + code
+	}
+	return ""
+}
+
 // Explanations returns the explanations of everything that is printed as a reason and has this code, in upper or lower
 // case: refusals, verdicts, diagnostics, findings, incidents and states. For an empty code it returns all of them, the
 // reasons of refusals first. A code that several of them share has one explanation: the verdict's, where it is one.

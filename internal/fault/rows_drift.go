@@ -130,7 +130,8 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 	commonv1.DriftReason_DRIFT_REASON_DISCONNECTED: {
 		Meaning: "the node has no session now; it was heard a short time ago",
 		Impact:  "no work is offered to it; its workloads go on", Owner: ownerAgent,
-		NextAction: "wait: the agent connects again by itself", Action: wait,
+		NextAction: "wait: the agent connects again by itself; if it does not, look on its host whether the agent runs, " +
+			"and at what `gpuaas-node-agent diag` prints there", Action: wait,
 	},
 	commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD: {
 		Owner: ownerOperator, NextAction: "look at the reason of the hold, then reactivate, quarantine or fence",

@@ -88,7 +88,7 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	rows := ofKind(kind, all)
 	if len(rows) == 0 {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("there is no key of %s yet", kind),
-			fault.Unmet("the service that signs has started once"))
+			fault.Remedy("start the service that signs: it makes the first key"))
 	}
 	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == kind }) {
 		if kind == Services {
@@ -153,14 +153,13 @@ func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	if kind == RecoveryToken {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"replicas of recovery know one key of recovery tokens: "+strings.Join(names, ", "),
-			fault.Unmet("each replica of recovery rotates recovery_token"),
 			fault.Remedy("update these replicas, or give each the directory recovery-tokens within join_state_keys, writable "+
 				"and with the files of the others; restart them, and ask again"))
 	}
 	if kind == Services {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"replicas of an earlier build do not follow the issuers: "+strings.Join(names, ", "),
-			fault.Unmet("each replica is of a build that rotates services"), fault.Remedy("update these replicas and ask again"))
+			fault.Remedy("update these replicas and ask again"))
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 		"replicas of an earlier build do not send agents a new key of tasks: "+strings.Join(names, ", "),

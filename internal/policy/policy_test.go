@@ -244,6 +244,16 @@ func (s *stored) set(values map[string]string, failure error) int {
 	return s.calls
 }
 
+// TestATooLargeValueIsANumber: a value that no key may have is refused for its size, not as no number.
+func TestATooLargeValueIsANumber(t *testing.T) {
+	for _, value := range []string{"999999999999", "99999999999999999999999"} {
+		_, err := policy.NewSet(map[string]string{policy.SagaStallSeconds: value})
+		if err == nil || !strings.Contains(err.Error(), "outside the bounds") {
+			t.Errorf("%s: %v", value, err)
+		}
+	}
+}
+
 func TestSourceFollowsAndKeepsTheLastGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &stored{}

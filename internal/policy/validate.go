@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -38,7 +39,10 @@ func (k Key) parse(text string) (float64, error) {
 		}
 		return f, nil
 	case Seconds, Count:
-		n, err := strconv.ParseInt(text, 10, 32)
+		n, err := strconv.ParseInt(text, 10, 64)
+		if errors.Is(err, strconv.ErrRange) || n < math.MinInt32 || n > math.MaxInt32 {
+			return 0, errors.New(clip(text) + " is outside the bounds")
+		}
 		if err != nil {
 			return 0, fmt.Errorf("%q is not a whole number", clip(text))
 		}

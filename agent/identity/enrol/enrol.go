@@ -73,7 +73,8 @@ type Enroller struct {
 	deps  Deps
 	cfg   Config
 	retry *backoff.Backoff
-	turn  int // of the recovery tokens: one that is refused is followed by the other
+	last  error // of the last attempt that failed, whatever it was
+	turn  int   // of the recovery tokens: one that is refused is followed by the other
 }
 
 // New checks deps and returns an Enroller. It connects to nothing.
@@ -86,6 +87,18 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 	return &Enroller{deps: deps, cfg: cfg, retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw)}, nil
 }
 
+// EndedError is the error of a Run whose context ended between two attempts. It unwraps to the cause alone: the last
+// refusal is not why it ended.
+type EndedError struct {
+	Cause error
+	Last  error // of the last attempt
+}
+
+func (e *EndedError) Error() string {
+	return e.Cause.Error() + "; the last attempt: " + detailOf(e.Last)
+}
+func (e *EndedError) Unwrap() error { return e.Cause }
+
 // Run sends requests until this host has a certificate (nil), is told to stop (*StopError), or ctx ends (its cause).
 // Without a token it waits for one: an operator may put a bundle in place at any time.
 func (e *Enroller) Run(ctx context.Context) error {
@@ -95,7 +108,7 @@ func (e *Enroller) Run(ctx context.Context) error {
 			return err
 		}
 		if !app.Sleep(ctx, wait) {
-			return context.Cause(ctx)
+			return &EndedError{Cause: context.Cause(ctx), Last: e.last}
 		}
 		if err := e.deps.Store.ReloadEnv(); err != nil {
 			e.deps.Logger.LogAttrs(ctx, slog.LevelError, "node-agent.env not read again", slog.Any("error", err))
@@ -113,6 +126,7 @@ func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
+	e.last = err
 	if fault.Has(err, commonv1.Reason_REASON_KEY_REUSE) || fault.Has(err, commonv1.Reason_REASON_CSR_REFUSED) {
 		// This machine has the key of another one, perhaps as both were made from one image, or the key was certified before,
 		// for a renewal whose reply was lost: the next request has a new key.

@@ -161,7 +161,8 @@ func TestUsage(t *testing.T) {
 		"status --time-format never", "workspaces decommission d", "workspaces decommission d --reason r",
 		"workspaces recreate d --reason r", "workspaces skip-undo d --reason r", "nodes fence n --reason r",
 		"nodes retire n --reason r", "rollback accept --reason r", "instances end i --reason r",
-		"tenants create a --storage x", "policy set a", "explain",
+		"tenants create a --storage x", "policy set a", "explain", "explain agent_down",
+		"nodes diag n --file /does/not/exist", "nodes bundle n --reason r --valid-for 0s",
 		"nodes list --limit many",
 	} {
 		t.Run(line, func(t *testing.T) {

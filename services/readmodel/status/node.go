@@ -8,6 +8,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
@@ -18,6 +19,9 @@ const (
 	ReasonAgentDown    = "agent_down"
 	ReasonOutage       = "control_plane_outage"
 )
+
+// releaseOwner is by whom a node is cordoned while a release on it has failed.
+const releaseOwner = "release"
 
 // NodeFacts are the facts and the verdicts that a node's status shows.
 type NodeFacts struct {
@@ -62,7 +66,12 @@ func Describe(f NodeFacts) NodeStatus {
 		s.UserState, s.NextAction = commonv1.UserState_USER_STATE_NORMAL, "enrol the machine with its bundle"
 	default:
 		s.UserState, s.Reason = commonv1.UserState_USER_STATE_TEMPORARY, ReasonDisconnected
-		s.NextAction = "wait: the agent connects again by itself"
+		s.NextAction = fault.ExplainDrift(commonv1.DriftReason_DRIFT_REASON_DISCONNECTED).NextAction
+	}
+	// The node's silence is what a release waits for that has failed on it.
+	failed := f.Gate.GetCordoned() && f.Gate.GetCordonedBy() == releaseOwner
+	if failed && !f.Connected && (s.Reason == ReasonDisconnected || s.Reason == ReasonAgentDown) {
+		s.NextAction += "; once it is back: `gpuaas allocations retry-release ALLOCATION` for each release that failed there"
 	}
 	return s
 }

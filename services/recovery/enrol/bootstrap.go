@@ -209,6 +209,7 @@ func mayBootstrap(r *identity.Record) error {
 	default:
 		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State),
 			fault.Conflicting(r.NodeID),
-			fault.Remedy("choose another name, or hold or retire the node first"))
+			fault.Remedy("to bring that node back: `gpuaas nodes bundle NODE --reason TEXT`; for another machine choose "+
+				"another name, or hold or retire the node first"))
 	}
 }

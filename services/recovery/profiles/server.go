@@ -75,8 +75,8 @@ func (s *Server) SetProfile(ctx context.Context, req *recoveryv1.SetProfileReque
 			if err != nil {
 				return err
 			}
-			out.Profile = r.proto(s.book.deps.Default)
-			return nil
+			out.Profile, err = s.counted(ctx, c, r)
+			return err
 		})
 		if err == nil {
 			out.Pos = done.pos
@@ -86,6 +86,17 @@ func (s *Server) SetProfile(ctx context.Context, req *recoveryv1.SetProfileReque
 		return nil, fmt.Errorf("set profile: %w", s.book.deps.Audit.Refuse(ctx, entry, pg.Fault(err)))
 	}
 	s.log(ctx, "profile announced", out.GetProfile(), by)
+	return out, nil
+}
+
+// counted returns a version with the number of nodes that report it.
+func (s *Server) counted(ctx context.Context, c *change, r *row) (*recoveryv1.ProfileVersion, error) {
+	nodes, err := pg.Value[int64](ctx, c.tx, countReporting, r.ID)
+	if err != nil {
+		return nil, fmt.Errorf("count the nodes of a profile: %w", err)
+	}
+	out := r.proto(s.book.deps.Default)
+	out.Nodes = nodes
 	return out, nil
 }
 
@@ -146,14 +157,13 @@ func (s *Server) ActivateProfile(ctx context.Context, req *recoveryv1.ActivatePr
 		}
 		if r.Phase != announced && r.Phase != retiring && r.Phase != active {
 			return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the version is "+r.Phase,
-				fault.Unmet("the version is announced or retiring, so that nodes may have it"),
 				fault.Remedy("set the same profile again, which verifies its endpoints and announces it"))
 		}
 		if err := c.activate(ctx, r); err != nil {
 			return err
 		}
-		out.Profile = r.proto(s.book.deps.Default)
-		return nil
+		out.Profile, err = s.counted(ctx, c, r)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("activate profile: %w", err)
@@ -186,8 +196,8 @@ func (s *Server) RetireProfile(ctx context.Context, req *recoveryv1.RetireProfil
 				return err
 			}
 		}
-		out.Profile = r.proto(s.book.deps.Default)
-		return nil
+		out.Profile, err = s.counted(ctx, c, r)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("retire profile: %w", err)
@@ -200,7 +210,7 @@ func (s *Server) RetireProfile(ctx context.Context, req *recoveryv1.RetireProfil
 func mayRetire(ctx context.Context, c *change, r *row, force bool) error {
 	if r.Phase == active {
 		return fault.New(commonv1.Reason_REASON_PROFILE_IN_USE, "the version is active",
-			fault.Unmet("the version is not given at enrolment"),
+			fault.Unmet("nodes are given it as they enrol"),
 			fault.Remedy("activate another version of the profile first"))
 	}
 	if r.Phase == retired || force {
@@ -212,7 +222,8 @@ func mayRetire(ctx context.Context, c *change, r *row, force bool) error {
 	}
 	if nodes > 0 {
 		return fault.New(commonv1.Reason_REASON_PROFILE_IN_USE, fmt.Sprintf("%d nodes report this version", nodes),
-			fault.Unmet("no node reports the version"))
+			fault.Remedy("wait until no node reports it (`gpuaas profiles list`); --force retires it all the same, and "+
+				"these nodes drift then"))
 	}
 	return nil
 }

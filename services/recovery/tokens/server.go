@@ -304,7 +304,7 @@ func (s *Server) checkExtend(req *recoveryv1.ExtendTokensRequest, reason string,
 		return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no profile of that name",
 			fault.Remedy("the profiles are "+strings.Join(s.deps.Profiles(), ", ")))
 	case !until.After(m.Now), until.After(m.Now.Add(MaxExtension)):
-		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "an extension reaches at most 30 days ahead",
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "an extension ends between now and 30 days from now",
 			fault.Unmet("until: between now and 30 days from now"))
 	}
 	return nil

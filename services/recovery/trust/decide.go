@@ -194,41 +194,62 @@ func nextAction(s recoveryv1.TrustSide) string {
 const mostNamed = 8
 
 // summary describes a mismatch.
-func summary(s recoveryv1.TrustSide, row preflightRow, c *check, refusing []string) string {
+func summary(side recoveryv1.TrustSide, row preflightRow, c *check, refusing []string) string {
 	issuer := "an issuer that is not known"
 	if c.authority != nil {
 		issuer = short(c.authority.fingerprint())
 	}
-	where := addresses(c, refusing)
-	switch s {
+	where, refuse, trust := addresses(c, refusing), "refuse", "they trust"
+	if len(refusing) == 1 {
+		refuse, trust = "refuses", "it trusts"
+	}
+	switch side {
 	case authoritySide:
-		return fmt.Sprintf("%sit signs with %s, and %s trusts the issuer from before, %s; no certificate is issued",
-			OfAuthority, issuer, where, short(row.TrustedIssuer))
+		return fmt.Sprintf("%sit signs with %s now, which %s %s; %s the issuer from before, %s; no certificate is issued",
+			OfAuthority, issuer, where, refuse, trust, short(row.TrustedIssuer))
 	case ingressSide:
-		return fmt.Sprintf("%s%s does not trust %s, with which the authority signs; no certificate is issued", OfIngress,
-			where, issuer)
+		return fmt.Sprintf("%s%s %s %s, with which the authority signs; no certificate is issued", OfIngress, where, refuse,
+			issuer)
 	default:
-		return fmt.Sprintf("the authority signs with %s, and %s does not trust it; they were never seen to agree; no "+
-			"certificate is issued", issuer, where)
+		return fmt.Sprintf("the authority signs with %s, which %s %s; they were never seen to agree; no certificate "+
+			"is issued", issuer, where, refuse)
 	}
 }
 
-// addresses names the targets at addresses.
+// addresses names the targets at addresses: the replicas of nodeapi together, with their addresses, then those that are
+// no replica's, which agents are told to connect to.
 func addresses(c *check, list []string) string {
-	var out []string
-	for _, address := range list {
-		name := address
-		for _, t := range c.targets {
-			if t.address == address {
-				name = t.name()
-			}
+	var replicas, others []string
+	for _, address := range list[:min(len(list), mostNamed)] {
+		i := slices.IndexFunc(c.targets, func(t *target) bool {
+			return t.address == address && t.replica.ReplicaID != ""
+		})
+		if i >= 0 {
+			replicas = append(replicas, c.targets[i].replica.ReplicaID+" ("+address+")")
+		} else {
+			others = append(others, address)
 		}
-		out = append(out, name)
 	}
-	if more := len(out) - mostNamed; more > 0 {
-		out = append(out[:mostNamed], fmt.Sprintf("%d more", more))
+	var out []string
+	for _, each := range []struct {
+		one, several string
+		names        []string
+	}{
+		{"the replica of nodeapi %s", "the replicas of nodeapi %s", replicas},
+		{"the address that agents use (%s)", "the addresses that agents use (%s)", others},
+	} {
+		switch len(each.names) {
+		case 0:
+		case 1:
+			out = append(out, fmt.Sprintf(each.one, each.names[0]))
+		default:
+			out = append(out, fmt.Sprintf(each.several, strings.Join(each.names, ", ")))
+		}
 	}
-	return strings.Join(out, ", ")
+	if more := len(list) - mostNamed; more > 0 {
+		out = append(out, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(out, " and ")
 }
 
 // short returns the beginning of a fingerprint, by which people compare.

@@ -80,7 +80,6 @@ func (p *Preflight) present(ctx context.Context) (*authority, error) {
 	if p.deps.Rotating == nil {
 		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"the node authority is a process of its own, which this mesh does not rotate",
-			fault.Unmet("the node authority is the embedded one of ca_dir"),
 			fault.Remedy("exchange its issuer there, after the ingress trusts the next root (node_ca_file)"))
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.Ask)
@@ -144,7 +143,7 @@ func cancelRotation(ctx context.Context, tx pgx.Tx, check bool) (*rotationRow, e
 	row, err := pg.One[rotationRow](ctx, tx, lockOpenRotation)
 	if pg.IsNoRows(err) {
 		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no rotation of the node authority is under way",
-			fault.Unmet("a rotation is announced"), fault.Remedy("`gpuaas ca status` shows the last rotation"))
+			fault.Remedy("`gpuaas ca status` shows the last rotation"))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock rotation: %w", err)
@@ -260,8 +259,9 @@ func repaired(signs []*x509.Certificate, fingerprint string) (*x509.Certificate,
 	}
 	return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 		"the authority does not sign under the root "+fingerprint,
-		fault.Unmet("the fingerprint is that of a root which `gpuaas ca status` shows for the authority"),
-		fault.Remedy("compare the root with the authority's own record, then name the one that it signs under"))
+		fault.Unmet("the fingerprint is that of a root which the authority signs under"),
+		fault.Remedy("`gpuaas ca status` shows the roots that it signs under: compare with the authority's own record, then "+
+			"name one of them"))
 }
 
 // repair has the ingress trust a root, if this replica still has the issuer that signs.
@@ -314,7 +314,7 @@ func (p *Preflight) withdraw(
 			return nil
 		}
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the authority signs under this root",
-			fault.Unmet("the authority signs under another root, or a repair has added this one"),
+			fault.Unmet("no repair has added this root"),
 			fault.Remedy("rotate the authority first: `gpuaas ca rotate --with-root --reason TEXT`"))
 	}
 	found, err := distrust(ctx, tx, fingerprint)

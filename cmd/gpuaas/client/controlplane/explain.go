@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -50,10 +51,20 @@ func ExplainCommand(p *kit.Program) *cobra.Command {
 			case code == "" || len(items) == 0 || strings.EqualFold(code, names.Of(commonv1.Reason_REASON_UNSPECIFIED)):
 				return unknownReason(code)
 			}
-			return output.One(pr, ReasonView, items[0])
+			return output.One(pr, ReasonView, items[0], output.With("runbook", fault.Runbook(items[0].GetCode())))
 		}),
 	}
-	return kit.Group("explain", "Explain reason codes", nil, reason)
+	group := kit.Group("explain", "Explain reason codes", nil, reason)
+	group.Args = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) == 0:
+			return nil
+		case len(fault.Explanations(args[0])) > 0:
+			return exit.Usage(fmt.Errorf("explain: did you mean `gpuaas explain reason %s`?", args[0]))
+		}
+		return kit.UnknownCommand(cmd, args[0])
+	}
+	return group
 }
 
 // unknownReason returns the error for a code that no reason has, with the codes that are most like it.

@@ -11,8 +11,10 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
@@ -107,7 +109,8 @@ func retireFormer(ctx context.Context, s *kit.Session, reason string) error {
 	}
 	rotation := answer.GetTrust().GetRotation()
 	if rotation.GetPhase() != recoveryv1.RotationPhase_ROTATION_PHASE_BOTH_VALID {
-		return exit.Usage(errors.New("no rotation has a former issuer to retire: `gpuaas ca status` shows its phase"))
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no rotation has a former issuer to retire",
+			fault.Remedy("`gpuaas ca status` shows the phase of the rotation: the next issuer signs first (both_valid)"))
 	}
 	if _, err := s.Client.Authority.RepairTrust(ctx, &readmodelv1.RepairTrustRequest{
 		RootFingerprint: rotation.GetFormerFingerprint(), Reason: reason, Withdraw: true,

@@ -250,6 +250,9 @@ func Report(w io.Writer, err error, asJSON bool) {
 		label = "invalid"
 	}
 	for _, unmet := range f.Unmet {
+		if unmet == f.Message {
+			continue
+		}
 		human.Note(w, "  %s: %s", label, human.Clean(unmet))
 	}
 	if f.ConflictingID != "" {

@@ -28,6 +28,13 @@ var flagOf = map[string]string{
 	"ports":          "port",
 	"http_path":      "ready-path",
 	"ack_orphans":    "ack-orphan",
+
+	"api_url":                "api",
+	"recovery_url":           "recovery",
+	"terminal_url":           "terminal",
+	"ca_bundle_pem":          "ca-bundle",
+	"recovery_ca_bundle_pem": "recovery-ca-bundle",
+	"root_fingerprint":       "root",
 }
 
 var (
@@ -37,11 +44,12 @@ var (
 	index      = regexp.MustCompile(`\[[^\]]*\]`)
 )
 
-// inFlags replaces, in the refusal of an invalid request, the paths of fields with the flags and the arguments of cmd
-// that fill them.
+// inFlags replaces, in the refusal of an invalid request or of an unverified profile, the paths of fields with the
+// flags and the arguments of cmd that fill them.
 func inFlags(cmd *cobra.Command, err error) error {
 	e, refused := fault.As(err)
-	if !refused || e.Reason != commonv1.Reason_REASON_INVALID_ARGUMENT {
+	if !refused || (e.Reason != commonv1.Reason_REASON_INVALID_ARGUMENT &&
+		e.Reason != commonv1.Reason_REASON_PROFILE_UNVERIFIED) {
 		return err
 	}
 	for i, text := range e.Unmet {

@@ -53,37 +53,40 @@ func bundleCommand(p *kit.Program) *cobra.Command {
 			"The archive holds the token: keep it as secret as a key. Needs the role operator.",
 		Example: "  gpuaas nodes bundle node-1 --reason 'its disk was lost' --out node-1" + bundle.Extension,
 		Args:    kit.Args("NODE"), ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
-		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
-			id, err := s.ID(ctx, kit.KindNode, args[0])
-			if err != nil {
-				return err
-			}
-			out := cmp.Or(out, filepath.Base(filepath.Clean(args[0]))+bundle.Extension)
-			// The file is claimed before the token exists, because a token that cannot be written is lost.
-			if err := claimFile(out); err != nil {
-				return err
-			}
-			req := &readmodelv1.IssueBundleRequest{NodeId: id, Reason: reason, IdempotencyKey: key}
-			if validFor > 0 {
-				req.ValidFor = durationpb.New(validFor)
-			}
-			answer, err := s.Client.Bundles.IssueBundle(ctx, req)
-			if err == nil {
-				err = writeArchive(out, answer)
-			}
-			if err != nil {
-				return errors.Join(err, os.Remove(out)) // it is empty
-			}
-			shown, _ := proto.Clone(answer).(*readmodelv1.IssueBundleResponse)
-			shown.Archive = nil
-			if err := output.One(s.Printer, BundleView, shown, output.With("out", out)); err != nil {
-				return err
-			}
-			human.Note(s.Err, "the bundle is in %s; copy it to the host, stop the agent there, and run:\n"+
-				"  gpuaas-node-agent enroll --bundle %s --digest %s", out, filepath.Base(out), answer.GetDigest())
-			return nil
-		}),
 	}
+	cmd.RunE = p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
+		if cmd.Flags().Changed("valid-for") && validFor <= 0 {
+			return exit.Usage(errors.New("--valid-for: between 1s and 24h"))
+		}
+		id, err := s.ID(ctx, kit.KindNode, args[0])
+		if err != nil {
+			return err
+		}
+		out := cmp.Or(out, filepath.Base(filepath.Clean(args[0]))+bundle.Extension)
+		// The file is claimed before the token exists, because a token that cannot be written is lost.
+		if err := claimFile(out); err != nil {
+			return err
+		}
+		req := &readmodelv1.IssueBundleRequest{NodeId: id, Reason: reason, IdempotencyKey: key}
+		if validFor > 0 {
+			req.ValidFor = durationpb.New(validFor)
+		}
+		answer, err := s.Client.Bundles.IssueBundle(ctx, req)
+		if err == nil {
+			err = writeArchive(out, answer)
+		}
+		if err != nil {
+			return errors.Join(err, os.Remove(out)) // it is empty
+		}
+		shown, _ := proto.Clone(answer).(*readmodelv1.IssueBundleResponse)
+		shown.Archive = nil
+		if err := output.One(s.Printer, BundleView, shown, output.With("out", out)); err != nil {
+			return err
+		}
+		human.Note(s.Err, "the bundle is in %s; copy it to the host, stop the agent there, and run:\n"+
+			"  gpuaas-node-agent enroll --bundle %s --digest %s", out, filepath.Base(out), answer.GetDigest())
+		return nil
+	})
 	flags := cmd.Flags()
 	flags.StringVar(&out, "out", "", "file to write the archive to, which must not exist (default: NODE"+
 		bundle.Extension+")")
@@ -98,8 +101,8 @@ func claimFile(path string) error {
 	const mode = 0o600
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return exit.Usage(fmt.Errorf("--out: %s is there already: a bundle is never overwritten, since its token may be "+
-			"in use", path))
+		return exit.Usage(fmt.Errorf("--out: %s is there already, and a bundle is never overwritten, since its token may "+
+			"be in use: name another file, or remove this one", path))
 	}
 	if err == nil {
 		err = file.Close()

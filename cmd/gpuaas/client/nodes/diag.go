@@ -87,7 +87,7 @@ func bring(ctx context.Context, s *kit.Session, node, file string, in io.Reader)
 	if file != "-" {
 		opened, err := os.Open(file)
 		if err != nil {
-			return fmt.Errorf("open the record of the host: %w", err)
+			return exit.Usage(fmt.Errorf("--file: %w", err))
 		}
 		defer func() { _ = opened.Close() }()
 		in = opened

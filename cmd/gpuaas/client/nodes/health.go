@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -162,9 +163,36 @@ func certificateText(pr *output.Printer, n *readmodelv1.Node) string {
 	if id.GetCurrentSerial() == "" {
 		return ""
 	}
-	text := "serial " + id.GetCurrentSerial() + ", expires " + pr.When(id.GetCertificateNotAfter())
+	text := serialText(pr, n)
 	other := session.GetSerial() != "" && session.GetSerial() != id.GetCurrentSerial()
 	return text + human.OnlyIf(n.GetConnected() && other, "; the session is on "+session.GetSerial())
+}
+
+// serialText returns a node's current certificate, and when it expires, or expired as recovery's clock has it.
+func serialText(pr *output.Printer, n *readmodelv1.Node) string {
+	id, now := n.GetIdentity(), n.GetHealth().GetAsOf()
+	if id.GetCurrentSerial() == "" {
+		return ""
+	}
+	verb := "expires "
+	if now != nil && id.GetCertificateNotAfter().AsTime().Before(now.AsTime()) {
+		verb = "expired "
+	}
+	return "serial " + id.GetCurrentSerial() + ", " + verb + pr.When(id.GetCertificateNotAfter())
+}
+
+// sessionText returns the state of the newest session of a node. An open one may not be served, as while no replica of
+// nodeapi beats: the state that it has on record is then older than that.
+func sessionText(n *readmodelv1.Node) string {
+	session := n.GetSession()
+	if session == nil {
+		return ""
+	}
+	state := fmt.Sprintf("%s (generation %d)", human.Enum(session.GetState()), session.GetGeneration())
+	if !n.GetConnected() && session.GetClosedAt() == nil {
+		return "not served; on record as " + state
+	}
+	return state + human.OnlyIf(session.GetLate(), " late")
 }
 
 func tasksText(_ *output.Printer, n *readmodelv1.Node) string {
@@ -173,7 +201,7 @@ func tasksText(_ *output.Printer, n *readmodelv1.Node) string {
 		recoveryv1.HealthCheck_HEALTH_CHECK_PROBE_COMPLETED,
 		recoveryv1.HealthCheck_HEALTH_CHECK_NO_EXPIRED_TASK_CURRENT,
 	} {
-		if text := itemText(n, check); text != "" {
+		if text := itemText(n, check); text != "" && !slices.Contains(texts, text) {
 			texts = append(texts, text)
 		}
 	}

@@ -45,17 +45,10 @@ var View = output.View[*readmodelv1.Node]{
 		{Title: "identity: state", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
 			return identityText(pr, n.GetIdentity())
 		}},
-		{Title: "identity: certificate", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
-			id := n.GetIdentity()
-			return human.OnlyIf(id.GetCurrentSerial() != "",
-				"serial "+id.GetCurrentSerial()+", expires "+pr.When(id.GetCertificateNotAfter()))
-		}},
+		{Title: "identity: certificate", Of: serialText},
 		{Title: "identity: alarm", Path: "identity.alarm"},
-		{Title: "session: state", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
-			session := n.GetSession()
-			return human.OnlyIf(session != nil,
-				strings.TrimSpace(fmt.Sprintf("%s (generation %d) %s", human.Enum(session.GetState()),
-					session.GetGeneration(), human.OnlyIf(session.GetLate(), "late"))))
+		{Title: "session: state", Of: func(_ *output.Printer, n *readmodelv1.Node) string {
+			return sessionText(n)
 		}},
 		{Title: "session: peer", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
 			session := n.GetSession()

@@ -148,7 +148,8 @@ func extendCommand(p *kit.Program) *cobra.Command {
 			if err := output.One(s.Printer, ExtensionView, answer.GetExtension()); err != nil {
 				return err
 			}
-			human.Note(s.Err, "the tokens of %s are good until %s", req.GetProfile(), at.UTC().Format(time.RFC3339))
+			human.Note(s.Err, "tokens of %s that would end earlier are good until %s; `gpuaas tokens list` shows each",
+				req.GetProfile(), at.UTC().Format(time.RFC3339))
 			return nil
 		}),
 	}

@@ -47,7 +47,6 @@ func (d *Diagnostics) CollectDiagnostics(ctx context.Context, req *readmodelv1.C
 	if !n.GetConnected() {
 		return nil, fault.New(commonv1.Reason_REASON_NODE_NOT_CONNECTED,
 			fmt.Sprintf("the agent of %s has no session: it cannot be asked for its record", n.GetName()),
-			fault.Unmet("the node is connected"),
 			fault.Remedy("on the host: gpuaas-node-agent diag -o json > diag.json; then: gpuaas nodes diag "+n.GetName()+
 				" --file diag.json"))
 	}

@@ -192,12 +192,10 @@ func inUse(c eventConsumer) error {
 	if c.Replicas == 0 && c.Silent > 0 {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			fmt.Sprintf("%d live replicas of %s are of a build that does not say which consumers it runs", c.Silent, c.Service),
-			fault.Unmet("each live replica of "+c.Service+" says which consumers it runs"),
 			fault.Remedy("update these replicas and ask again"))
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 		"a live replica of "+c.Service+" runs the consumer "+c.id(),
-		fault.Unmet("no live replica runs the consumer"),
 		fault.Remedy("what it has not read it will read; if it is stuck, its parked events and the log of "+c.Service+
 			" say why"))
 }
