@@ -62,29 +62,12 @@ func explainShared[E interface {
 	return e
 }
 
-// Runbook returns the page about a code, as a path in the repository, with the heading of the code where the page has
-// several; empty if there is none.
+// Runbook returns the page about a code that Explanations knows, as a path in the repository; empty for any other.
 func Runbook(code string) string {
-	const dir = "docs/runbooks/"
-	for _, page := range []struct {
-		name string // empty: a page of its own
-		of   []Explanation
-	}{
-		{"", DriftCatalogue()},
-		{"refusals", Catalogue()},
-		{"diagnostics", DiagnosticCatalogue()},
-		{"findings", FindingCatalogue()},
-		{"incidents", IncidentCatalogue()},
-	} {
-		if !slices.ContainsFunc(page.of, func(e Explanation) bool { return e.Code == code }) {
-			continue
-		}
-		if page.name == "" {
-			return dir + code + ".md"
-		}
-		return dir + page.name + ".md#" + code
+	if len(Explanations(code)) != 1 {
+		return ""
 	}
-	return ""
+	return "docs/runbooks/" + strings.ToLower(code) + ".md"
 }
 
 // Explanations returns the explanations of everything that is printed as a reason and has this code, in upper or lower
