@@ -164,7 +164,7 @@ func count(out *recoveryv1.MergeDiagnosticsResponse, records []drift.HostRecord,
 		}
 		out.Taken++
 		codes = append(codes, names.Of(r.Code))
-		if reason, _ := drift.ExplainedBy(r.Code); reason != 0 && r.EndedAt.IsZero() {
+		if reason, _, _ := drift.ExplainedBy(r.Code); reason != 0 && r.EndedAt.IsZero() {
 			out.Explains = append(out.Explains, names.Of(reason))
 		}
 	}

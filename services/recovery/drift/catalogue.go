@@ -77,6 +77,14 @@ func RowOf(reason commonv1.DriftReason) (Row, bool) {
 	return rows[reason], true
 }
 
+// CompareRank returns a positive number if the verdict names a where a and b hold at once, a negative one if it names
+// b, and zero if they are the same. Any reason wins over unspecified.
+func CompareRank(a, b commonv1.DriftReason) int {
+	one, _ := RowOf(a)
+	other, _ := RowOf(b)
+	return one.rank - other.rank
+}
+
 const (
 	normal    = commonv1.UserState_USER_STATE_NORMAL
 	temporary = commonv1.UserState_USER_STATE_TEMPORARY

@@ -92,6 +92,18 @@ func (e *Evidence) hearing() hearing {
 	}
 }
 
+// Heard reports whether a session serves the agent, as far as fresh evidence tells.
+func Heard(evidence []Evidence, now time.Time) bool { return hearingOf(evidence, now) == heard }
+
+// Heard reports whether it tells that a session serves the agent.
+func (e *Evidence) Heard() bool { return e.hearing() == heard }
+
+// Proves reports whether its source is one that may see its reason.
+func (e *Evidence) Proves() bool {
+	row, ok := RowOf(e.Reason)
+	return ok && row.by.has(e.Source)
+}
+
 // counts reports whether fresh evidence counts for its reason.
 func (e *Evidence) counts(h hearing) bool {
 	if e.Reason <= 0 || int(e.Reason) >= len(rows) || h == fleet && e.NodeID != "" {
@@ -135,7 +147,7 @@ func classify(evidence []Evidence, now time.Time, h hearing) Verdict {
 		switch {
 		case best == nil || row.rank > best.rank:
 			best, first = row, e
-		case row == best && compare(e, first) < 0:
+		case row == best && CompareEvidence(e, first) < 0:
 			first = e
 		}
 		refused = refused || e.Reason == commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT &&
@@ -186,7 +198,7 @@ func well(evidence []Evidence, now time.Time, h hearing) Verdict {
 	var first *Evidence
 	for i := range evidence {
 		e := &evidence[i]
-		if h != unknown && e.hearing() == h && !e.Stale(now) && (first == nil || compare(e, first) < 0) {
+		if h != unknown && e.hearing() == h && !e.Stale(now) && (first == nil || CompareEvidence(e, first) < 0) {
 			first = e
 		}
 	}
@@ -196,8 +208,8 @@ func well(evidence []Evidence, now time.Time, h hearing) Verdict {
 	return v
 }
 
-// compare orders evidence by its time, and evidence of one time by the rest of it.
-func compare(a, b *Evidence) int {
+// CompareEvidence orders evidence by its time, and evidence of one time by the rest of it.
+func CompareEvidence(a, b *Evidence) int {
 	return cmp.Or(a.ObservedAt.Compare(b.ObservedAt), cmp.Compare(a.NodeID, b.NodeID), cmp.Compare(a.Part, b.Part),
 		cmp.Compare(a.Source, b.Source), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Detail, b.Detail),
 		cmp.Compare(a.CorrelationID, b.CorrelationID), a.FreshUntil.Compare(b.FreshUntil))
@@ -234,8 +246,8 @@ func (v Verdict) Used(evidence []Evidence) []Evidence {
 			out = append(out, *e)
 		}
 	}
-	slices.SortFunc(out, func(a, b Evidence) int { return compare(&a, &b) })
-	return slices.CompactFunc(out, func(a, b Evidence) bool { return compare(&a, &b) == 0 })
+	slices.SortFunc(out, func(a, b Evidence) int { return CompareEvidence(&a, &b) })
+	return slices.CompactFunc(out, func(a, b Evidence) bool { return CompareEvidence(&a, &b) == 0 })
 }
 
 // Missing returns, for a verdict without a known cause, which evidence would name one: what no source has told, and

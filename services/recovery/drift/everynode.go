@@ -32,6 +32,19 @@ func (s *seen) evidence() []*kept {
 	return []*kept{{Evidence: beats}, {Evidence: history}, {Evidence: s.trustEvidence()}}
 }
 
+// trustEvidence returns what the preflight of the authority has found. That nothing was proven is no evidence.
+func (s *seen) trustEvidence() Evidence {
+	e := Evidence{Part: commonv1.DriftPart_DRIFT_PART_AUTHORITY, Source: replicas, ObservedAt: s.Now}
+	if s.Untrusted != "" {
+		e.Reason, e.Detail = commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS, s.Untrusted
+		e.CorrelationID = s.UntrustedIncident
+		if s.UntrustedSince != nil {
+			e.ObservedAt = *s.UntrustedSince
+		}
+	}
+	return e
+}
+
 // judgeEveryNode concludes the verdict on the control plane, and reports whether it has changed. Nothing is written
 // about any node: the verdict holds for each that is not connected. Nothing is locked unless there is a change to
 // write. Of replicas that find one at once the first one writes it.

@@ -50,13 +50,13 @@ func Checklist(p Proof, now time.Time) []HealthItem {
 		e := &p.Evidence[i]
 		switch {
 		case e.Stale(now):
-		case e.hearing() == heard: // not a topic of the process, which tells nothing of the session
+		case e.Heard(): // not a topic of the process, which tells nothing of the session
 			opened = e
-		case e.Reason == commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE && rows[e.Reason].by.has(e.Source):
+		case e.Reason == commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE && e.Proves():
 			backlog = e
 		}
 	}
-	connected := hearingOf(p.Evidence, now) == heard
+	connected := Heard(p.Evidence, now)
 	var since time.Time
 	if connected && opened != nil {
 		since = opened.ObservedAt

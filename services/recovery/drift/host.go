@@ -42,64 +42,13 @@ const (
 	mostDetail = 512
 )
 
-// explained is what each diagnostic code is evidence of. Unspecified as a reason: it names no verdict, and its text
-// stands beside the verdict that the agent is not heard. Codes that are not in it are evidence of nothing: what they
-// tell is recovery's own to know, or no matter of whether the agent is heard.
-var explained = map[commonv1.DiagnosticCode]struct {
-	reason commonv1.DriftReason
-	part   commonv1.DriftPart
-}{
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED: {
-		commonv1.DriftReason_DRIFT_REASON_EDGE_RATE_LIMITED, commonv1.DriftPart_DRIFT_PART_ENDPOINT,
-	},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT: {
-		commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT, commonv1.DriftPart_DRIFT_PART_ENDPOINT,
-	},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED: {
-		commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED, commonv1.DriftPart_DRIFT_PART_AUTHORITY,
-	},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_NAME_MISMATCH: {
-		commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED, commonv1.DriftPart_DRIFT_PART_AUTHORITY,
-	},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED: {
-		commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED, commonv1.DriftPart_DRIFT_PART_CERTIFICATE,
-	},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING: {
-		commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING, commonv1.DriftPart_DRIFT_PART_CERTIFICATE,
-	},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED: {
-		commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED, commonv1.DriftPart_DRIFT_PART_CERTIFICATE,
-	},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CLOCK_SKEWED: {
-		commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, commonv1.DriftPart_DRIFT_PART_HOST,
-	},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_NOT_YET_VALID: {
-		commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, commonv1.DriftPart_DRIFT_PART_HOST,
-	},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_PROFILE_REFUSED:        {part: commonv1.DriftPart_DRIFT_PART_ENDPOINT},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_POLL_FAILED:       {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED:     {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_TIMED_OUT:   {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_NAME_RESOLUTION_FAILED: {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED:        {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED:     {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED:       {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
-	commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED: {part: commonv1.DriftPart_DRIFT_PART_PROCESS},
-}
-
-// ExplainedBy returns the reason of the verdict that a diagnostic code names, and whether the code is evidence at all:
-// one that is, and names no reason, explains why an agent is not heard.
-func ExplainedBy(code commonv1.DiagnosticCode) (commonv1.DriftReason, bool) {
-	e, ok := explained[code]
-	return e.reason, ok
-}
-
 // seenAt returns when a record was seen last, as far as its host is believed: not in the future. A host whose clock is
 // wrong says so at a time that is wrong too, which counts as the present. It reports false for a time that is too long
 // ago, or none.
 func (r *HostRecord) seenAt(now time.Time) (time.Time, bool) {
 	tooEarly := r.SeenAt.Before(now.Add(-hostFresh))
-	if explained[r.Code].reason == commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW && !r.SeenAt.IsZero() &&
+	reason, _, _ := ExplainedBy(r.Code)
+	if reason == commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW && !r.SeenAt.IsZero() &&
 		(tooEarly || r.SeenAt.After(now)) {
 		return now, true
 	}
@@ -124,7 +73,7 @@ func (r *HostRecord) InTime(now time.Time) bool {
 func ofHost(nodeID string, records []HostRecord, now, heardAt time.Time) []Evidence {
 	newest := time.Time{}
 	for i := range records {
-		if _, known := explained[records[i].Code]; !known {
+		if _, _, known := ExplainedBy(records[i].Code); !known {
 			continue
 		}
 		if at, ok := records[i].seenAt(now); ok && at.After(newest) {
@@ -134,13 +83,13 @@ func ofHost(nodeID string, records []HostRecord, now, heardAt time.Time) []Evide
 	best := map[commonv1.DriftPart]Evidence{}
 	for i := range records {
 		r := &records[i]
-		of, known := explained[r.Code]
+		reason, part, known := ExplainedBy(r.Code)
 		at, inTime := r.seenAt(now)
 		if !known || !inTime {
 			continue
 		}
 		e := Evidence{
-			NodeID: nodeID, Part: of.part, Reason: of.reason, Source: host, ObservedAt: at,
+			NodeID: nodeID, Part: part, Reason: reason, Source: host, ObservedAt: at,
 			FreshUntil: at.Add(min(cmp.Or(max(r.Fresh, 0), hostFresh), hostFresh)),
 			Detail:     r.text(),
 		}
@@ -161,15 +110,15 @@ func ofHost(nodeID string, records []HostRecord, now, heardAt time.Time) []Evide
 		if repeat := at.Add(max(hostRepeats, 2*r.NextRetry)); repeat.Before(newest) {
 			over(repeat)
 		}
-		if old, found := best[of.part]; !found || worse(&e, &old, now) {
-			best[of.part] = e
+		if old, found := best[part]; !found || worse(&e, &old, now) {
+			best[part] = e
 		}
 	}
 	out := make([]Evidence, 0, len(best))
 	for _, e := range best {
 		out = append(out, e)
 	}
-	slices.SortFunc(out, func(a, b Evidence) int { return compare(&a, &b) })
+	slices.SortFunc(out, func(a, b Evidence) int { return CompareEvidence(&a, &b) })
 	return out
 }
 
@@ -178,10 +127,10 @@ func worse(e, old *Evidence, now time.Time) bool {
 	if fresh := !e.Stale(now); fresh == old.Stale(now) {
 		return fresh
 	}
-	if rows[e.Reason].rank != rows[old.Reason].rank {
-		return rows[e.Reason].rank > rows[old.Reason].rank
+	if by := CompareRank(e.Reason, old.Reason); by != 0 {
+		return by > 0
 	}
-	return compare(old, e) < 0
+	return CompareEvidence(old, e) < 0
 }
 
 // text returns the detail of the evidence: the code, what the host says, and who brought it; one clean line.

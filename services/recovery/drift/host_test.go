@@ -45,7 +45,7 @@ func TestWhatCodesExplain(t *testing.T) {
 	got := map[string]string{}
 	for number := range commonv1.DiagnosticCode_name {
 		code := commonv1.DiagnosticCode(number)
-		if reason, ok := drift.ExplainedBy(code); ok {
+		if reason, _, ok := drift.ExplainedBy(code); ok {
 			got[names.Of(code)] = names.OfSet(reason)
 			if row, known := drift.RowOf(reason); reason != 0 && (!known || row.Severity == p0) {
 				t.Errorf("%s of a host would be %s", names.Of(code), row.Severity)

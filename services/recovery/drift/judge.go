@@ -367,6 +367,6 @@ func proves(reason, present commonv1.DriftReason) bool {
 	if reason == 0 || reason == commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE {
 		return false
 	}
-	row, known := RowOf(present)
-	return present == 0 || known && rows[reason].rank >= row.rank
+	_, known := RowOf(present)
+	return present == 0 || known && CompareRank(reason, present) >= 0
 }

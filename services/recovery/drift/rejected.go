@@ -152,7 +152,7 @@ func (n *node) rejected(c *claim) {
 		if old.Part != e.Part || old.Source != e.Source || old.Reason == 0 || old.Stale(c.at) {
 			continue
 		}
-		if rows[old.Reason].rank > rows[e.Reason].rank {
+		if CompareRank(old.Reason, e.Reason) > 0 {
 			return
 		}
 		if old.Reason == e.Reason && old.Detail == e.Detail {

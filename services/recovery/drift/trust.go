@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -24,6 +26,9 @@ const (
 	// issuersMost bounds the issuers that are remembered until the roots change: there are a few at a time.
 	issuersMost = 64
 )
+
+// preflightOK is the state of a preflight that has seen the ingress trust what the authority signs.
+var preflightOK = names.Of(recoveryv1.PreflightState_PREFLIGHT_STATE_OK)
 
 // issuerTrust knows to which of the authority's certificates the issuers of nodes' certificates chain. Whether the
 // ingress trusts one of them is what the preflight and the replicas of nodeapi tell; recovery's roots only complete the
