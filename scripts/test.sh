@@ -15,7 +15,7 @@ trap 'rm -rf "$summary" "$programs"' EXIT
 # They start first, the longest at once, and the others fill what they leave: one that came last would run alone.
 longest=(
   ./drill ./mesh/e2e ./services/lifecycle/operation
-  ./mesh/plans ./mesh/dev ./services/lifecycle/findings ./services/readmodel ./services/recovery/drift ./services/nodeapi
+  ./mesh/plans ./mesh/dev ./services/lifecycle/findings ./services/readmodel ./services/recovery/drift/judge ./services/nodeapi
   ./services/recovery ./services/recovery/enrol ./bench/fleet ./agent ./services/lifecycle/task/dispatch
   ./agent/session ./services/lifecycle/saga/drive
 )

@@ -60,7 +60,7 @@ var proofs = map[string][]proof{
 		{"services/recovery/watchdog", "TestPlacementHasItsBudget"},
 	},
 	policy.BrakeFleetFraction: {
-		{"services/recovery/drift", "TestTheShareOfTheFleetIsThePolicys"},
+		{"services/recovery/drift/judge", "TestTheShareOfTheFleetIsThePolicys"},
 		{"services/lifecycle/gate", "TestTheShareThatVerdictsCordonIsThePolicys"},
 	},
 	policy.BrakeIdentityFraction: {{"services/recovery/wave", "TestTheLimitsAreThePolicys"}},
@@ -83,12 +83,12 @@ var proofs = map[string][]proof{
 	policy.RetentionAuditSeconds:         {{"services/readmodel", termsFollow}},
 	policy.RetentionAuthoritySeconds:     {{"services/recovery/castore", "TestTheTermIsThePolicys"}},
 	policy.StorageLimitMebibytes:         {{"services/recovery/storage", "TestTheLimitIsThePolicys"}},
-	policy.BudgetP0DetectSeconds:         {{"services/recovery/drift", budgetsFollow}},
-	policy.BudgetP0RecoverSeconds:        {{"services/recovery/drift", budgetsFollow}},
-	policy.BudgetP1DetectSeconds:         {{"services/recovery/drift", budgetsFollow}},
-	policy.BudgetP1RecoverSeconds:        {{"services/recovery/drift", budgetsFollow}},
-	policy.BudgetP2DetectSeconds:         {{"services/recovery/drift", budgetsFollow}},
-	policy.BudgetP2RecoverSeconds:        {{"services/recovery/drift", budgetsFollow}},
+	policy.BudgetP0DetectSeconds:         {{"services/recovery/drift/judge", budgetsFollow}},
+	policy.BudgetP0RecoverSeconds:        {{"services/recovery/drift/judge", budgetsFollow}},
+	policy.BudgetP1DetectSeconds:         {{"services/recovery/drift/judge", budgetsFollow}},
+	policy.BudgetP1RecoverSeconds:        {{"services/recovery/drift/judge", budgetsFollow}},
+	policy.BudgetP2DetectSeconds:         {{"services/recovery/drift/judge", budgetsFollow}},
+	policy.BudgetP2RecoverSeconds:        {{"services/recovery/drift/judge", budgetsFollow}},
 }
 
 // inAgents are the tests of the agent's part in what it is sent by the policy: they know no key.

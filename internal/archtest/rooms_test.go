@@ -179,6 +179,12 @@ func identityRooms() []wall {
 	return []wall{{
 		name: "identities know neither who enrols nor how lifecycle is told", from: []string{r + "identity"},
 		to: []string{r + "authority", r + "enrol", r + "fences"}, product: true,
+	}, {
+		name: "what follows from evidence is decided without knowing how it is kept", from: []string{r + "drift"},
+		to: []string{r + "drift/collect", r + "drift/judge"}, product: true,
+	}, {
+		name: "evidence is kept without knowing the verdicts", from: []string{r + "drift/collect"},
+		to: []string{r + "drift/judge"}, product: true,
 	}}
 }
 

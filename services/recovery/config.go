@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/service"
-	"github.com/gpuaas/mesh/services/recovery/drift"
+	"github.com/gpuaas/mesh/services/recovery/drift/collect"
 )
 
 // Peers are the services that recovery calls, as host:port.
@@ -78,7 +78,7 @@ func Default() Config {
 		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20,
 		ClaimLease: 10 * time.Second, MintWait: 30 * time.Second, SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour,
 		RetiredFor: 49 * time.Hour, ForgetAfter: 24 * time.Hour, HostRecordFresh: 24 * time.Hour,
-		AddressesFresh: drift.AddressesFresh,
+		AddressesFresh: collect.AddressesFresh,
 	}
 }
 

@@ -7,14 +7,15 @@ import (
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/diagnostics"
-	"github.com/gpuaas/mesh/services/recovery/drift"
+	"github.com/gpuaas/mesh/services/recovery/drift/collect"
+	"github.com/gpuaas/mesh/services/recovery/drift/judge"
 )
 
 // addDrift builds this replica's part in judging what is wrong with nodes, and in proving that they are healthy again,
 // and mounts what is asked of it. It must be called after the internal port is made.
 func (s *Service) addDrift(lifecycle service.Client) error {
 	b := s.base
-	judge, err := drift.New(drift.Deps{
+	judging, err := judge.New(judge.Deps{
 		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Roots: s.signer.Roots,
 		Probes:         lifecyclev1connect.NewProbeServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
 		AddressesFresh: s.cfg.AddressesFresh,
@@ -23,30 +24,31 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 		return err
 	}
 	records, err := diagnostics.New(diagnostics.Deps{
-		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit, Merged: judge.Nudge,
+		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit, Merged: judging.Nudge,
 		Fresh: s.cfg.HostRecordFresh,
 	})
 	if err != nil {
 		return err
 	}
 	options := s.internal.HandlerOptions()
-	err = s.internal.Mount(recoveryv1connect.NewHostFactsServiceHandler(drift.NewHostFacts(judge, b.Audit), options...))
+	err = s.internal.Mount(recoveryv1connect.NewHostFactsServiceHandler(judge.NewHostFacts(judging, b.Audit), options...))
 	if err != nil {
 		return err
 	}
-	if err := s.internal.Mount(recoveryv1connect.NewHealthServiceHandler(drift.NewServer(judge), options...)); err != nil {
+	err = s.internal.Mount(recoveryv1connect.NewHealthServiceHandler(judge.NewServer(judging), options...))
+	if err != nil {
 		return err
 	}
 	err = s.internal.Mount(recoveryv1connect.NewActionServiceHandler(actions.NewServer(b.DB), options...))
 	if err != nil {
 		return err
 	}
-	b.Consumes(drift.ConsumerName)
+	b.Consumes(collect.ConsumerName)
 	b.Add(
-		app.Task{Name: "drift-evidence", Run: judge.Consume},
-		app.Task{Name: "drift", Run: judge.Run},
-		app.Task{Name: "drift-probes", Run: judge.Probe},
-		app.Task{Name: "drift-authority", Run: judge.Authority},
+		app.Task{Name: "drift-evidence", Run: judging.Consume},
+		app.Task{Name: "drift", Run: judging.Run},
+		app.Task{Name: "drift-probes", Run: judging.Probe},
+		app.Task{Name: "drift-authority", Run: judging.Authority},
 	)
 	return s.internal.Mount(recoveryv1connect.NewDiagnosticsServiceHandler(records, options...))
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/authority"
 	"github.com/gpuaas/mesh/services/recovery/castore"
-	"github.com/gpuaas/mesh/services/recovery/drift"
+	"github.com/gpuaas/mesh/services/recovery/drift/judge"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/fences"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
@@ -205,7 +205,7 @@ func (s *Service) serveInternal(
 		return err
 	}
 	rows := reannounce.NewServer(s.base.DB, s.base.Wake.Notify,
-		append(slices.Concat(watchdog.Announced(), fleet.Announced(), drift.Announced()), identity.Announced())...)
+		append(slices.Concat(watchdog.Announced(), fleet.Announced(), judge.Announced()), identity.Announced())...)
 	opts, mount := s.internal.HandlerOptions(), s.internal.Mount
 	return errors.Join(
 		mount(recoveryv1connect.NewSessionServiceHandler(

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/recovery/drift"
+	"github.com/gpuaas/mesh/services/recovery/drift/collect"
 )
 
 // Deps are the dependencies of a Server.
@@ -74,7 +75,7 @@ func (s *Server) MergeDiagnostics(
 	out := &recoveryv1.MergeDiagnosticsResponse{}
 	err = pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		out = &recoveryv1.MergeDiagnosticsResponse{UnknownCodes: unknown}
-		changed, now, err := drift.MergeHost(ctx, tx, req.GetNodeId(), records, obs.From(ctx).CorrelationID)
+		changed, now, err := collect.MergeHost(ctx, tx, req.GetNodeId(), records, obs.From(ctx).CorrelationID)
 		if err != nil {
 			return err
 		}
@@ -128,16 +129,16 @@ func (s *Server) MergeDiagnostics(
 
 // read returns the records of a request and how many have a code that this build does not know. Times that cannot be
 // read are none.
-func (s *Server) read(list []*recoveryv1.HostRecord, by string) ([]drift.HostRecord, int32) {
+func (s *Server) read(list []*recoveryv1.HostRecord, by string) ([]collect.HostRecord, int32) {
 	unknown := int32(0)
-	out := make([]drift.HostRecord, 0, len(list))
+	out := make([]collect.HostRecord, 0, len(list))
 	for _, r := range list {
 		code, err := names.Parse[commonv1.DiagnosticCode](r.GetCode())
 		if err != nil || code == commonv1.DiagnosticCode_DIAGNOSTIC_CODE_UNSPECIFIED {
 			unknown++
 			continue
 		}
-		out = append(out, drift.HostRecord{
+		out = append(out, collect.HostRecord{
 			Code: code, Detail: r.GetDetail(), SeenAt: timeOf(r.GetLastSeenAt()),
 			NextRetry: min(max(r.GetNextRetry().AsDuration(), 0), 24*time.Hour), EndedAt: timeOf(r.GetEndedAt()),
 			CorrelationID: r.GetRetryCorrelationId(), By: by, Fresh: s.deps.Fresh,
@@ -154,7 +155,7 @@ func timeOf(at *timestamppb.Timestamp) time.Time {
 }
 
 // count notes in the answer what becomes of the records, and returns the codes of those that are kept.
-func count(out *recoveryv1.MergeDiagnosticsResponse, records []drift.HostRecord, now time.Time) []string {
+func count(out *recoveryv1.MergeDiagnosticsResponse, records []collect.HostRecord, now time.Time) []string {
 	codes := make([]string, 0, len(records))
 	for i := range records {
 		r := &records[i]

@@ -24,7 +24,7 @@ import (
 	beats "github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/actions"
-	"github.com/gpuaas/mesh/services/recovery/drift"
+	"github.com/gpuaas/mesh/services/recovery/drift/judge"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
@@ -55,7 +55,7 @@ func (p *probes) ProbeNodes(_ context.Context, req *lifecyclev1.ProbeNodesReques
 // judged is a judge over the kit's database, and a replica of nodeapi.
 type judged struct {
 	*kit
-	judge    *drift.Judge
+	judge    *judge.Judge
 	probes   *probes
 	replica  string
 	number   func()
@@ -74,7 +74,7 @@ func (k *kit) judged() *judged {
 		k.must(sequencer.Drain(k.ctx))
 		numbered.Notify()
 	}
-	j.judge, err = drift.New(drift.Deps{
+	j.judge, err = judge.New(judge.Deps{
 		Logger: testkit.Logger(k.t), Pool: k.pool, Policy: policy.Fixed{}, Numbered: numbered, Probes: j.probes,
 	})
 	k.must(err)

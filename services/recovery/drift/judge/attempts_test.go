@@ -1,0 +1,109 @@
+package judge_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// attempt has a node's attempt to enrol reported.
+func (k *kit) attempt(n *machine, way string, outcome commonv1.Reason) {
+	k.t.Helper()
+	k.must(pg.InTx(k.ctx, k.db.Pool(pg.RoleRecovery), func(ctx context.Context, tx pgx.Tx) error {
+		_, err := events.Append(ctx, tx, events.Event{
+			Kind: "enrollment.attempted", AggregateType: "enrollment_attempt", AggregateID: n.id() + "/" + names.Of(outcome),
+			AggregateVersion: 1, Payload: &recoveryv1.EnrollmentAttempted{NodeId: n.id(), Way: way, Outcome: outcome},
+			Correlation: events.Correlation{CorrelationID: "attempt-0001"},
+		})
+		return err
+	}))
+	k.put()
+}
+
+// TestAnOldJoinStateIsACopy: an attempt whose caller has proven the recovery key, with the join state of a copy, is a
+// security matter while the node is not connected, and puts no node on hold.
+func TestAnOldJoinStateIsACopy(t *testing.T) {
+	k := newKit(t)
+	n := k.up()
+	k.lose(n)
+	k.listen(time.Second)
+	k.attempt(n, "bootstrap", commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED)
+	k.round()
+	k.wantReasons(n.id())
+	k.attempt(n, "recovery", commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED)
+	k.attempt(n, "recovery", commonv1.Reason_REASON_TOKEN_EXPIRED) // does not hide it
+	k.round()
+	v := k.wantReasons(n.id(), cloned)
+	if v.GetSeverity() != p0 || v.GetUserState() != securityDue || v.GetCorrelationId() != "attempt-0001" {
+		t.Errorf("verdict %v", v)
+	}
+	if n := k.count(`SELECT count(*) FROM events.event WHERE kind = 'node_identity.changed'`); n != 1 {
+		t.Errorf("%d events of identities", n)
+	}
+	k.back(n)
+	k.round()
+	k.wantReasons(n.id(), cloned, unspecified)
+	k.attempt(n, "recovery", commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED)
+	k.round()
+	k.wantReasons(n.id(), cloned, unspecified) // it is connected
+}
+
+// TestRecoveryThatThePolicyRefuses: an attempt that the policy refused does not bring the node back, for as long as the
+// policy may be the same.
+func TestRecoveryThatThePolicyRefuses(t *testing.T) {
+	k := newKit(t)
+	n := k.up()
+	k.lose(n)
+	k.listen(time.Second)
+	k.attempt(n, "recovery", commonv1.Reason_REASON_AUTO_RECOVERY_OFF)
+	k.round()
+	if v := k.wantReasons(n.id(), blocked); v.GetUserState() != operator {
+		t.Errorf("verdict %v", v)
+	}
+	k.listen(time.Hour)
+	k.put()
+	k.round()
+	if v := k.last(n); v.GetReason() != agentDown {
+		t.Errorf("verdict %v", v)
+	}
+}
+
+// TestARefusedRecoveryTokenIsMissing: a recovery token that was refused for its age, or because it has ended, is
+// missing, while the node is not connected and until it has another certificate.
+func TestARefusedRecoveryTokenIsMissing(t *testing.T) {
+	k := newKit(t)
+	n := k.up()
+	k.attempt(n, "recovery", commonv1.Reason_REASON_TOKEN_EXPIRED)
+	k.round()
+	k.wantReasons(n.id()) // it is connected
+	k.lose(n)
+	k.listen(time.Second)
+	k.attempt(n, "bootstrap", commonv1.Reason_REASON_TOKEN_EXPIRED)
+	k.attempt(n, "recovery", commonv1.Reason_REASON_RECOVERY_LIMIT_REACHED)
+	k.round()
+	v := k.wantReasons(n.id(), tokenMissing)
+	if v.GetCorrelationId() != "attempt-0001" {
+		t.Errorf("correlation %q", v.GetCorrelationId())
+	}
+	k.attempt(n, "recovery", commonv1.Reason_REASON_UNSPECIFIED)
+	k.round()
+	if v := k.wantReasons(n.id(), tokenMissing, unspecified); v.GetReason() != unspecified {
+		t.Errorf("after a recovery: %v", v)
+	}
+	// What was refused before a session is over with the session.
+	k.attempt(n, "recovery", commonv1.Reason_REASON_TOKEN_CONSUMED)
+	k.round()
+	k.back(n)
+	k.round()
+	k.lose(n)
+	k.round()
+	k.wantReasons(n.id(), tokenMissing, unspecified, tokenMissing, unspecified)
+}
