@@ -10,6 +10,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/replicas"
+	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
 // target is one address of the ingress.
@@ -81,7 +82,7 @@ func shakeHands(ctx context.Context, targets []*target, cfg pki.ClientConfig, to
 		if t.replica.ReplicaID == "" {
 			as.Roots = told
 		}
-		all.Go(func() { t.outcome, t.detail = handshake(ctx, t.address, as, within) })
+		all.Go(func() { t.outcome, t.detail = canary.Handshake(ctx, t.address, as, within) })
 	}
 	all.Wait()
 }

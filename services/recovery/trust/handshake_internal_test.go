@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -120,7 +121,7 @@ func speaks(conn net.Conn) { _, _ = conn.Write([]byte("\x00\x00\x00\x04\x00\x00\
 
 // answers is a server that waits for its client to speak first.
 func answers(conn net.Conn) {
-	if _, err := io.ReadFull(conn, make([]byte, len(preface))); err == nil {
+	if _, err := io.ReadFull(conn, make([]byte, len(canary.Preface))); err == nil {
 		speaks(conn)
 	}
 }
@@ -136,7 +137,7 @@ func TestHandshake(t *testing.T) {
 	i := newIssuers(t)
 	mine, foreign := bundleOf(t, i.nodes), bundleOf(t, newAuthority(t))
 	strangers := newIssuers(t)
-	with, err := newCanary(t.Context(), i.nodes.Sign, domain, time.Now())
+	with, err := canary.New(t.Context(), i.nodes.Sign, domain, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,8 +159,8 @@ func TestHandshake(t *testing.T) {
 		"it is no address":                         {"nowhere", unproven},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, detail := handshake(t.Context(), test.address, pki.ClientConfig{
-				Store: with.store, Roots: i.roots, Server: pki.ServiceID(domain, "nodeapi"), NextProtos: []string{"h2"},
+			got, detail := canary.Handshake(t.Context(), test.address, pki.ClientConfig{
+				Store: with.Store, Roots: i.roots, Server: pki.ServiceID(domain, "nodeapi"), NextProtos: []string{"h2"},
 			}, 1500*time.Millisecond)
 			if got != test.want || detail == "" {
 				t.Errorf("%s: %q, want %s", got, detail, test.want)
@@ -172,7 +173,7 @@ func TestHandshake(t *testing.T) {
 func TestOtherAlerts(t *testing.T) {
 	testkit.IO(t)
 	i := newIssuers(t)
-	with, err := newCanary(t.Context(), i.nodes.Sign, domain, time.Now())
+	with, err := canary.New(t.Context(), i.nodes.Sign, domain, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,8 +189,8 @@ func TestOtherAlerts(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := listen(t, func(raw net.Conn) { _ = tls.Server(raw, config).HandshakeContext(t.Context()) })
-	got, detail := handshake(t.Context(), address, pki.ClientConfig{
-		Store: with.store, Roots: i.roots, Server: pki.ServiceID(domain, "nodeapi"), NextProtos: []string{"h2"},
+	got, detail := canary.Handshake(t.Context(), address, pki.ClientConfig{
+		Store: with.Store, Roots: i.roots, Server: pki.ServiceID(domain, "nodeapi"), NextProtos: []string{"h2"},
 	}, 1500*time.Millisecond)
 	if got != unproven {
 		t.Errorf("%s: %q", got, detail)
@@ -201,7 +202,7 @@ func TestOtherAlerts(t *testing.T) {
 func TestTheToldAddressIsReadAsAgentsDo(t *testing.T) {
 	i, proxies := newIssuers(t), newIssuers(t)
 	address := (&issuers{services: proxies.services}).ingress(t, bundleOf(t, i.nodes), speaks)
-	with, err := newCanary(t.Context(), i.nodes.Sign, domain, time.Now())
+	with, err := canary.New(t.Context(), i.nodes.Sign, domain, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

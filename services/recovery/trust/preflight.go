@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/recovery/actions"
+	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
 // Stop is a time in which no certificate is issued.
@@ -85,7 +86,7 @@ type Preflight struct {
 
 	// Of Run alone.
 	begun     bool // its first round is over
-	canary    canary
+	canary    canary.Certificate
 	streaks   streaks
 	signature string
 	checkedAt time.Time // zero: this holder has not checked
@@ -93,10 +94,10 @@ type Preflight struct {
 	askedAt   time.Time
 	pause     time.Duration
 
-	nextCanary canary // of the next issuer of a rotation
-	ready      int    // rounds in a row in which each replica accepted it
-	waiting    string // what the rotation waited for in the round before
-	has        string // fingerprint of the next issuer that this replica was noted to have
+	nextCanary canary.Certificate // of the next issuer of a rotation
+	ready      int                // rounds in a row in which each replica accepted it
+	waiting    string             // what the rotation waited for in the round before
+	has        string             // fingerprint of the next issuer that this replica was noted to have
 }
 
 // New checks the dependencies; it touches neither the database nor the authority.
@@ -216,10 +217,10 @@ func (p *Preflight) tryAll(ctx context.Context, c *check) {
 	if c.authority == nil {
 		return
 	}
-	if len(p.streaks.refused) > 0 || !p.canary.usable(c.authority.fingerprint(), time.Now()) {
+	if len(p.streaks.refused) > 0 || !p.canary.Usable(c.authority.fingerprint(), time.Now()) {
 		fresh, err := p.sign(ctx, c.at)
 		if err != nil {
-			c.err, p.canary = err, canary{}
+			c.err, p.canary = err, canary.Certificate{}
 			return
 		}
 		p.canary = fresh
@@ -227,16 +228,16 @@ func (p *Preflight) tryAll(ctx context.Context, c *check) {
 	p.shake(ctx, c, p.canary)
 }
 
-func (p *Preflight) sign(ctx context.Context, now time.Time) (canary, error) {
+func (p *Preflight) sign(ctx context.Context, now time.Time) (canary.Certificate, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.Ask)
 	defer cancel()
-	return newCanary(ctx, p.deps.Signer.Sign, p.deps.TrustDomain, now)
+	return canary.New(ctx, p.deps.Signer.Sign, p.deps.TrustDomain, now)
 }
 
-func (p *Preflight) shake(ctx context.Context, c *check, with canary) {
+func (p *Preflight) shake(ctx context.Context, c *check, with canary.Certificate) {
 	ahead := c.at.Sub(wallclock.Now())
 	shakeHands(ctx, c.targets, pki.ClientConfig{
-		Store: with.store, Roots: p.deps.Services, Server: pki.ServiceID(p.deps.TrustDomain, "nodeapi"),
+		Store: with.Store, Roots: p.deps.Services, Server: pki.ServiceID(p.deps.TrustDomain, "nodeapi"),
 		NextProtos: []string{"h2"}, Time: func() time.Time { return wallclock.Now().Add(ahead) },
 	}, p.toldRoots(), p.cfg.Handshake)
 }

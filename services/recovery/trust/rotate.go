@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
+	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
 // What a rotation waits for beside replicas.
@@ -43,7 +44,7 @@ func (p *Preflight) Rotate(ctx context.Context) (bool, error) {
 	row, err := pg.One[rotationRow](ctx, p.deps.Pool, readOpenRotation)
 	switch {
 	case pg.IsNoRows(err):
-		p.ready, p.nextCanary = 0, canary{}
+		p.ready, p.nextCanary = 0, canary.Certificate{}
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("read rotation: %w", err)
@@ -251,14 +252,14 @@ func (p *Preflight) lacking(ctx context.Context, row rotationRow) (string, error
 	if without != "" {
 		return without, nil
 	}
-	if !p.nextCanary.usable(row.Next, time.Now()) {
+	if !p.nextCanary.Usable(row.Next, time.Now()) {
 		bounded, cancel := context.WithTimeout(ctx, p.cfg.Ask)
 		defer cancel()
-		p.nextCanary, err = newCanary(bounded, func(ctx context.Context, req ca.SignRequest) (ca.Issued, error) {
+		p.nextCanary, err = canary.New(bounded, func(ctx context.Context, req ca.SignRequest) (ca.Issued, error) {
 			return p.deps.Rotating.SignWith(ctx, row.Next, req)
 		}, p.deps.TrustDomain, c.at)
 		if err != nil {
-			p.nextCanary = canary{}
+			p.nextCanary = canary.Certificate{}
 			return "", err
 		}
 	}

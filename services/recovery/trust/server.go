@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/services/recovery/incident"
+	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
 // GetTrust returns the state, the authority, what each replica of nodeapi publishes, the last rotation and what
@@ -57,7 +58,7 @@ func (p *Preflight) RunPreflight(
 	out := &recoveryv1.RunPreflightResponse{Preflight: row.message()}
 	c.targets = targetsOf(p.told(), trusting(c.targets), c.authority)
 	if c.authority != nil {
-		var with canary
+		var with canary.Certificate
 		if with, c.err = p.sign(ctx, c.at); c.err == nil {
 			p.shake(ctx, c, with)
 		}

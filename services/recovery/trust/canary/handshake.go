@@ -1,4 +1,4 @@
-package trust
+package canary
 
 import (
 	"context"
@@ -12,15 +12,7 @@ import (
 	"time"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pki"
-)
-
-// The outcomes of a handshake.
-const (
-	trusted  = recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_TRUSTED
-	refused  = recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_REFUSED
-	unproven = recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_UNPROVEN
 )
 
 // The alerts by which a server refuses a client's certificate for its chain (RFC 8446, 6.2).
@@ -30,36 +22,17 @@ const (
 	alertUnknownCA          = 48
 )
 
-// preface begins an HTTP/2 connection of a client: the magic, and an empty SETTINGS frame.
-const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+// Preface begins an HTTP/2 connection of a client: the magic, and an empty SETTINGS frame.
+const Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 // quiet is the share of a handshake's time for which the server may speak first. A client that writes at once could
 // lose the alert: a server that has refused it answers what it writes with a reset.
 const quiet = 3
 
-// told returns the host:port of the node API that agents are told, which read it in the same way.
-func (p *Preflight) told() string {
-	told := p.deps.Address()
-	if address, err := config.HostPort(told); err == nil {
-		return address
-	}
-	return told // of no form that agents take: the check says that it is not reached
-}
-
-// toldRoots returns the roots by which agents verify the address that they are told.
-func (p *Preflight) toldRoots() *pki.Bundle {
-	if p.deps.Told != nil {
-		if roots := p.deps.Told(); roots != nil {
-			return roots
-		}
-	}
-	return p.deps.Services
-}
-
-// handshake connects to an address as a node with the certificate of cfg.Store would, and returns what that proves,
+// Handshake connects to an address as a node with the certificate of cfg.Store would, and returns what that proves,
 // with a description. In TLS 1.3 the client's side of the handshake is done before the server has verified the client's
 // certificate, so only the first bytes that the server sends prove that it was accepted.
-func handshake(ctx context.Context, address string, cfg pki.ClientConfig, within time.Duration) (
+func Handshake(ctx context.Context, address string, cfg pki.ClientConfig, within time.Duration) (
 	recoveryv1.HandshakeOutcome, string,
 ) {
 	client, err := pki.ClientTLS(cfg)
@@ -90,7 +63,7 @@ func handshake(ctx context.Context, address string, cfg pki.ClientConfig, within
 		if err := conn.SetDeadline(deadline); err != nil {
 			return unproven, err.Error()
 		}
-		if _, err := io.WriteString(conn, preface); err != nil {
+		if _, err := io.WriteString(conn, Preface); err != nil {
 			return concluded(err)
 		}
 		_, err = conn.Read(one)
