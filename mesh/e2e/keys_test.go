@@ -108,8 +108,8 @@ func killedOf[P killed](processes ...P) []killed {
 }
 
 // forget has the replicas that were killed no longer count as live: gone, and all that are not the present incarnations
-// of the mesh's processes. They otherwise would for keyset.LiveFor, while a rotation waits for them: the tests of keyset
-// and of trust hold that it does, and for how long.
+// of the mesh's processes. They otherwise would for keyset.LiveFor, while a rotation waits for them: the tests of
+// keyset and of trust hold that it does, and for how long.
 func forget(t test, c *cluster.Cluster, mesh *pgx.Conn, gone ...string) {
 	t.Helper()
 	var present []string

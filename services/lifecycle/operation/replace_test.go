@@ -93,8 +93,8 @@ func (p *cluster) stalls(run string, ahead time.Duration) {
 	})
 }
 
-// unleased calls a function at a moment at which no replica leases the run and none can: the mesh's clock is stopped, so
-// that a run which waits is not due. Minutes that pass while a replica leases the run end its lease and its attempt.
+// unleased calls a function at a moment at which no replica leases the run and none can: the mesh's clock is stopped,
+// so that a run which waits is not due. Minutes that pass while a replica leases the run end its lease and its attempt.
 func (p *cluster) unleased(run string, call func()) {
 	p.t.Helper()
 	testkit.StopClock(p.db)
