@@ -297,6 +297,14 @@ func StopClock(d *Database) {
 	}
 }
 
+// StartClock lets the stopped mesh clock of d go on, from the real time on.
+func StartClock(d *Database) {
+	d.t.Helper()
+	if _, err := d.OwnerPool().Exec(Context(d.t), "UPDATE mesh.clock_offset SET stopped = NULL"); err != nil {
+		d.t.Fatalf("start clock: %v", err)
+	}
+}
+
 // SetRollback sets or ends rollback mode in d, as recovery does.
 func SetRollback(d *Database, active bool) {
 	d.t.Helper()

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -105,23 +107,46 @@ func killedOf[P killed](processes ...P) []killed {
 	return out
 }
 
+// forget has the replicas that were killed no longer count as live: gone, and all that are not the present incarnations
+// of the mesh's processes. They otherwise would for keyset.LiveFor, while a rotation waits for them: the tests of
+// keyset and of trust hold that it does, and for how long.
+func forget(t test, c *cluster.Cluster, mesh *pgx.Conn, gone ...string) {
+	t.Helper()
+	var present []string
+	for _, process := range c.Processes() {
+		present = append(present, process.Replica())
+	}
+	if _, err := mesh.Exec(t.ctx, `UPDATE mesh.key_replica SET seen_at = seen_at - make_interval(secs => $3)
+		WHERE (replica_id = ANY ($1) OR replica_id <> ALL ($2)) AND seen_at > mesh.clock() - make_interval(secs => $3)`,
+		gone, present, keyset.LiveFor.Seconds()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// killAll kills processes, and has those that are replicas no longer count as live.
+func killAll(t test, c *cluster.Cluster, mesh *pgx.Conn, processes ...killed) {
+	t.Helper()
+	var gone []string
+	for _, process := range processes {
+		if replica, ok := process.(*cluster.Process); ok {
+			gone = append(gone, replica.Replica())
+		}
+		if err := process.Kill9(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forget(t, c, mesh, gone...)
+}
+
 // rollIssuer makes the next issuer of services. Each kind of service is killed while the issuer is distributed, or
 // while its certificate is replaced.
-func rollIssuer(t test, c *cluster.Cluster, security *person.Client) {
+func rollIssuer(t test, c *cluster.Cluster, mesh *pgx.Conn, security *person.Client) {
 	states := func(ctx context.Context, want ...string) error {
 		keys, states, err := keysOf(ctx, security, recoveryv1.KeyKind_KEY_KIND_SERVICES)
 		if err == nil && !slices.Equal(states, want) {
 			err = fmt.Errorf("the issuers are %v: %v", states, keys)
 		}
 		return err
-	}
-	kill := func(processes ...killed) {
-		t.Helper()
-		for _, process := range processes {
-			if err := process.Kill9(); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 	t.must("the rotation of services", time.Minute, func(ctx context.Context) error {
 		_, err := security.Keys.RotateKey(ctx, &readmodelv1.RotateKeyRequest{
@@ -132,13 +157,13 @@ func rollIssuer(t test, c *cluster.Cluster, security *person.Client) {
 	if err := c.Material.NextIssuer(); err != nil {
 		t.Fatal(err)
 	}
-	kill(append(killedOf(c.Lifecycle...), killedOf(c.Readmodel...)...)...)
+	killAll(t, c, mesh, append(killedOf(c.Lifecycle...), killedOf(c.Readmodel...)...)...)
 	t.must("the next issuer to sign", 3*time.Minute,
 		func(ctx context.Context) error { return states(ctx, "verifying_after", "signing") })
 	if _, err := c.Material.Renew(); err != nil {
 		t.Fatal(err)
 	}
-	kill(append(killedOf(c.Recovery...), killedOf(c.NodeAPI...)...)...)
+	killAll(t, c, mesh, append(killedOf(c.Recovery...), killedOf(c.NodeAPI...)...)...)
 }
 
 // TestKeysRollUnderLoad rotates the keys of join states, of assertions and of tasks, and the issuer of services, while
@@ -155,6 +180,7 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	conn := database(t, c, pg.DatabaseMesh)
 	load := &probing{}
 	loaded, stop := context.WithCancel(t.ctx)
 	var running sync.WaitGroup
@@ -195,11 +221,7 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 			t.Errorf("%s by an operator: %v", name, err)
 		}
 		t.must("the rotation of "+name, time.Minute, func(context.Context) error { return rotate(name) })
-		for _, process := range kind.killed {
-			if err := process.Kill9(); err != nil {
-				t.Fatal(err)
-			}
-		}
+		killAll(t, c, conn, kind.killed...)
 		t.must("the new key of "+name+" to sign", 2*time.Minute, func(ctx context.Context) error {
 			keys, states, err := keysOf(ctx, security, kind.kind)
 			if err == nil && (len(states) != 2 || states[1] != "signing") {
@@ -212,7 +234,7 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 		}
 		working("after the rotation of " + name)
 	}
-	rollIssuer(t, c, security)
+	rollIssuer(t, c, conn, security)
 	working("after the rotation of services")
 	// The agents come back with join states of either key, and are given join states of the new one.
 	for _, agent := range c.Nodes {
@@ -222,7 +244,6 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 	}
 	working("after the agents came back")
 	// The overlap of the former keys passes at once: package keyset tests how long it is.
-	conn := database(t, c, pg.DatabaseMesh)
 	if _, err := conn.Exec(t.ctx, `UPDATE mesh.signing_key SET state_at = state_at - make_interval(secs => $1)
 		WHERE state = 'verifying_after'`,
 		keyset.JoinState.Overlap().Seconds()); err != nil {
@@ -244,11 +265,7 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 	if err := c.Material.ForgetIssuers(); err != nil {
 		t.Fatal(err)
 	}
-	for _, process := range append(killedOf(c.NodeAPI...), killedOf(c.Lifecycle...)...) {
-		if err := process.Kill9(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	killAll(t, c, conn, append(killedOf(c.NodeAPI...), killedOf(c.Lifecycle...)...)...)
 	working("at the end")
 	// The agents have dropped the retired key of tasks, on their disks too: they come back with the new one alone.
 	for _, agent := range c.Nodes {

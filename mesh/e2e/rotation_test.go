@@ -35,6 +35,7 @@ func TestTheNodeAuthorityRotatesUnderConnectedAgents(tt *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	mesh := database(t, c, pg.DatabaseMesh)
 	ask := func(key string) {
 		t.Helper()
 		t.must("the rotation to be asked for", time.Minute, func(ctx context.Context) error {
@@ -49,6 +50,7 @@ func TestTheNodeAuthorityRotatesUnderConnectedAgents(tt *testing.T) {
 		began := time.Now()
 		var is *recoveryv1.GetTrustResponse
 		t.must("the phase "+names.Of(phase), limit, func(ctx context.Context) error {
+			forget(t, c, mesh) // recovery kills itself
 			answer, err := c.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
 			if is = answer.GetTrust(); err == nil && is.GetRotation().GetPhase() != phase {
 				err = fmt.Errorf("the rotation is %v", is.GetRotation())
@@ -59,11 +61,7 @@ func TestTheNodeAuthorityRotatesUnderConnectedAgents(tt *testing.T) {
 		return is
 	}
 	ask("first")
-	for _, p := range c.NodeAPI {
-		if err := p.Kill9(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	killAll(t, c, mesh, killedOf(c.NodeAPI...)...)
 	first := enter(recoveryv1.RotationPhase_ROTATION_PHASE_BOTH_VALID, 3*time.Minute)
 	if len(first.GetIssuers()) != 1 {
 		t.Errorf("replicas are sent %v", first.GetIssuers())
@@ -91,7 +89,6 @@ func TestTheNodeAuthorityRotatesUnderConnectedAgents(tt *testing.T) {
 		!slices.Contains(done.GetAuthority().GetRootFingerprints(), issuers[0].GetFingerprint()) {
 		t.Errorf("replicas are sent %v, and the authority is %v", issuers, done.GetAuthority())
 	}
-	mesh := database(t, c, pg.DatabaseMesh)
 	for _, issuer := range column(t, mesh, `SELECT issuer_fingerprint FROM recovery.serial
 		WHERE state IN ('current', 'next')`) {
 		if issuer != done.GetRotation().GetNextFingerprint() {

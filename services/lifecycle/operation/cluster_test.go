@@ -50,6 +50,7 @@ type cluster struct {
 
 // member is one replica: its own connections, server and driver of sagas.
 type member struct {
+	name   string // of its driver, and of its connections in Postgres
 	pool   *pgxpool.Pool
 	core   *saga.Core
 	steps  *provision.Steps
@@ -138,9 +139,9 @@ func newCluster(t *testing.T, cfg clusterConfig) *cluster {
 	for n := range cfg.seats {
 		p.seats = append(p.seats, p.sit(n, cfg, workloads, instances, committed))
 	}
-	for n, s := range p.seats {
+	for _, s := range p.seats {
 		driver, err := drive.New(s.core, drive.Config{
-			Owner: fmt.Sprintf("seat-%d", n), Workers: max(cfg.workers, 8), Lease: cfg.lease, Heartbeat: cfg.lease / 4,
+			Owner: s.name, Workers: max(cfg.workers, 8), Lease: cfg.lease, Heartbeat: cfg.lease / 4,
 			Poll: 200 * time.Millisecond, CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second,
 			MaxLosses: 100,
 		})
@@ -161,7 +162,7 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 	committed func(),
 ) *member {
 	p.t.Helper()
-	s := &member{}
+	s := &member{name: fmt.Sprintf("seat-%d", n)}
 	pc, err := pgxpool.ParseConfig(p.db.URL(pg.RoleLifecycle))
 	if err != nil {
 		p.t.Fatal(err)
@@ -171,7 +172,7 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 	if cfg.tracers != nil {
 		pc.ConnConfig.Tracer = cfg.tracers(s)
 	}
-	pc.ConnConfig.RuntimeParams["timezone"] = "UTC"
+	pc.ConnConfig.RuntimeParams["timezone"], pc.ConnConfig.RuntimeParams["application_name"] = "UTC", s.name
 	pc.ConnConfig.RuntimeParams[pg.WriterSetting] = pg.WriterProduct
 	maps.Copy(pc.ConnConfig.RuntimeParams, saga.PoolSettings())
 	if s.pool, err = pgxpool.NewWithConfig(p.t.Context(), pc); err != nil {

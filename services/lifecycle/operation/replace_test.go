@@ -84,13 +84,28 @@ const noAgent = "waiting for the agent on the workspace's node to connect"
 func (p *cluster) stalls(run string, ahead time.Duration) {
 	p.t.Helper()
 	p.parked(run, provision.StepStorage, "waiting for the agent")
-	testkit.SetClockOffset(p.db, ahead)
+	p.unleased(run, func() { testkit.SetClockOffset(p.db, ahead) })
 	testkit.Eventually(p.t, testkit.Patience, func() error {
 		if r := p.run(run); !strings.HasPrefix(r.StuckReason, "step_stalled") || r.State != "waiting" {
 			return fmt.Errorf("it is %s: %q", r.State, r.StuckReason)
 		}
 		return nil
 	})
+}
+
+// unleased calls a function at a moment at which no replica leases the run and none can: the mesh's clock is stopped,
+// so that a run which waits is not due. Minutes that pass while a replica leases the run end its lease and its attempt.
+func (p *cluster) unleased(run string, call func()) {
+	p.t.Helper()
+	testkit.StopClock(p.db)
+	testkit.Eventually(p.t, testkit.Patience, func() error {
+		if r := p.run(run); r.Owner != "" {
+			return fmt.Errorf("%s leases it: %s", r.Owner, r.WhyWaiting)
+		}
+		return nil
+	})
+	call()
+	testkit.StartClock(p.db)
 }
 
 // watchdog sends the request as the watchdog until it has found the run at rest: a driver may be driving the run just
@@ -322,6 +337,7 @@ func TestACancelWinsOverTheWatchdog(t *testing.T) {
 			epoch := int64(1)
 			if !first {
 				run, epoch = p.watchdog(id, "k0", 1).GetOperationId(), 2
+				p.parked(run, provision.StepStorage, noAgent) // there is an instance to end
 			}
 			p.world.mu.Lock()
 			p.world.endless = true // so that the undo stays open
@@ -331,10 +347,19 @@ func TestACancelWinsOverTheWatchdog(t *testing.T) {
 			}
 			_, err := p.seats[0].ask(asService(t.Context(), "recovery"), kRecreate, id, watchdogs("k1", epoch))
 			want(t, err, commonv1.Reason_REASON_OPERATION_IN_PROGRESS)
-			p.world.mu.Lock()
-			p.world.endless = false
-			p.world.mu.Unlock()
-			testkit.SetClockOffset(p.db, 8*time.Minute) // the undo is tried again, which takes time
+			testkit.Eventually(t, testkit.Patience, func() error {
+				if p.count(`SELECT count(*) FROM lifecycle.saga_step
+					WHERE run_id = $1 AND dir = 'undo' AND state = 'failed'`, run) == 0 {
+					return errors.New("no attempt to end the instance has failed")
+				}
+				return nil
+			})
+			p.unleased(run, func() {
+				p.world.mu.Lock()
+				p.world.endless = false
+				p.world.mu.Unlock()
+				testkit.SetClockOffset(p.db, 8*time.Minute) // the undo is tried again, which takes time
+			})
 			if w := p.rests(id, "failed"); w.Epoch != epoch || w.RunID != run || w.LastErrorCode != "cancel_requested" {
 				t.Fatalf("it ended as %+v", w)
 			}

@@ -61,14 +61,14 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 		return probes()
 	}
 	more(3)
-	testkit.SetClockOffset(p.db, 5*time.Minute)
+	p.unleased(run().ID, func() { testkit.SetClockOffset(p.db, 5*time.Minute) })
 	if _, err := p.seats[0].core.MarkStalls(testkit.Context(t), time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if r := run(); r.StepName() != provision.StepReady || r.StuckReason != "" {
 		t.Errorf("after five minutes at %q: %q", r.StepName(), r.StuckReason)
 	}
-	testkit.SetClockOffset(p.db, 11*time.Minute)
+	p.unleased(run().ID, func() { testkit.SetClockOffset(p.db, 11*time.Minute) })
 	const flag = `step_stalled: no progress at "Wait for workloads ready" for 00:10:00`
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if r := run(); !strings.HasPrefix(r.StuckReason, flag) {
