@@ -28,7 +28,7 @@ const shortDwell = 10 * time.Second
 // bothTrusts is row 9: the roots for the node API and those pinned for enrolment are replaced on a host.
 func bothTrusts() kit.Drill {
 	return kit.Drill{
-		Name: "trust-drift-blocks-recovery", Slow: true, Apart: true,
+		Name: "trust-drift-blocks-recovery", Slow: true,
 		Injects: "the files of the roots by which the agent of a machine verifies the node API and enrolment are both " +
 			"replaced by ones with other roots, and the agent, whose machine serves a workspace, is killed and started " +
 			"again; trust.dwell_seconds is 10",

@@ -3,12 +3,10 @@ package drill_test
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -128,30 +126,20 @@ func up(ctx context.Context, t *testing.T) *mesh.Mesh {
 	return m
 }
 
-// meshes returns how many meshes run drills at a time: most of what a drill does is wait. Two tests run at a time on a
-// machine with two cores, and on one where processes start slowly.
-func meshes() int {
-	most, err := strconv.Atoi(flag.Lookup("test.parallel").Value.String())
-	if err != nil {
-		return 1
-	}
-	return min(max(most, 1), 3)
-}
+// meshes is how many meshes run drills at a time: most of what a drill does is wait.
+const meshes = 3
 
 // TestDrillsAndTheirControls runs every drill in its scaled form, as `gpuaas drill run --all --controls` does, on some
 // meshes beside each other: each takes the next drill when it has ended one. The first begins when the faults have run
-// that drills are made of. The controls of slow ones, and those
-// after which a mesh may need time to be as it was, run with GPUAAS_TEST_LONG.
+// that drills are made of. The controls of slow ones run with GPUAAS_TEST_LONG.
 func TestDrillsAndTheirControls(t *testing.T) {
 	drills := make(chan kit.Drill, len(drill.Drills()))
 	for _, d := range drill.Drills() {
-		if testkit.Repeat(!d.Apart, true) {
-			drills <- d
-		}
+		drills <- d
 	}
 	close(drills)
 	var running sync.WaitGroup
-	for i := range meshes() {
+	for i := range meshes {
 		running.Go(func() {
 			if i == 0 {
 				t.Run("faults", runFaults)

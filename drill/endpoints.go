@@ -23,7 +23,7 @@ const oldHosts = "https://127.0.0.1:1"
 // endpointDrift is row 7: an agent's endpoints are those of an old host family.
 func endpointDrift() kit.Drill {
 	return kit.Drill{
-		Name: "endpoint-profile-drift", Slow: true, Apart: true,
+		Name: "endpoint-profile-drift", Slow: true,
 		Injects: "the endpoints of a machine's agent, whose machine serves a workspace, are set to those of an old host " +
 			"family, where nothing answers; the agent is killed and started again",
 		Sees: "by the API alone `agent_down`; once the record on the host is brought, `endpoint_profile_drift`; the " +

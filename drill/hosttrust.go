@@ -14,7 +14,7 @@ import (
 // hostTrust is row 8: the roots by which an agent verifies the node API are replaced by others on its host.
 func hostTrust() kit.Drill {
 	return kit.Drill{
-		Name: "host-trust-drift",
+		Name: "host-trust-drift", Slow: true, // the detector and its mutation are those of pre-auth-blind-spot
 		Injects: "the file of the roots by which the agent of a machine verifies the node API is replaced by one with " +
 			"other roots, and the agent, whose machine serves a workspace, is killed and started again; and once more with " +
 			"a trust.dwell_seconds of 10",

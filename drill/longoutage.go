@@ -37,7 +37,7 @@ const scaleOfReturn = 10
 // longOutage is row 2: a machine's agent is stopped past the end of its certificate, and returns.
 func longOutage() kit.Drill {
 	return kit.Drill{
-		Name: "long-node-outage", Slow: true, Apart: true, Scale: scaleOfReturn,
+		Name: "long-node-outage", Slow: true, Scale: scaleOfReturn,
 		Injects: "the agent of a machine is killed and stays away until all its certificates have ended; then it is " +
 			"started again, while the enrolment listener takes no connections until the refusal is seen",
 		Sees: "`cert_expired` and recovering, from the connections that the node API refuses; the workload serves",

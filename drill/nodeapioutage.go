@@ -39,7 +39,7 @@ const noTasks = 5
 // nodeAPIOutage is row 4: all replicas of the node API are killed and stay away.
 func nodeAPIOutage() kit.Drill {
 	return kit.Drill{
-		Name: "control-plane-outage", Apart: true,
+		Name: "control-plane-outage",
 		Injects: "all replicas of the node API are killed and stay away, for longer than an agent may be silent; then " +
 			"they are started again",
 		Sees: "`control_plane_outage` of every node, once, and no verdict on any of them; the workspaces serve and are " +

@@ -26,7 +26,7 @@ import (
 // acknowledged.
 func resultLost() kit.Drill {
 	return kit.Drill{
-		Name: "dispatched-result-lost", Apart: true,
+		Name: "dispatched-result-lost",
 		Injects: "the connection of a machine's agent is led over a wire that keeps its bytes back from the moment at " +
 			"which the agent starts a workload, and is cut then; once more, the result arrives and its acknowledgement is " +
 			"lost; the agents' port takes no connections until that is seen",

@@ -16,7 +16,7 @@ import (
 // routeDrift is row 15: a machine gets another address.
 func routeDrift() kit.Drill {
 	return kit.Drill{
-		Name: "ip-route-drift", Slow: true, Apart: true,
+		Name: "ip-route-drift", Slow: true,
 		Injects: "the table of routes from which the agent of a machine reads its addresses gets one more, while a " +
 			"workspace stands there and the agent runs",
 		Sees:     "`network_facts_drift`, the node is normal; the identity is untouched, the workload serves",

@@ -26,7 +26,7 @@ import (
 // staleChain is row 3: the mesh has another authority of nodes, and a machine keeps a certificate of the former one.
 func staleChain() kit.Drill {
 	return kit.Drill{
-		Name: "identity-rejected-after-profile-change", Slow: true, Apart: true,
+		Name: "identity-rejected-after-profile-change", Slow: true,
 		Injects: "the authority of nodes gets another root and intermediate, which the ingress trusts beside the former " +
 			"ones; while the agent of a machine is killed the ingress drops the former root; the agent is started again with " +
 			"its former certificate, while the enrolment listener takes no connections until the refusal is seen",

@@ -21,7 +21,7 @@ import (
 // tokenMissing is row 12: a machine returns with expired certificates, and without a recovery token that may be used.
 func tokenMissing() kit.Drill {
 	return kit.Drill{
-		Name: "recovery-token-missing", Slow: true, Apart: true, Scale: scaleOfReturn,
+		Name: "recovery-token-missing", Slow: true, Scale: scaleOfReturn,
 		Injects: "the agent of a machine is killed and stays away until its certificates have ended; its recovery tokens " +
 			"are revoked meanwhile; once more it stays away until they are older than node.recovery_token_max_age_seconds, " +
 			"and then they are removed from its files; each time it is started again",

@@ -56,7 +56,7 @@ func authorityReplaced() kit.Drill {
 // ingressSwapped is row 6: the file of the issuers that the ingress trusts is replaced.
 func ingressSwapped() kit.Drill {
 	return kit.Drill{
-		Name: "ingress-trust-drift",
+		Name: "ingress-trust-drift", Slow: true, // the detector and its mutation are those of ca-restart-drift
 		Injects: "the file of the issuers of nodes that the replicas of nodeapi trust is replaced by that of another " +
 			"authority while they run; the agent of a machine ends",
 		Sees: "`cert_untrusted_by_ingress` with the ingress as the failing side, one incident; an enrolment is refused " +

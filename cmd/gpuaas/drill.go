@@ -121,7 +121,7 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 		Use: "run NAME...|--all", Short: "Run drills and judge them by their budgets",
 		Long: "run starts a mesh of separate processes, injects real faults, and holds what the API reports and how long " +
 			"recovery takes to the budgets.\n" +
-			"The mesh ends with it. All drills run on two meshes at a time.\n" +
+			"The mesh ends with it. All drills run on three meshes at a time.\n" +
 			"With --context it runs on the mesh of that context, limited to what can be injected through its API; the others " +
 			"are refused.\n" +
 			"A drill that fails or misses a budget ends with exit code 7. Without --production-timers the mesh has short " +
@@ -138,7 +138,7 @@ func newDrillRunCommand(program *kit.Program) *cobra.Command {
 	f.BoolVar(&o.controls, "controls", false, "run both controls of each drill too: they must fail, and pass if they do")
 	f.BoolVar(&o.production, "production-timers", false, "with the policy values and the budgets of production")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log on stderr what is done, and what the parts of the mesh log")
-	f.IntVar(&o.meshes, "meshes", 0, "how many meshes of their own run drills at a time (default: 2 with --all, else 1)")
+	f.IntVar(&o.meshes, "meshes", 0, "how many meshes of their own run drills at a time (default: 3 with --all, else 1)")
 	f.IntVar(&o.runs, "runs", 1,
 		"how often each drill runs: then the slowest detection may take half the budget (`detection_p95_seconds`)")
 	f.StringVar(&o.dir, "data-dir", "",
@@ -242,7 +242,7 @@ func (o drillOptions) beside(named bool, drills int) (int, error) {
 }
 
 // meshesOfAll is on how many meshes all drills run at a time: they wait for most of their time.
-const meshesOfAll = 2
+const meshesOfAll = 3
 
 // closeMeshes ends meshes, each beside the others.
 func closeMeshes(ctx context.Context, meshes []*mesh.Mesh) error {

@@ -30,10 +30,9 @@ type Drill struct {
 	Host    func() error // why this host cannot run it; nil: any host will do
 	Run     func(ctx context.Context, r *Run) error
 	Scale   time.Duration // by how much a scaled run is to detect sooner than production; zero: scaleDetect
-	Slow    bool          // it waits for a minute and more: the tests run its controls only when they may take long
-	// Apart: on a loaded machine it, or the drill after it, fails for want of time, or the mesh is not as it was for a
-	// minute or more. The tests run it only when they may take long.
-	Apart bool
+	// Slow: the tests run its controls only when they may take long. It waits for a minute and more, or a control of
+	// another drill mutates the same detector in the same way.
+	Slow bool
 }
 
 // Verdict is what the API must report about the fault.

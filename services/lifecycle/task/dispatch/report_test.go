@@ -64,6 +64,34 @@ func TestWhatComesTogetherIsStillToldApart(t *testing.T) {
 	}
 }
 
+// TestTransitionsHaveTheSessionThatReportedThem: an agent whose connection was cut sends its result again by its next
+// session, before the gate is raised to that one.
+func TestTransitionsHaveTheSessionThatReportedThem(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	row := k.enqueue(n)
+	ref := k.lease(n)
+	k.started(n, ref)
+	next := *n
+	next.generation, next.session = n.generation+1, ids.New()
+	if !k.result(&next, ref, succeeded) {
+		t.Fatal("the result is not acknowledged")
+	}
+	want := map[commonv1.TaskState]int64{
+		dispatched: n.generation, running: n.generation, succeeded: next.generation,
+	}
+	for _, tr := range k.transitions(row.TaskID) {
+		if epoch, ok := want[tr.GetState()]; ok && tr.GetSessionEpoch() != epoch {
+			t.Errorf("%s was reported by session %d, its transition has %d", names.Of(tr.GetState()), epoch,
+				tr.GetSessionEpoch())
+		}
+		delete(want, tr.GetState())
+	}
+	if len(want) > 0 {
+		t.Errorf("no transition to %v", want)
+	}
+}
+
 // TestSupersededTasksAreCountedOnce: an agent that refuses a task because it has seen a later operation is counted when
 // that is written, and not again when it reports that again.
 func TestSupersededTasksAreCountedOnce(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 type taskUpdate struct {
 	ref       *nodev1.TaskRef
 	node      string
-	epoch     int64 // session epoch of the reporter
+	epoch     int64 // of the session by which the result came, or else the first report
 	delivered bool
 	started   bool
 	result    *nodev1.TaskResult
@@ -91,7 +91,7 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]taskUpdate, []strin
 				}
 				switch {
 				case w.result == nil:
-					w.result = f
+					w.result, w.epoch, w.session = f, r.GetGeneration(), r.GetSessionId()
 				case resultState(w.result.GetState()) != resultState(f.GetState()):
 					contradictions = append(contradictions,
 						taskUpdate{ref: f.GetTask(), node: w.node, epoch: r.GetGeneration(), session: r.GetSessionId(), result: f})

@@ -277,13 +277,15 @@ func (s *Reports) advanced(ctx context.Context, tx pgx.Tx, words map[string]task
 }
 
 // transitions lists the states that the task went through since `was`, so that states which were reported together
-// still have a transition each.
+// still have a transition each. A transition has the epoch of the session by which it was reported, which the row need
+// not have: an agent sends its results again at the start of a session, maybe before the gate is raised to that.
 func transitions(r task.Row, before reportedRow, w taskUpdate) []*lifecyclev1.TaskTransition {
 	var out []*lifecyclev1.TaskTransition
 	was := before.Was
 	if before.LeasedAt != nil {
 		out = append(out, r.Leased(*before.LeasedAt))
 	}
+	r.SessionEpoch = w.epoch
 	// The agent leaves out the delivery and the start of a task whose result has the time of the start.
 	byResult := w.result.GetStartedAt() != nil
 	if was == "dispatched" && (w.delivered || byResult) {
