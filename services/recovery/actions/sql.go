@@ -40,6 +40,12 @@ var (
 		UPDATE recovery.recovery_action a SET session_at = mesh.clock() FROM unused u WHERE a.action_id = u.action_id
 		RETURNING a.node_id::text AS node_id, a.correlation_id`)
 
+	// ofSessions reads one a node: the newest.
+	ofSessions = pg.Define(pg.RoleRecovery, "actions.read_of_sessions", `
+		SELECT DISTINCT ON (a.node_id) a.node_id::text AS node_id, a.correlation_id FROM recovery.recovery_action a
+		WHERE a.node_id = ANY ($1::uuid[]) AND a.state = 'open' AND a.kind = ANY ($2) AND a.session_at IS NOT NULL
+		ORDER BY a.node_id, a.begun_at DESC`)
+
 	rejections = pg.Define(pg.RoleRecovery, "actions.read_rejections", `
 		SELECT DISTINCT ON (e.node_id) e.node_id::text AS node_id, e.reason, e.observed_at, e.correlation_id
 		FROM recovery.evidence e

@@ -156,13 +156,28 @@ type Correlated struct {
 // NoteSessions notes on the open actions of nodes that a session is ready on the certificate that they brought, and
 // returns their correlation ids. It appends no event.
 func NoteSessions(ctx context.Context, tx pgx.Tx, nodeIDs []string) ([]Correlated, error) {
-	kinds := make([]string, len(certified))
-	for i, kind := range certified {
-		kinds[i] = names.Of(kind)
-	}
-	out, err := pg.All[Correlated](ctx, tx, noteSessions, nodeIDs, kinds)
+	out, err := pg.All[Correlated](ctx, tx, noteSessions, nodeIDs, certifiedNames())
 	if err != nil {
 		return nil, fmt.Errorf("note sessions of recovery actions: %w", err)
 	}
 	return out, nil
+}
+
+// OfSessions returns the correlation ids of the open actions of nodes on whose certificates a session was ready. It
+// locks nothing.
+func OfSessions(ctx context.Context, tx pgx.Tx, nodeIDs []string) ([]Correlated, error) {
+	out, err := pg.All[Correlated](ctx, tx, ofSessions, nodeIDs, certifiedNames())
+	if err != nil {
+		return nil, fmt.Errorf("read recovery actions of sessions: %w", err)
+	}
+	return out, nil
+}
+
+// certifiedNames returns the kinds whose effect is a certificate, as they are stored.
+func certifiedNames() []string {
+	out := make([]string, len(certified))
+	for i, kind := range certified {
+		out[i] = names.Of(kind)
+	}
+	return out
 }
