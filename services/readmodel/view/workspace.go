@@ -70,8 +70,10 @@ type workspaceKeys struct {
 	Verdict      string   `db:"verdict" expr:"COALESCE(v.body->>'reason', '')"`
 	Evidence     []string `db:"evidence" expr:"ARRAY(SELECT e.value->>'reason' {evidence} (SELECT a.now FROM at a))"`
 	ControlPlane string   `db:"control_plane" expr:"(SELECT a.control_plane FROM at a)"`
-	Stalled      bool     `db:"stalled" expr:"COALESCE(r.live AND {stalled}, false)"`
-	HasStalled   bool     `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
+	// JudgedThrough is the time up to which recovery has judged everything; nil: it has never noted such a time.
+	JudgedThrough *time.Time `db:"judged_through" expr:"(SELECT a.judged FROM at a)"`
+	Stalled       bool       `db:"stalled" expr:"COALESCE(r.live AND {stalled}, false)"`
+	HasStalled    bool       `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
 	nodeKeys
 }
 
@@ -103,7 +105,8 @@ const (
 var workspaceLayout = list.Layout{
 	Name: "workspaces", With: `at AS MATERIALIZED (SELECT COALESCE($1::timestamptz, mesh.clock()) AS now,
 		COALESCE((SELECT x.body->>'reason' FROM readmodel.verdict x
-			WHERE x.node_id = '00000000-0000-0000-0000-000000000000'), '') AS control_plane)`,
+			WHERE x.node_id = '00000000-0000-0000-0000-000000000000'), '') AS control_plane,
+		(SELECT j.through FROM mesh.judged j WHERE j.service = 'recovery') AS judged)`,
 	Columns: workspaceColumns, From: workspaceFrom, Sort: "w.tenant || '/' || w.name", ID: "w.workspace_id",
 	Lead: 3, Tenant: "w.tenant_id",
 	Conditions: []list.Condition{
@@ -272,6 +275,11 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Worksp
 		Management:     layers.Management, Runtime: layers.Runtime, Edge: layers.Edge,
 	}
 	out.UserText = status.FamilyOf(out.GetUserState()).Text
+	if w.GetNodeId() != "" && w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
+		if out.VerdictStaleSince = stamp(staleSince(row.JudgedThrough, row.Now)); out.GetVerdictStaleSince() != nil {
+			out.UserText += " " + staleText(out.GetVerdictStaleSince().AsTime())
+		}
+	}
 	if r.GetRunId() != "" && project.LiveRun(r.GetState()) {
 		out.WhyWaiting = r.GetWhyWaiting()
 		if step := int(r.GetStep()); step >= 0 && step < len(r.GetStepNames()) {
