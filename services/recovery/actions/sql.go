@@ -13,6 +13,11 @@ var (
 		SELECT `+pg.Columns[row]("a")+` FROM recovery.recovery_action a
 		WHERE a.node_id = ANY ($1::uuid[]) AND a.state = 'open' ORDER BY a.node_id, a.kind FOR UPDATE`)
 
+	lockFailed = pg.Define(pg.RoleRecovery, "actions.lock_failed", `
+		SELECT `+pg.Columns[row]("a")+` FROM recovery.recovery_action a
+		WHERE a.node_id = $1 AND a.kind = $2 AND a.state = 'failed' AND a.correlation_id = $3
+		ORDER BY a.action_id DESC LIMIT 1 FOR UPDATE`)
+
 	// insertActions leaves out those of which another one is open.
 	insertActions = pg.Define(pg.RoleRecovery, "actions.begin", `
 		INSERT INTO recovery.recovery_action (action_id, node_id, kind, state, reason, requester, correlation_id,

@@ -1,6 +1,7 @@
 package actions
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -45,21 +46,37 @@ func Attempt(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, outcome s
 	return a.CorrelationID, b.Save(ctx, tx)
 }
 
-// Over ends the open action of a node and a kind as succeeded: its reason has ended. It does nothing if no such action
-// is open.
-func Over(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, outcome string) error {
+// Over ends the open action of a node and a kind as succeeded: its reason has ended. If none is open, the last one with
+// the correlation id that has failed is superseded instead: what it was for came about without it.
+func Over(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, correlationID, outcome string) error {
 	b, err := Open(ctx, tx, nodeID)
 	if err != nil {
 		return err
 	}
 	a := b.Of(nodeID, kind)
 	if a == nil {
-		return nil
+		return b.overtake(ctx, tx, nodeID, kind, correlationID, outcome)
 	}
 	if a.EffectAt == nil {
 		a.EffectAt = &b.now
 	}
 	a.Succeed(b.now, outcome)
+	return b.Save(ctx, tx)
+}
+
+// overtake supersedes the last action of a node, a kind and a correlation id that has failed.
+func (b *Book) overtake(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, correlationID, outcome string) error {
+	r, err := pg.One[row](ctx, tx, lockFailed, cmp.Or(nodeID, ControlPlane), names.Of(kind), correlationID)
+	if pg.IsNoRows(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("lock the recovery action that has failed: %w", err)
+	}
+	a := &Action{row: r, changed: true}
+	a.State, a.HealthyAt = names.Of(StateSuperseded), &b.now
+	a.Outcome = shorten(outcome + ", without this action; before: " + r.Outcome)
+	b.all = append(b.all, a)
 	return b.Save(ctx, tx)
 }
 
