@@ -19,6 +19,13 @@ func ImpactOf(reason commonv1.DriftReason) Impact {
 	return Impact{Family: commonv1.UserState_USER_STATE_NORMAL, Why: "the reason is not known here"}
 }
 
+// Suspicion reports whether a reason is a suspicion about the machine's identity, which shows nothing of what runs
+// there. If many machines are suspected at once, the fault is rather ours, and it touches no workspace by itself.
+func Suspicion(reason commonv1.DriftReason) bool {
+	return reason == commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED ||
+		reason == commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE
+}
+
 const (
 	untouched = commonv1.UserState_USER_STATE_NORMAL
 	byPerson  = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED

@@ -79,7 +79,11 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cordons := gate.Cordons{Logger: b.Logger, Policy: b.Policy}
+	waiting, err := gate.NewWaiting(p.metrics)
+	if err != nil {
+		return err
+	}
+	cordons := gate.Cordons{Logger: b.Logger, Policy: b.Policy, Waiting: waiting}
 	verdicts, err := p.batches(gate.VerdictConsumer(), cordons.OnVerdicts)
 	if err != nil {
 		return err
@@ -106,7 +110,7 @@ func (s *Service) build(ctx context.Context) error {
 				if released > 0 {
 					p.wakes.Committed()
 				}
-				return err
+				return errors.Join(err, cordons.Measure(ctx, b.DB))
 			})
 		}},
 		app.Task{

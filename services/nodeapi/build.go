@@ -93,12 +93,16 @@ func (s *Service) build(ctx context.Context) error {
 		},
 		Diagnose: func(sess *roster.Session, d []*commonv1.Diagnostic) {
 			if fact := sess.Diagnosed(d); fact != nil {
-				s.facts.Session(fact)
+				s.facts.Session(fact, sess.Correlation())
 			}
 		},
-		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
-		Profile:  func(sess *roster.Session) { s.facts.Session(sess.ProfileChanged()) },
-		Clock:    func(sess *roster.Session, by time.Duration) { s.facts.Session(sess.ClockChanged(by)) },
+		Host: func(sess *roster.Session, host *commonv1.HostFacts) {
+			s.facts.Session(sess.HostChanged(host), sess.Correlation())
+		},
+		Profile: func(sess *roster.Session) { s.facts.Session(sess.ProfileChanged(), sess.Correlation()) },
+		Clock: func(sess *roster.Session, by time.Duration) {
+			s.facts.Session(sess.ClockChanged(by), sess.Correlation())
+		},
 		Rejected: rejections.Refused,
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}); err != nil {

@@ -2,14 +2,36 @@ package nodeapi_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
+
+// TestASessionHasTheCorrelationIDOfItsRecovery: the session that recovery tells comes after a recovery action has the
+// action's correlation id in all its events.
+func TestASessionHasTheCorrelationIDOfItsRecovery(t *testing.T) {
+	correlation := ids.New()
+	k := newKit(t, func(b *nodeapitest.Backend) { b.Correlation = correlation })
+	a := k.session(k.replica())
+	f := beat(1)
+	f.GetHeartbeat().ChangedFacts = &commonv1.HostFacts{StateDisk: &commonv1.StateDisk{Full: true, Path: "/state"}}
+	a.send(f)
+	testkit.Eventually(t, testkit.Patience, func() error {
+		list, err := testkit.ReadEvents(t.Context(), k.db.Pool(pg.RoleReadmodel),
+			`kind = 'session.changed' AND aggregate_id = $1 AND correlation_id = $2`, a.session, correlation)
+		if err == nil && len(list) != 2 {
+			err = fmt.Errorf("%d events have the correlation id, want that of the admission and that of the fact", len(list))
+		}
+		return err
+	})
+}
 
 // TestChangedFactsAndDiagnosticsBecomeEvents checks that an admitted agent's reports about its host are passed on:
 // facts as they change, and its last diagnostics with every later event of the session.

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -34,6 +36,66 @@ func (k *kit) notified() {
 		}
 		return err
 	})
+}
+
+// Scenario: recovery is down for a minute. Workspaces and what lasts of their notifications say up to when recovery has
+// judged, to their users in plain words, and nothing is written for it. Once it judges again they say nothing of it.
+func TestWorkspacesSayThatTheirVerdictIsStale(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	k.marked(k.A)
+	k.notified()
+	judged := func(ago string) time.Time {
+		t.Helper()
+		var at time.Time
+		k.check(k.DB.Pool(pg.RoleRecovery).QueryRow(ctx, `INSERT INTO mesh.judged (service, through)
+			VALUES ('recovery', mesh.clock() - $1::interval) ON CONFLICT (service) DO UPDATE SET through = EXCLUDED.through
+			RETURNING through`, ago).Scan(&at))
+		return at
+	}
+	rows := func() (out string) {
+		t.Helper()
+		k.check(k.DB.OwnerPool().QueryRow(ctx, `SELECT (SELECT string_agg(i::text, ';') FROM readmodel.impact i) ||
+			(SELECT string_agg(n.text, ';' ORDER BY n.audience) FROM readmodel.notification n)`).Scan(&out))
+		return out
+	}
+	read := func(token string) (*readmodelv1.Workspace, *readmodelv1.Notification) {
+		t.Helper()
+		w, err := k.query(token).GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: k.A.WorkspaceID})
+		k.check(err)
+		list, err := k.notifications(token).ListNotifications(ctx, &readmodelv1.ListNotificationsRequest{})
+		k.check(err)
+		if len(list.GetItems()) != 1 {
+			t.Fatalf("%v", list)
+		}
+		return w.GetWorkspace(), list.GetItems()[0]
+	}
+	operator, tenant := k.token("", "viewer"), k.token(k.A.ID, "tenant")
+	before := rows()
+	for _, ago := range []string{"1 minute", "2 seconds"} {
+		at := judged(ago)
+		stale, text := ago == "1 minute", "last checked at "+at.UTC().Format(time.RFC3339)
+		for _, token := range []string{operator, tenant} {
+			w, n := read(token)
+			for what, got := range map[string]struct {
+				since *timestamppb.Timestamp
+				text  string
+			}{
+				"the workspace":    {w.GetVerdictStaleSince(), w.GetUserText()},
+				"the notification": {n.GetVerdictStaleSince(), n.GetText()},
+			} {
+				if shown := got.since != nil && got.since.AsTime().Equal(at); shown != (stale && token == operator) {
+					t.Errorf("%s, judged %s ago: stale since %v", what, ago, got.since)
+				}
+				if strings.Contains(got.text, text) != stale {
+					t.Errorf("%s, judged %s ago: %s", what, ago, got.text)
+				}
+			}
+		}
+	}
+	if after := rows(); after != before {
+		t.Errorf("rows of impacts changed:\n%s\n%s", before, after)
+	}
 }
 
 // Scenario: the machines of two tenants are suspected to be copied. The running service notifies each of its own

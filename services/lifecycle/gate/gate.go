@@ -46,6 +46,10 @@ type Gate struct {
 	TaskTypes      []string            `db:"task_types"`
 	Host           *commonv1.HostFacts `db:"-"`
 	Version        int64               `db:"version"`
+
+	// WaitingCordon is why the node is to be cordoned, if that cordon waits because it is one of too many.
+	WaitingCordon      string     `db:"waiting_cordon"`
+	WaitingCordonSince *time.Time `db:"waiting_cordon_since"`
 }
 
 // Proto returns the gate as events and responses show it.
@@ -56,6 +60,10 @@ func (g Gate) Proto() *lifecyclev1.NodeGate {
 		LedgerId: g.LedgerID,
 		Slots:    g.Slots, Gpus: int32(len(g.Host.GetGpus())), // devices of one host
 		InstanceId: g.InstanceID, WorkspaceId: g.WorkspaceID, Host: g.Host, Version: g.Version,
+		WaitingCordon: g.WaitingCordon,
+	}
+	if g.WaitingCordonSince != nil {
+		p.WaitingCordonSince = timestamppb.New(*g.WaitingCordonSince)
 	}
 	if g.SessionReadyAt != nil {
 		p.SessionReadyAt = timestamppb.New(*g.SessionReadyAt)

@@ -87,6 +87,7 @@ func (c Cordons) OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Rec
 		return err
 	}
 	var wanted []waiting
+	var over []string // nodes whose cordon waited, and is not wanted any more
 	for _, g := range gates {
 		if g.Retired {
 			continue
@@ -98,6 +99,13 @@ func (c Cordons) OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Rec
 		if w.Reason != "" {
 			wanted = append(wanted, w)
 		}
+		list := requests[g.NodeID]
+		if last := list[len(list)-1]; g.WaitingCordon != "" && last.reason == "" && last.version > before[g.NodeID].Version {
+			over = append(over, g.NodeID)
+		}
+	}
+	if err := reportWaiting(ctx, tx, hideWaiting, over); err != nil {
+		return err
 	}
 	_, err = c.settle(ctx, tx, wanted)
 	return err

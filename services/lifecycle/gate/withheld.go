@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -26,6 +27,8 @@ const ReleaseEvery = 30 * time.Second
 type Cordons struct {
 	Logger *slog.Logger
 	Policy policy.Reader
+	// Waiting is the gauge of NewWaiting, which Measure sets.
+	Waiting prometheus.Gauge
 }
 
 // waiting is a node whose cordon waits.
@@ -88,13 +91,21 @@ func (c Cordons) settle(ctx context.Context, tx pgx.Tx, wanted []waiting) (int, 
 		if _, err := pg.Exec(ctx, tx, withholdCordons, nodes); err != nil {
 			return 0, fmt.Errorf("withhold cordons: %w", err)
 		}
-		return 0, nil
+		return 0, reportWaiting(ctx, tx, showWaiting, nodes)
 	}
 	released, err := pg.All[waiting](ctx, tx, takeWithheld, releaseBatch)
 	if err != nil {
 		return 0, fmt.Errorf("read withheld cordons: %w", err)
 	}
-	for _, w := range append(wanted, released...) {
+	wanted = append(wanted, released...)
+	nodes := make([]string, len(wanted))
+	for i, w := range wanted {
+		nodes[i] = w.NodeID
+	}
+	if err := reportWaiting(ctx, tx, hideWaiting, nodes); err != nil {
+		return 0, err
+	}
+	for _, w := range wanted {
 		ctx := obs.With(ctx, obs.Correlation{CorrelationID: w.correlation})
 		if _, err := CordonUnlessIs(ctx, tx, w.NodeID, w.Reason, ofRuntime); err != nil {
 			return 0, err

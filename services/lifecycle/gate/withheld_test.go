@@ -2,7 +2,10 @@ package gate_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
@@ -91,6 +94,63 @@ func TestAWithheldCordonEndsWithItsVerdict(t *testing.T) {
 	k.wantCordon(nodes[0], "")
 	k.wantCordon(nodes[1], byVerdict)
 	k.wantCordon(nodes[2], byVerdict)
+}
+
+// TestGatesShowTheCordonsThatWait: each with the reason and since when, in its events too, until it is set or its
+// verdict is over. The gauge counts them.
+func TestGatesShowTheCordonsThatWait(t *testing.T) {
+	k := newKit(t)
+	registry := prometheus.NewRegistry()
+	waiting, err := gate.NewWaiting(registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(what string, nodes []string, wait int) {
+		t.Helper()
+		shown := 0
+		for _, node := range nodes {
+			g := k.get(node)
+			list := testkit.Events(t, k.db.Pool(pg.RoleLifecycle), "kind = 'gate.changed' AND aggregate_id = $1", node)
+			last := list[len(list)-1]
+			if g.WaitingCordon == "" != (g.WaitingCordonSince == nil) || g.WaitingCordon == "" != (last.Text("waiting_cordon_since") == "") ||
+				last.Text("waiting_cordon") != g.WaitingCordon || last.AggregateVersion != g.Version {
+				t.Errorf("%s: the gate has %q since %v, its last event %v", what, g.WaitingCordon, g.WaitingCordonSince, last)
+			}
+			if strings.Contains(g.WaitingCordon, "the host is not as it was accepted") {
+				shown++
+			}
+		}
+		c := k.cordons()
+		c.Waiting = waiting
+		if err := c.Measure(k.ctx, k.db.Pool(pg.RoleLifecycle)); err != nil {
+			t.Fatal(err)
+		}
+		families, err := registry.Gather()
+		if err != nil || len(families) != 1 {
+			t.Fatal(families, err)
+		}
+		if n := families[0].GetMetric()[0].GetGauge().GetValue(); shown != wait || int(n) != wait {
+			t.Errorf("%s: %d cordons are shown as waiting, %v counted, want %d", what, shown, n, wait)
+		}
+	}
+	nodes := k.nodes(4)
+	var batch []events.Record
+	for _, node := range nodes {
+		batch = append(batch, k.verdict(node, 1, runtimeDrift, 0, true))
+	}
+	k.applied(batch...)
+	want("four of four differ", nodes, 4)
+	since := k.get(nodes[1]).WaitingCordonSince
+	k.judged(nodes[0], 2, 0, runtimeDrift, false)
+	want("one is over", nodes, 3)
+	if now := k.get(nodes[1]).WaitingCordonSince; !now.Equal(*since) {
+		t.Errorf("it waits since %v, then since %v", since, now)
+	}
+	k.personCordons(nodes[1], true)
+	want("a person cordons one", nodes, 3)
+	k.judged(nodes[2], 2, 0, runtimeDrift, false)
+	want("two are left, which are few", nodes, 0)
+	k.wantCordon(nodes[3], byVerdict)
 }
 
 // TestTheShareThatVerdictsCordonIsThePolicys: with brake.fleet_fraction of a half, five of ten are not too many.

@@ -54,7 +54,7 @@ type Writer struct {
 	forgetAfter time.Duration
 
 	mu      sync.Mutex
-	pending map[string]*nodev1.SessionChanged
+	pending map[string]*fact
 	order   []string
 	known   map[string]versions // by session; at most sessionsKnown
 	former  map[string]versions // what known was when it was full last
@@ -73,7 +73,7 @@ func New(deps Deps) *Writer {
 	return &Writer{
 		logger: deps.Logger, db: deps.DB, wake: deps.Wake,
 		forgetAfter: cmp.Or(deps.ForgetAfter, 72*time.Hour),
-		pending:     map[string]*nodev1.SessionChanged{}, known: map[string]versions{}, seen: map[kept]*observed{},
+		pending:     map[string]*fact{}, known: map[string]versions{}, seen: map[kept]*observed{},
 		flying: map[kept]bool{}, poke: make(chan struct{}, 1), observers: map[string]*observer{}, unread: map[string]int64{},
 		now: time.Now,
 	}
@@ -86,13 +86,20 @@ type versions struct {
 	ended        bool
 }
 
-// Session takes a fact. It does not block. Facts of one session may come in another order than that of their versions,
+// fact is a session as an event reports it, with the correlation id of the event; empty: none.
+type fact struct {
+	*nodev1.SessionChanged
+	correlation string
+}
+
+// Session takes a fact and the correlation id of its event. It does not block. Facts of one session may come in another order than that of their versions,
 // because several goroutines report them: an older one takes back nothing that a newer one has reported, even if that
 // is written already.
-func (w *Writer) Session(f *nodev1.SessionChanged) {
+func (w *Writer) Session(changed *nodev1.SessionChanged, correlationID string) {
+	f := &fact{SessionChanged: changed, correlation: correlationID}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	before := w.noteLocked(f)
+	before := w.noteLocked(changed)
 	older := before.newest > f.GetVersion()
 	if before.host > f.GetVersion() {
 		f.Host = nil
@@ -110,7 +117,7 @@ func (w *Writer) Session(f *nodev1.SessionChanged) {
 	}
 	w.pending[f.GetSessionId()] = f
 	if !older {
-		w.followLocked(f)
+		w.followLocked(changed)
 	}
 	w.pokeLocked()
 }
@@ -145,7 +152,7 @@ func (w *Writer) pokeLocked() {
 // keep copies the fields that an agent sends once or on change (host, profile, diagnostics, task types, recovery) from
 // an older fact that was not written to the newer one, where the newer one lacks them. Most facts have the newest
 // diagnostics alone, so that each diagnostic is copied by itself.
-func keep(newer, old *nodev1.SessionChanged) {
+func keep(newer, old *fact) {
 	if newer.GetHost() == nil {
 		newer.Host = old.GetHost()
 	}
@@ -191,11 +198,11 @@ func (w *Writer) tidy(ctx context.Context) {
 // Leave writes the last facts.
 func (w *Writer) Leave(ctx context.Context) { w.flush(ctx) }
 
-func (w *Writer) take() []*nodev1.SessionChanged {
+func (w *Writer) take() []*fact {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := min(len(w.order), flushMost)
-	out := make([]*nodev1.SessionChanged, 0, n)
+	out := make([]*fact, 0, n)
 	for _, id := range w.order[:n] {
 		out = append(out, w.pending[id])
 		delete(w.pending, id)
@@ -205,7 +212,7 @@ func (w *Writer) take() []*nodev1.SessionChanged {
 }
 
 // giveBack has facts that could not be written wait again, unless a newer fact of the session waits.
-func (w *Writer) giveBack(facts []*nodev1.SessionChanged) {
+func (w *Writer) giveBack(facts []*fact) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, f := range facts {
@@ -246,15 +253,17 @@ func (w *Writer) flush(ctx context.Context) {
 	}
 }
 
-func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen []*observed,
+func (w *Writer) write(ctx context.Context, facts []*fact, seen []*observed,
 	unread map[string]int64,
 ) error {
 	evs := make([]events.Event, len(facts))
 	for i, f := range facts {
 		evs[i] = events.Event{
 			Kind: "session.changed", AggregateType: "session", AggregateID: f.GetSessionId(), AggregateVersion: f.GetVersion(),
-			Payload:     f,
-			Correlation: events.Correlation{NodeID: f.GetNodeId(), NodeInstanceID: f.GetNodeInstanceId()},
+			Payload: f.SessionChanged,
+			Correlation: events.Correlation{
+				CorrelationID: f.correlation, NodeID: f.GetNodeId(), NodeInstanceID: f.GetNodeInstanceId(),
+			},
 		}
 	}
 	var done *written

@@ -76,7 +76,7 @@ func (a *light) admitted(w *Writer) {
 	w.Session(&nodev1.SessionChanged{
 		SessionId: ids.New(), NodeId: a.id, Generation: a.generation, State: commonv1.SessionState_SESSION_STATE_ADMITTED,
 		Version: 1,
-	})
+	}, "")
 }
 
 // write flushes a replica, and runs its writes that follow from time.
@@ -229,7 +229,7 @@ func TestWhatIsNotRepeatedIsStale(t *testing.T) {
 	w.Session(&nodev1.SessionChanged{
 		SessionId: ids.New(), NodeId: a.id, Generation: 2,
 		State: commonv1.SessionState_SESSION_STATE_CLOSED, Version: 2,
-	})
+	}, "")
 	s.now = s.now.Add(time.Hour)
 	s.write(w)
 	if n := len(s.written()); n != 5 {

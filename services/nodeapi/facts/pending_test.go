@@ -64,7 +64,7 @@ func TestAnOlderFactDoesNotReplaceANewerOne(t *testing.T) {
 	fact := func(version int64, state commonv1.SessionState, host *commonv1.HostFacts) {
 		w.Session(&nodev1.SessionChanged{
 			SessionId: session, NodeId: node, Generation: 1, Version: version, State: state, Host: host,
-		})
+		}, "")
 	}
 	fact(2, commonv1.SessionState_SESSION_STATE_CLOSED, nil)
 	fact(1, commonv1.SessionState_SESSION_STATE_ADMITTED, &commonv1.HostFacts{MachineId: "machine"})
@@ -90,10 +90,10 @@ func TestAnOlderFactTakesBackNoEndThatWasTaken(t *testing.T) {
 					SessionId: session, NodeId: node, Generation: 1, Version: version, State: state,
 				}
 			}
-			w.Session(fact(1, commonv1.SessionState_SESSION_STATE_ADMITTED))
-			w.Session(fact(3, commonv1.SessionState_SESSION_STATE_CLOSED))
+			w.Session(fact(1, commonv1.SessionState_SESSION_STATE_ADMITTED), "")
+			w.Session(fact(3, commonv1.SessionState_SESSION_STATE_CLOSED), "")
 			taken := w.take()
-			w.Session(fact(2, commonv1.SessionState_SESSION_STATE_ADMITTED))
+			w.Session(fact(2, commonv1.SessionState_SESSION_STATE_ADMITTED), "")
 			if !written {
 				w.giveBack(taken)
 			}
@@ -123,7 +123,7 @@ func TestAnOlderFactIsWrittenForItsHostAlone(t *testing.T) {
 		if machine != "" {
 			f.Host = &commonv1.HostFacts{MachineId: machine}
 		}
-		w.Session(f)
+		w.Session(f, "")
 	}
 	fact(4, "")
 	taken := w.take()
@@ -152,7 +152,7 @@ func TestAnOlderFactIsWrittenForItsHostAlone(t *testing.T) {
 func TestVersionsOfFactsAreForgotten(t *testing.T) {
 	w := New(Deps{Logger: slog.New(slog.DiscardHandler), Wake: func() {}})
 	fact := func(session string, version int64) {
-		w.Session(&nodev1.SessionChanged{SessionId: session, Version: version})
+		w.Session(&nodev1.SessionChanged{SessionId: session, Version: version}, "")
 		w.take()
 	}
 	first := ids.New()
@@ -160,7 +160,7 @@ func TestVersionsOfFactsAreForgotten(t *testing.T) {
 	for range sessionsKnown {
 		fact(ids.New(), 1)
 	}
-	w.Session(&nodev1.SessionChanged{SessionId: first, Version: 1})
+	w.Session(&nodev1.SessionChanged{SessionId: first, Version: 1}, "")
 	if left := w.take(); len(left) != 0 {
 		t.Errorf("%v is written after a newer one", left)
 	}

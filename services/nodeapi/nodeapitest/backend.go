@@ -49,6 +49,8 @@ type Backend struct {
 	Refuse func(*nodev1.TaskResult) *lifecyclev1.TaskRefusal
 	// Renew returns renewals; nil: they fail.
 	Renew func(*recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error)
+	// Correlation is that of the recovery action that brought the certificate of each session; empty: none did.
+	Correlation string
 
 	services []*port.Server
 
@@ -229,7 +231,7 @@ func (p *Backend) ConfirmSessions(_ context.Context,
 			out.Denial = &commonv1.Denial{Reason: commonv1.Reason_REASON_SESSION_SUPERSEDED, Action: commonv1.Action_ACTION_WAIT}
 			continue
 		}
-		out.SupersededSessionId = n.GetConfirmedSessionId()
+		out.SupersededSessionId, out.CorrelationId = n.GetConfirmedSessionId(), p.Correlation
 		next := proto.CloneOf(n)
 		next.Confirmed, next.ConfirmedSessionId, next.CurrentSerial = s.GetGeneration(), s.GetSessionId(), s.GetSerial()
 		next.ReplacedNonce = p.replaced[s.GetSessionId()]

@@ -43,7 +43,8 @@ type Config struct {
 
 // Events receives the transitions of sessions. It must not block.
 type Events interface {
-	Session(f *nodev1.SessionChanged)
+	// Session takes a session as an event reports it, and the correlation id of the event; empty: none.
+	Session(f *nodev1.SessionChanged, correlationID string)
 }
 
 // Roster of sessions. Safe for concurrent use.
@@ -126,7 +127,7 @@ func (r *Roster) Remove(s *Session) {
 	}
 	r.mu.Unlock()
 	if was == commonv1.SessionState_SESSION_STATE_ADMITTED || was == commonv1.SessionState_SESSION_STATE_DRAINING {
-		r.events.Session(s.Fact(commonv1.SessionState_SESSION_STATE_CLOSED, false))
+		r.report(s, commonv1.SessionState_SESSION_STATE_CLOSED, false)
 	}
 }
 
@@ -151,7 +152,7 @@ func (r *Roster) Admit(s *Session) {
 	s.mu.Unlock()
 	s.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_OPENING),
 		int32(commonv1.SessionState_SESSION_STATE_ADMITTED))
-	r.events.Session(s.Fact(commonv1.SessionState_SESSION_STATE_ADMITTED, true))
+	r.report(s, commonv1.SessionState_SESSION_STATE_ADMITTED, true)
 	if old != nil && old != s {
 		r.replace(old, replaces)
 	}
@@ -174,12 +175,17 @@ func (r *Roster) replace(old *Session, replacedNonce string) {
 	old.closeLocked(commonv1.Reason_REASON_SESSION_SUPERSEDED, "replaced by its own agent",
 		wallclock.Now().Add(r.cfg.DrainFor))
 	old.mu.Unlock()
-	r.events.Session(old.Fact(commonv1.SessionState_SESSION_STATE_DRAINING, false))
+	r.report(old, commonv1.SessionState_SESSION_STATE_DRAINING, false)
+}
+
+// report reports a session in a state.
+func (r *Roster) report(s *Session, state commonv1.SessionState, withHost bool) {
+	r.events.Session(s.Fact(state, withHost), s.Correlation())
 }
 
 // RepeatClosed reports the end of a session once more, as a newer version.
 func (r *Roster) RepeatClosed(s *Session) {
-	r.events.Session(s.Fact(commonv1.SessionState_SESSION_STATE_CLOSED, false))
+	r.report(s, commonv1.SessionState_SESSION_STATE_CLOSED, false)
 }
 
 // Repeat reports the sessions that stand here once more, as newer versions. A replica that comes back after it counted
@@ -187,7 +193,7 @@ func (r *Roster) RepeatClosed(s *Session) {
 func (r *Roster) Repeat() {
 	for _, s := range r.CurrentAll() {
 		if state := s.State(); state != commonv1.SessionState_SESSION_STATE_OPENING { // Admit reports such a one
-			r.events.Session(s.Fact(state, false))
+			r.report(s, state, false)
 		}
 	}
 }
@@ -307,7 +313,7 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 		s.AskReconnect(commonv1.Reason_REASON_STREAM_MAX_AGE, spread)
 	}
 	if isLate != wasLate {
-		r.events.Session(s.Fact(state, false))
+		r.report(s, state, false)
 	}
 	return isLate
 }

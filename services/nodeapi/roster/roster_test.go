@@ -63,7 +63,7 @@ type facts struct {
 	seen []*nodev1.SessionChanged
 }
 
-func (f *facts) Session(s *nodev1.SessionChanged) {
+func (f *facts) Session(s *nodev1.SessionChanged, _ string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.seen = append(f.seen, s)

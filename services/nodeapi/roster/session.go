@@ -79,6 +79,7 @@ type Session struct {
 	clockOffset  time.Duration          // of the host's clock, as last reported; zero: none is known
 	diags        []*commonv1.Diagnostic // keptDiagnostics of Hello's, once they were reported, and of the reports since
 	version      int64
+	correlation  string // of the recovery action that brought its certificate; empty: none did
 	closeWhy     commonv1.Reason
 	closeText    string
 }
@@ -151,6 +152,16 @@ func (s *Session) Generation() int64 { return guarded(&s.mu, &s.generation) }
 
 // Nonce of the session's Welcome.
 func (s *Session) Nonce() string { return guarded(&s.mu, &s.nonce) }
+
+// Correlate records the correlation id of what brought the session: the recovery action that goes on.
+func (s *Session) Correlate(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.correlation = id
+}
+
+// Correlation returns the correlation id of what brought the session; empty: nothing is known to have.
+func (s *Session) Correlation() string { return guarded(&s.mu, &s.correlation) }
 
 // InstanceID of the node.
 func (s *Session) InstanceID() string { return guarded(&s.mu, &s.instanceID) }

@@ -61,6 +61,7 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 	if err := failpoint.Hit("nodeapi.confirm.before_admitted"); err != nil {
 		return err
 	}
+	h.sess.Correlate(res.GetCorrelationId())
 	h.server.deps.Roster.Admit(h.sess)
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
 		Generation: generation, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), RunListFollows: true,

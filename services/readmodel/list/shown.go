@@ -47,6 +47,7 @@ var operators = map[protoreflect.Name]bool{
 	"replica_id": true, "owner": true, "provider_id": true, "external_ref": true, "gpu_device_ids": true,
 	"cause": true, "detail": true, "findings": true, "agent_detail": true, "cancel_reason": true, "end_reason": true,
 	"orphan_reason": true, "stuck_reason": true, "orphaned_by": true, "updated_by": true, "session_epoch": true,
+	"verdict_stale_since": true,
 }
 
 // hide removes from a message, and from the messages in it, what a person of a tenant does not see.

@@ -151,7 +151,12 @@ func (c *changes) over(row kept, t view.Touched) {
 	if state := t.Workspace.GetState(); state != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
 		text = "It is " + names.Of(state) + ": what disturbed it before does not count any more."
 	}
-	c.tell(row.ImpactID, ended, text, row.Reason+" is over; the workspace is "+names.Of(t.Workspace.GetState()))
+	toOperators := row.Reason + " is over; the workspace is " + names.Of(t.Workspace.GetState())
+	if t.Ours(row.Reason) {
+		text = "It is looked into as a fault of the platform, and nothing shows that it disturbs what runs."
+		toOperators = row.Reason + " is an incident of many machines, and there is no evidence of what runs on this one"
+	}
+	c.tell(row.ImpactID, ended, text, toOperators)
 }
 
 func (c *changes) tell(id, event, toTenant, toOperators string) {

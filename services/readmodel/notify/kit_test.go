@@ -196,6 +196,19 @@ func (k *kit) incidentOf(reason string, nodes ...string) string {
 	return id
 }
 
+// endIncident ends an incident that incidentOf began.
+func (k *kit) endIncident(id, reason string) {
+	k.t.Helper()
+	now := timestamppb.New(k.Now())
+	k.AppendRaw(pg.RoleRecovery, events.Event{
+		Kind: project.KindIncident, AggregateType: "incident", AggregateID: id, AggregateVersion: 2,
+		Payload: &recoveryv1.Incident{
+			IncidentId: id, Kind: commonv1.IncidentKind_INCIDENT_KIND_FLEET_DRIFT, Version: 2, ErrorCode: reason,
+			OpenedAt: now, ClosedAt: now,
+		},
+	})
+}
+
 // scope returns the scope of a tenant's person, or that of an operator without a tenant.
 func (k *kit) scope(tenantID string) list.Scope {
 	k.t.Helper()

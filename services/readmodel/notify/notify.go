@@ -63,6 +63,8 @@ type Result struct {
 	Subjects              int // of the queue, that it has finished
 	Workspaces            int // that were read
 	Began, Changed, Ended int
+
+	late bool // more evidence may be over without an event
 }
 
 // Run works on the queue until ctx ends.
@@ -87,7 +89,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 	}, func(ctx context.Context) error {
 		more = false // after an error the next round waits
 		r, err := n.RunOnce(ctx)
-		more = err == nil && (r.Subjects == batch || r.Workspaces >= enough) || err != nil && r.Subjects > 0
+		more = err == nil && (r.Subjects == batch || r.Workspaces >= enough || r.late) || err != nil && r.Subjects > 0
 		return err
 	})
 }
@@ -96,14 +98,17 @@ var (
 	// takeTurn keeps other replicas from working on the queue until the transaction ends.
 	takeTurn = pg.Define(pg.RoleReadmodel, "notify.take_turn", `
 		SELECT pg_try_advisory_xact_lock($1) FROM set_config('statement_timeout', '10000', true)`)
-	// queueLate queues workspaces of which the evidence of an impact is over, without an event that says so.
+	// queueLate queues a page of the workspaces of which the evidence of an impact is over, without an event that says so.
 	queueLate = pg.Define(pg.RoleReadmodel, "notify.queue_late", `
 		WITH late AS (
-			UPDATE readmodel.impact i SET recheck_at = NULL WHERE i.ended_at IS NULL AND i.recheck_at < mesh.clock()
-			RETURNING i.workspace_id)
-		INSERT INTO readmodel.impact_due AS d (kind, subject_id)
-		SELECT DISTINCT 'workspace', l.workspace_id FROM late l ORDER BY 2
-		ON CONFLICT (kind, subject_id) DO UPDATE SET ticket = EXCLUDED.ticket`)
+			UPDATE readmodel.impact i SET recheck_at = NULL WHERE i.impact_id IN (
+				SELECT x.impact_id FROM readmodel.impact x WHERE x.ended_at IS NULL AND x.recheck_at < mesh.clock()
+				ORDER BY x.recheck_at, x.impact_id LIMIT $1)
+			RETURNING i.workspace_id), queued AS (
+			INSERT INTO readmodel.impact_due AS d (kind, subject_id)
+			SELECT DISTINCT 'workspace', l.workspace_id FROM late l ORDER BY 2
+			ON CONFLICT (kind, subject_id) DO UPDATE SET ticket = EXCLUDED.ticket)
+		SELECT count(*)::int FROM late`)
 	readDue = pg.Define(pg.RoleReadmodel, "notify.read_due", `
 		SELECT d.kind, d.subject_id::text AS subject_id, d.ticket FROM readmodel.impact_due d
 		ORDER BY d.ticket LIMIT $1`)
@@ -146,9 +151,11 @@ func (n *Notifier) round(ctx context.Context, most int) (Result, *subject, error
 		if err != nil || !mine {
 			return err
 		}
-		if _, err := pg.Exec(ctx, tx, queueLate); err != nil {
-			return err
+		late, err := pg.Value[int32](ctx, tx, queueLate, batch)
+		if err != nil {
+			return fmt.Errorf("queue what is over: %w", err)
 		}
+		r.late = late == batch
 		due, err := pg.All[subject](ctx, tx, readDue, most)
 		if err != nil || len(due) == 0 {
 			return err

@@ -295,6 +295,96 @@ func TestEvidenceThatIsOverBesideSomeThatLastsChangesNothing(t *testing.T) {
 	}
 }
 
+// Scenario: the evidence that touches the workspaces of a machine is over for all of them at once. A round queues a page
+// of them, and the rounds after it the others.
+func TestEvidenceThatIsOverForManyIsQueuedInPages(t *testing.T) {
+	const workspaces, page = 150, 64
+	k := newKit(t)
+	node := k.node("rack1")
+	for n := range workspaces {
+		k.report(k.workspace(k.A, node, named("ws", n)), true)
+	}
+	k.judge(node, skewed, &recoveryv1.Evidence{
+		Reason: diskFull, FreshUntil: timestamppb.New(k.Now().Add(time.Minute)),
+	})
+	if r := k.follow(); r.Began != workspaces {
+		t.Fatalf("%+v", r)
+	}
+	testkit.SetClockOffset(k.DB, 2*time.Minute)
+	k.Beat(false)
+	for left := workspaces; left > 0; left -= page {
+		r, err := k.notifier.RunOnce(k.ctx)
+		k.must(err)
+		if r.Ended != min(left, page) {
+			t.Fatalf("%d of %d that were left have ended in a round, want at most %d", r.Ended, left, page)
+		}
+	}
+	if open := k.list(list.All(), view.NotificationFilter{Open: true}); len(open) != 0 {
+		t.Errorf("%d last", len(open))
+	}
+}
+
+// Scenario: two machines are suspected to be copied, then so many that it is one incident of the fleet. No workspace of
+// them has a row for it then, but the one whose own workload fails; their users see them as normal, and when the
+// incident is over those that are still suspected are touched again.
+func TestASuspicionOfTheWholeFleetTouchesNothingByItself(t *testing.T) {
+	k := newKit(t)
+	const reason = commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED
+	bySecurity := commonv1.UserState_USER_STATE_SECURITY_ACTION_REQUIRED
+	var nodes []string
+	var all []*lifecyclev1.Workspace
+	for n := range 5 {
+		nodes = append(nodes, k.node(named("rack", n)))
+		all = append(all, k.workspace([]projecttest.Tenant{k.A, k.B}[n%2], nodes[n], named("ws", n)))
+		k.report(all[n], true)
+	}
+	for _, node := range nodes[:2] {
+		k.judge(node, reason)
+	}
+	if r := k.follow(); r.Began != 2 || k.userState(all[0]) != bySecurity {
+		t.Errorf("two machines: %+v, %s", r, k.userState(all[0]))
+	}
+	for _, node := range nodes[2:] {
+		k.judge(node, reason)
+	}
+	id := k.incidentOf("cloned_identity_detected", nodes[0])
+	if r := k.follow(); r.Began != 0 || r.Ended != 2 {
+		t.Errorf("all machines: %+v", r)
+	}
+	for _, n := range k.list(list.All(), view.NotificationFilter{}) {
+		if !strings.Contains(n.GetText(), "an incident of many machines") {
+			t.Errorf("%v", n)
+		}
+	}
+	for _, n := range k.list(k.scope(k.A.ID), view.NotificationFilter{}) {
+		if !strings.Contains(n.GetText(), "a fault of the platform") {
+			t.Errorf("%v", n)
+		}
+	}
+	for _, w := range all {
+		if got := k.userState(w); got != normal {
+			t.Errorf("its user sees %s", got)
+		}
+	}
+	k.report(all[3], false)
+	if r := k.follow(); r.Began != 1 {
+		t.Errorf("a workload fails: %+v", r)
+	}
+	if got := k.open(); got.GetWorkspaceId() != all[3].GetWorkspaceId() || got.GetIncidentId() != id {
+		t.Errorf("%v", got)
+	}
+	// Evidence of the runtime on one of them touches its workspace.
+	k.judge(nodes[4], reason, &recoveryv1.Evidence{Reason: diskFull, ObservedAt: timestamppb.New(k.Now())})
+	if r := k.follow(); r.Began != 1 || k.userState(all[4]) != byPeople {
+		t.Errorf("a disk is full: %+v, %s", r, k.userState(all[4]))
+	}
+	k.judge(nodes[0], none)
+	k.endIncident(id, "cloned_identity_detected")
+	if r := k.follow(); r.Began != 2 || r.Changed != 2 || k.userState(all[0]) != normal || k.userState(all[1]) != bySecurity {
+		t.Errorf("the incident is over: %+v", r)
+	}
+}
+
 // An incident of equal verdicts names a few nodes, and covers all whose verdict has its reason: those that are touched
 // before it is known, and those after.
 func TestAnIncidentCoversNodesThatItDoesNotName(t *testing.T) {

@@ -53,5 +53,6 @@ func (n *Notifier) oneByOne(ctx context.Context) (Result, error) {
 
 func (r *Result) add(more Result) {
 	r.Subjects, r.Workspaces = r.Subjects+more.Subjects, r.Workspaces+more.Workspaces
+	r.late = r.late || more.late
 	r.Began, r.Changed, r.Ended = r.Began+more.Began, r.Changed+more.Changed, r.Ended+more.Ended
 }

@@ -10,6 +10,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -49,6 +50,11 @@ var (
 		WHERE i.ended_at IS NULL AND i.incident_id IS DISTINCT FROM $2::uuid AND v.body->>'reason' = $1
 		ORDER BY 2
 		ON CONFLICT (kind, subject_id) DO UPDATE SET ticket = EXCLUDED.ticket`)
+	// queueSuspected queues the nodes with a reason that touches their workspaces, or does not, with an incident.
+	queueSuspected = pg.Define(pg.RoleReadmodel, "project.queue_suspected", `
+		INSERT INTO readmodel.impact_due AS d (kind, subject_id)
+		SELECT 'node', v.node_id FROM readmodel.verdict v WHERE v.body->>'reason' = $1 ORDER BY 2
+		ON CONFLICT (kind, subject_id) DO UPDATE SET ticket = EXCLUDED.ticket`)
 	// After a rebuild, and after a change of the verdict about the control plane, any node with a verdict and any
 	// workspace with an open impact may be touched otherwise.
 	queueAll = pg.Define(pg.RoleReadmodel, "project.queue_all", `
@@ -66,12 +72,14 @@ type queued struct {
 	all     bool
 	some    []due
 	covered []covered
+	// suspected are reasons whose incident has begun, goes on or has ended, as their enum spells them.
+	suspected []string
 }
 
 // covered are the nodes whose verdict has the reason of an incident.
 type covered struct{ reason, incidentID string }
 
-func (q queued) any() bool { return q.all || len(q.some)+len(q.covered) > 0 }
+func (q queued) any() bool { return q.all || len(q.some)+len(q.covered)+len(q.suspected) > 0 }
 
 // dueOf returns what may be touched otherwise after the events. The verdict about the control plane touches no
 // workspace; while it holds it hides what verdicts about some nodes say.
@@ -96,8 +104,14 @@ func dueOf(records []events.Record) queued {
 				out.some = append(out.some, due{dueTagged, id})
 			}
 			reason, err := names.Parse[commonv1.DriftReason](m.GetErrorCode())
-			if err == nil && m.GetKind() == commonv1.IncidentKind_INCIDENT_KIND_FLEET_DRIFT && m.GetClosedAt() == nil {
+			if err != nil || m.GetKind() != commonv1.IncidentKind_INCIDENT_KIND_FLEET_DRIFT {
+				continue
+			}
+			if m.GetClosedAt() == nil {
 				out.covered = append(out.covered, covered{reason.String(), r.AggregateID})
+			}
+			if fault.Suspicion(reason) {
+				out.suspected = append(out.suspected, reason.String())
 			}
 		}
 	}
@@ -124,6 +138,11 @@ func (a applier) queue(ctx context.Context, tx pgx.Tx, records []events.Record) 
 	for _, c := range q.covered {
 		if _, err := pg.Exec(ctx, tx, queueCovered, c.reason, c.incidentID); err != nil {
 			return fmt.Errorf("queue what an incident covers: %w", err)
+		}
+	}
+	for _, reason := range q.suspected {
+		if _, err := pg.Exec(ctx, tx, queueSuspected, reason); err != nil {
+			return fmt.Errorf("queue what an incident suspects: %w", err)
 		}
 	}
 	if q.all {

@@ -24,6 +24,8 @@ type AgentStatus struct {
 	// Judged is the reason of the verdict that holds for its node which touches what runs there most, for people of the
 	// operator; unspecified: none holds.
 	Judged commonv1.DriftReason
+	// Ours are the suspicions about machines that are incidents of the fleet, and that touch nothing therefore.
+	Ours []commonv1.DriftReason
 }
 
 // DescribeAgent returns whether a node's agent can act, and if not, why: it must be connected, its gate must be open,
@@ -33,7 +35,8 @@ type AgentStatus struct {
 func DescribeAgent(f NodeFacts) AgentStatus {
 	const workload = "; the workload may well run"
 	node, verdict := Describe(f), verdictOf(f)
-	a := AgentStatus{Connected: f.Connected, Since: node.Since, Reason: node.Reason, Judged: Touching(verdict)}
+	a := AgentStatus{Connected: f.Connected, Since: node.Since, Reason: node.Reason,
+		Judged: Touching(verdict, f.Ours...), Ours: f.Ours}
 	if a.Since.Unix() <= 0 {
 		a.Since = time.Time{}
 	}

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"slices"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -72,17 +73,26 @@ func RepairOf(state commonv1.UserState) Repair {
 }
 
 // Touching returns the reason of a verdict, or that of its evidence which touches what runs on the node more: a verdict
-// is named after its gravest reason for the node, which may touch no workspace. It is unspecified for a verdict without
-// a reason.
-func Touching(verdict *recoveryv1.NodeVerdict) commonv1.DriftReason {
+// is named after its gravest reason for the node, which may touch no workspace. A suspicion about the machine that is
+// one of ours, because many machines of the fleet have it at once, touches none. It is unspecified for a verdict without
+// a reason, and if nothing but such a suspicion is left.
+func Touching(verdict *recoveryv1.NodeVerdict, ours ...commonv1.DriftReason) commonv1.DriftReason {
 	worst := verdict.GetReason()
 	if worst == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
 		return worst
 	}
+	if suspects(worst, ours) {
+		worst = commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED
+	}
 	for _, e := range verdict.GetEvidence() {
-		if fault.ImpactOf(e.GetReason()).Family > fault.ImpactOf(worst).Family {
+		if fault.ImpactOf(e.GetReason()).Family > fault.ImpactOf(worst).Family && !suspects(e.GetReason(), ours) {
 			worst = e.GetReason()
 		}
 	}
 	return worst
+}
+
+// suspects reports whether a reason is a suspicion about a machine that is one of ours.
+func suspects(reason commonv1.DriftReason, ours []commonv1.DriftReason) bool {
+	return fault.Suspicion(reason) && slices.Contains(ours, reason)
 }

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"slices"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -26,7 +27,8 @@ type Impact struct {
 type Impacts struct {
 	Touched []Impact // at most one of each layer
 	silent  bool     // the evidence of the runtime is missing
-	masked  bool     // a verdict about the control plane holds in place of what the node's own said
+	ours    []commonv1.DriftReason
+	masked  bool // a verdict about the control plane holds in place of what the node's own said
 }
 
 // Keeps reports whether an impact on a layer that began with a reason has not ended, although the evidence does not
@@ -35,6 +37,11 @@ type Impacts struct {
 func (i Impacts) Keeps(layer readmodelv1.ImpactLayer, reason string) bool {
 	return layer == readmodelv1.ImpactLayer_IMPACT_LAYER_RUNTIME && i.silent &&
 		(i.masked || reason == ReasonCrashLoop || reason == ReasonWorkloadStopped)
+}
+
+// Ours reports whether a reason for which a layer was touched touches nothing now, because many machines have it at once.
+func (i Impacts) Ours(reason string) bool {
+	return slices.ContainsFunc(i.ours, func(r commonv1.DriftReason) bool { return names.Of(r) == reason })
 }
 
 // DescribeImpacts returns how the layers of an active workspace are touched, each by its own evidence: the gravest
@@ -46,7 +53,7 @@ func DescribeImpacts(f WorkspaceFacts, layers Layers) Impacts {
 	if f.Workspace.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
 		return Impacts{}
 	}
-	out := Impacts{masked: ofControlPlane(f.Agent.Judged)}
+	out := Impacts{masked: ofControlPlane(f.Agent.Judged), ours: f.Agent.Ours}
 	if f.Agent.Reason == ReasonRegisterFailing {
 		family := ActiveFamily(commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED, true)
 		out.Touched = append(out.Touched, Impact{

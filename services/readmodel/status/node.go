@@ -36,6 +36,8 @@ type NodeFacts struct {
 	// Verdict is what recovery concludes about the node, and ControlPlane what it concludes about all nodes that are not
 	// connected; nil: nothing yet.
 	Verdict, ControlPlane *recoveryv1.NodeVerdict
+	// Ours are the reasons that are an incident of the fleet now.
+	Ours []commonv1.DriftReason
 }
 
 // NodeStatus is a node's status as people see it.

@@ -1,6 +1,8 @@
 package view
 
 import (
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 )
@@ -13,6 +15,7 @@ func shownHealth(n *readmodelv1.Node) {
 		return
 	}
 	if n.GetConnected() && n.GetReason() == "" && n.GetVerdictStaleSince() == nil {
+		ofSession(v, n.GetSince())
 		return
 	}
 	v.HealthySince = nil
@@ -24,6 +27,21 @@ func shownHealth(n *readmodelv1.Node) {
 		case recoveryv1.HealthCheck_HEALTH_CHECK_HEARTBEAT,
 			recoveryv1.HealthCheck_HEALTH_CHECK_SESSION_ON_CURRENT_SERIAL:
 			item.Present, item.ObservedAt, item.Detail = false, nil, "no session serves it"
+		}
+	}
+}
+
+// ofSession has no time of a verdict on a healthy node be before the session that serves it, which began at since.
+func ofSession(v *recoveryv1.NodeVerdict, since *timestamppb.Timestamp) {
+	before := func(at *timestamppb.Timestamp) bool {
+		return at != nil && since != nil && at.AsTime().Before(since.AsTime())
+	}
+	if before(v.GetHealthySince()) {
+		v.HealthySince = since
+	}
+	for _, item := range v.GetChecklist() {
+		if before(item.GetObservedAt()) {
+			item.ObservedAt = since
 		}
 	}
 }

@@ -8,8 +8,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/lookup"
 )
@@ -134,4 +137,26 @@ func (s *Snapshot) Brake(ctx context.Context) (*recoveryv1.Brake, error) {
 		return nil, fmt.Errorf("read brake: %w", err)
 	}
 	return b, nil
+}
+
+var cordonsWaiting = pg.Define(pg.RoleReadmodel, "view.cordons_waiting", `
+	SELECT count(*)::integer FROM readmodel.gate g WHERE g.body ? 'waiting_cordon'`)
+
+// CordonsWaiting returns how many nodes are to be cordoned for the reason of an open incident while the cordon waits,
+// because that were too many of the fleet at once, and adds them to the incident's summary.
+func (s *Snapshot) CordonsWaiting(ctx context.Context, i *recoveryv1.Incident) (int32, error) {
+	// It is the only reason for which a verdict cordons.
+	cordons := i.GetErrorCode() == names.Of(commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT)
+	if i.GetKind() != commonv1.IncidentKind_INCIDENT_KIND_FLEET_DRIFT || !cordons || i.GetClosedAt() != nil {
+		return 0, nil
+	}
+	n, err := pg.Value[int32](ctx, s.tx, cordonsWaiting)
+	if err != nil {
+		return 0, fmt.Errorf("count cordons that wait: %w", err)
+	}
+	if n > 0 {
+		i.Summary += fmt.Sprintf("; the cordons of %d of them wait, since a cordon of so many would leave no place for "+
+			"workspaces (%s)", n, policy.BrakeFleetFraction)
+	}
+	return n, nil
 }

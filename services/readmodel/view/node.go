@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,6 +16,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/lookup"
 	"github.com/gpuaas/mesh/services/readmodel/status"
@@ -138,8 +140,15 @@ func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict) (*readmode
 		holds = f.Verdict // that nothing is wrong
 	}
 	n.Verdict = present(holds)
+	if f.Gate.GetWaitingCordon() != "" {
+		n.NextAction = strings.TrimPrefix(n.GetNextAction()+waitingCordon, "; ")
+	}
 	return n, nil
 }
+
+// waitingCordon is added to what is to be done about a node whose cordon waits.
+const waitingCordon = "; it is not cordoned, since verdicts would cordon more of the fleet at once than " +
+	policy.BrakeFleetFraction + " allows: `gpuaas nodes cordon NODE --reason TEXT` if it is to take no workspace meanwhile"
 
 // rowsOf runs the statement of a list, in one batch with the queries of s.with.
 func rowsOf[R any](ctx context.Context, s *Snapshot, statement *pg.Statement, args ...any) ([]R, error) {

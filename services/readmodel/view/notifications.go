@@ -93,7 +93,16 @@ func (s *Snapshot) Notifications(
 	l.When(f.WorkspaceID != "", ofWorkspace, list.OptionalID(f.WorkspaceID))
 	l.When(f.Open, lasting)
 	l.When(f.IncidentID != "", ofIncident, list.OptionalID(f.IncidentID))
-	items, next, err := run(ctx, s, l, page, readNotification)
+	s.with = &pg.Batch{}
+	stale := s.verdictsStaleSince()
+	items, next, err := run(ctx, s, l, page, func(row notificationRow) (*readmodelv1.Notification, error) {
+		n, err := readNotification(row)
+		if err == nil && !stale.IsZero() && n.GetEndedAt() == nil && fromVerdict(row.Reason) {
+			n.VerdictStaleSince = stamp(*stale)
+			n.Text += " " + staleText(*stale)
+		}
+		return n, err
+	})
 	return namePage(ctx, s, func(n *readmodelv1.Notification) lookup.Nameless {
 		return lookup.Nameless{
 			WorkspaceID: n.GetWorkspaceId(), NodeID: n.GetNodeId(), Workspace: &n.Workspace, Node: &n.NodeName,
@@ -118,6 +127,12 @@ func readNotification(row notificationRow) (*readmodelv1.Notification, error) {
 		out.FirstShownAt = timestamppb.New(*row.FirstShownAt)
 	}
 	return out, nil
+}
+
+// fromVerdict reports whether an impact with a reason follows from the verdict about a node.
+func fromVerdict(reason string) bool {
+	_, err := names.Parse[commonv1.DriftReason](reason)
+	return err == nil
 }
 
 func known[E protoreflect.Enum](text string) E {

@@ -25,10 +25,11 @@ type machineRow struct {
 	Name     string   `db:"name" expr:"COALESCE(w.body->>'node_name', '')"`
 	Reason   string   `db:"reason" expr:"COALESCE(v.body->>'reason', '')"`
 	Evidence []string `db:"evidence" expr:"ARRAY(SELECT e.value->>'reason' {evidence} mesh.clock())"`
+	Ours     []string `db:"ours" expr:"{ours}"`
 }
 
 var machineOfWorkspace = pg.Define(pg.RoleReadmodel, "view.machine_of_workspace", `
-	SELECT `+strings.ReplaceAll(pg.Columns[machineRow]("w"), "{evidence}", evidenceHeld)+` FROM readmodel.workspace w
+	SELECT `+strings.NewReplacer("{evidence}", evidenceHeld, "{ours}", fleetReasons).Replace(pg.Columns[machineRow]("w"))+` FROM readmodel.workspace w
 	LEFT JOIN readmodel.verdict v ON v.node_id = w.node_id
 	WHERE w.workspace_id = $1::uuid`)
 
@@ -55,7 +56,7 @@ func (s *Snapshot) Target(ctx context.Context, ref string) (Target, error) {
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
 		out.Repair = status.RepairOf(w.GetUserState())
 	default:
-		reason := status.Touching(ofReasons(row.Reason, row.Evidence...))
+		reason := status.Touching(ofReasons(row.Reason, row.Evidence...), parseReasons(row.Ours)...)
 		out.Repair = status.RepairOf(fault.ImpactOf(reason).Family)
 	}
 	return out, nil

@@ -30,12 +30,24 @@ func (s *Snapshot) verdictsStaleSince() *time.Time {
 		if err := row.Scan(&through); err != nil {
 			return fmt.Errorf("read how far nodes were judged: %w", err)
 		}
-		if through != nil && s.Now.Sub(*through) > judgedFresh {
-			*at = *through
-		}
+		*at = staleSince(through, s.Now)
 		return nil
 	})
 	return at
+}
+
+// staleSince returns the time up to which recovery has judged everything, if that is too long ago for its verdicts to
+// be up to date; zero if they are, or if that time is not known.
+func staleSince(through *time.Time, now time.Time) time.Time {
+	if through == nil || now.Sub(*through) <= judgedFresh {
+		return time.Time{}
+	}
+	return *through
+}
+
+// staleText says for a workspace's user that the verdicts from which its state follows are of a time.
+func staleText(at time.Time) string {
+	return "What it runs on was last checked at " + at.UTC().Format(time.RFC3339) + ": it may have changed since."
 }
 
 // present returns a verdict without the period that it ended, which is part of the history. It changes v, which may

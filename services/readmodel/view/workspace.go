@@ -70,8 +70,11 @@ type workspaceKeys struct {
 	Verdict      string   `db:"verdict" expr:"COALESCE(v.body->>'reason', '')"`
 	Evidence     []string `db:"evidence" expr:"ARRAY(SELECT e.value->>'reason' {evidence} (SELECT a.now FROM at a))"`
 	ControlPlane string   `db:"control_plane" expr:"(SELECT a.control_plane FROM at a)"`
-	Stalled      bool     `db:"stalled" expr:"COALESCE(r.live AND {stalled}, false)"`
-	HasStalled   bool     `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
+	Ours         []string `db:"ours" expr:"(SELECT a.ours FROM at a)"` // reasons that are an incident of the fleet
+	// JudgedThrough is the time up to which recovery has judged everything; nil: it has never noted such a time.
+	JudgedThrough *time.Time `db:"judged_through" expr:"(SELECT a.judged FROM at a)"`
+	Stalled       bool       `db:"stalled" expr:"COALESCE(r.live AND {stalled}, false)"`
+	HasStalled    bool       `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
 	nodeKeys
 }
 
@@ -100,10 +103,15 @@ const (
 	workspacesByID         list.Condition = "w.workspace_id = ANY(?::uuid[])"
 )
 
+// fleetReasons are the reasons of which there is an open incident of equal verdicts.
+const fleetReasons = `ARRAY(SELECT i.body->>'error_code' FROM readmodel.incident i
+	WHERE i.open AND i.body->>'kind' = 'INCIDENT_KIND_FLEET_DRIFT' AND i.body->>'error_code' IS NOT NULL)`
+
 var workspaceLayout = list.Layout{
 	Name: "workspaces", With: `at AS MATERIALIZED (SELECT COALESCE($1::timestamptz, mesh.clock()) AS now,
 		COALESCE((SELECT x.body->>'reason' FROM readmodel.verdict x
-			WHERE x.node_id = '00000000-0000-0000-0000-000000000000'), '') AS control_plane)`,
+			WHERE x.node_id = '00000000-0000-0000-0000-000000000000'), '') AS control_plane, ` + fleetReasons + ` AS ours,
+		(SELECT j.through FROM mesh.judged j WHERE j.service = 'recovery') AS judged)`,
 	Columns: workspaceColumns, From: workspaceFrom, Sort: "w.tenant || '/' || w.name", ID: "w.workspace_id",
 	Lead: 3, Tenant: "w.tenant_id",
 	Conditions: []list.Condition{
@@ -216,6 +224,17 @@ func ofReasons(reason string, evidence ...string) *recoveryv1.NodeVerdict {
 	return v
 }
 
+// parseReasons returns reasons that incidents name, without those of a newer build.
+func parseReasons(texts []string) []commonv1.DriftReason {
+	var out []commonv1.DriftReason
+	for _, text := range texts {
+		if reason, err := names.Parse[commonv1.DriftReason](text); err == nil {
+			out = append(out, reason)
+		}
+	}
+	return out
+}
+
 // describe returns the facts that a workspace is described from, and its layers.
 func describe(row *workspaceRow, parts *workspaceParts) (status.WorkspaceFacts, status.Layers) {
 	w := parts.workspace
@@ -227,6 +246,7 @@ func describe(row *workspaceRow, parts *workspaceParts) (status.WorkspaceFacts, 
 			Identity: parts.identity, Gate: parts.gate, Session: parts.session,
 			Since: row.Since, Connected: row.Connected,
 			Verdict: ofReasons(row.Verdict, row.Evidence...), ControlPlane: ofReasons(row.ControlPlane),
+			Ours: parseReasons(row.Ours),
 		}
 		if row.BeatAt != nil {
 			facts.BeatAt = *row.BeatAt
@@ -272,6 +292,11 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Worksp
 		Management:     layers.Management, Runtime: layers.Runtime, Edge: layers.Edge,
 	}
 	out.UserText = status.FamilyOf(out.GetUserState()).Text
+	if w.GetNodeId() != "" && w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
+		if out.VerdictStaleSince = stamp(staleSince(row.JudgedThrough, row.Now)); out.GetVerdictStaleSince() != nil {
+			out.UserText += " " + staleText(out.GetVerdictStaleSince().AsTime())
+		}
+	}
 	if r.GetRunId() != "" && project.LiveRun(r.GetState()) {
 		out.WhyWaiting = r.GetWhyWaiting()
 		if step := int(r.GetStep()); step >= 0 && step < len(r.GetStepNames()) {

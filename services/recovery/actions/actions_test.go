@@ -263,7 +263,7 @@ func TestARepairOfTheControlPlane(t *testing.T) {
 	over := func() {
 		t.Helper()
 		k.in(func(ctx context.Context, tx pgx.Tx) error {
-			return actions.Over(ctx, tx, "", actions.CARepair, "they are the same")
+			return actions.Over(ctx, tx, "", actions.CARepair, "", "they are the same")
 		})
 	}
 	over()

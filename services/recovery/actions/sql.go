@@ -13,6 +13,11 @@ var (
 		SELECT `+pg.Columns[row]("a")+` FROM recovery.recovery_action a
 		WHERE a.node_id = ANY ($1::uuid[]) AND a.state = 'open' ORDER BY a.node_id, a.kind FOR UPDATE`)
 
+	lockFailed = pg.Define(pg.RoleRecovery, "actions.lock_failed", `
+		SELECT `+pg.Columns[row]("a")+` FROM recovery.recovery_action a
+		WHERE a.node_id = $1 AND a.kind = $2 AND a.state = 'failed' AND a.correlation_id = $3
+		ORDER BY a.action_id DESC LIMIT 1 FOR UPDATE`)
+
 	// insertActions leaves out those of which another one is open.
 	insertActions = pg.Define(pg.RoleRecovery, "actions.begin", `
 		INSERT INTO recovery.recovery_action (action_id, node_id, kind, state, reason, requester, correlation_id,
@@ -39,6 +44,12 @@ var (
 			ORDER BY o.node_id, o.kind FOR UPDATE)
 		UPDATE recovery.recovery_action a SET session_at = mesh.clock() FROM unused u WHERE a.action_id = u.action_id
 		RETURNING a.node_id::text AS node_id, a.correlation_id`)
+
+	// ofSessions reads one a node: the newest.
+	ofSessions = pg.Define(pg.RoleRecovery, "actions.read_of_sessions", `
+		SELECT DISTINCT ON (a.node_id) a.node_id::text AS node_id, a.correlation_id FROM recovery.recovery_action a
+		WHERE a.node_id = ANY ($1::uuid[]) AND a.state = 'open' AND a.kind = ANY ($2) AND a.session_at IS NOT NULL
+		ORDER BY a.node_id, a.begun_at DESC`)
 
 	rejections = pg.Define(pg.RoleRecovery, "actions.read_rejections", `
 		SELECT DISTINCT ON (e.node_id) e.node_id::text AS node_id, e.reason, e.observed_at, e.correlation_id

@@ -1,6 +1,7 @@
 package actions
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -45,21 +46,37 @@ func Attempt(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, outcome s
 	return a.CorrelationID, b.Save(ctx, tx)
 }
 
-// Over ends the open action of a node and a kind as succeeded: its reason has ended. It does nothing if no such action
-// is open.
-func Over(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, outcome string) error {
+// Over ends the open action of a node and a kind as succeeded: its reason has ended. If none is open, the last one with
+// the correlation id that has failed is superseded instead: what it was for came about without it.
+func Over(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, correlationID, outcome string) error {
 	b, err := Open(ctx, tx, nodeID)
 	if err != nil {
 		return err
 	}
 	a := b.Of(nodeID, kind)
 	if a == nil {
-		return nil
+		return b.overtake(ctx, tx, nodeID, kind, correlationID, outcome)
 	}
 	if a.EffectAt == nil {
 		a.EffectAt = &b.now
 	}
 	a.Succeed(b.now, outcome)
+	return b.Save(ctx, tx)
+}
+
+// overtake supersedes the last action of a node, a kind and a correlation id that has failed.
+func (b *Book) overtake(ctx context.Context, tx pgx.Tx, nodeID string, kind Kind, correlationID, outcome string) error {
+	r, err := pg.One[row](ctx, tx, lockFailed, cmp.Or(nodeID, ControlPlane), names.Of(kind), correlationID)
+	if pg.IsNoRows(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("lock the recovery action that has failed: %w", err)
+	}
+	a := &Action{row: r, changed: true}
+	a.State, a.HealthyAt = names.Of(StateSuperseded), &b.now
+	a.Outcome = shorten(outcome + ", without this action; before: " + r.Outcome)
+	b.all = append(b.all, a)
 	return b.Save(ctx, tx)
 }
 
@@ -156,13 +173,28 @@ type Correlated struct {
 // NoteSessions notes on the open actions of nodes that a session is ready on the certificate that they brought, and
 // returns their correlation ids. It appends no event.
 func NoteSessions(ctx context.Context, tx pgx.Tx, nodeIDs []string) ([]Correlated, error) {
-	kinds := make([]string, len(certified))
-	for i, kind := range certified {
-		kinds[i] = names.Of(kind)
-	}
-	out, err := pg.All[Correlated](ctx, tx, noteSessions, nodeIDs, kinds)
+	out, err := pg.All[Correlated](ctx, tx, noteSessions, nodeIDs, certifiedNames())
 	if err != nil {
 		return nil, fmt.Errorf("note sessions of recovery actions: %w", err)
 	}
 	return out, nil
+}
+
+// OfSessions returns the correlation ids of the open actions of nodes on whose certificates a session was ready. It
+// locks nothing.
+func OfSessions(ctx context.Context, tx pgx.Tx, nodeIDs []string) ([]Correlated, error) {
+	out, err := pg.All[Correlated](ctx, tx, ofSessions, nodeIDs, certifiedNames())
+	if err != nil {
+		return nil, fmt.Errorf("read recovery actions of sessions: %w", err)
+	}
+	return out, nil
+}
+
+// certifiedNames returns the kinds whose effect is a certificate, as they are stored.
+func certifiedNames() []string {
+	out := make([]string, len(certified))
+	for i, kind := range certified {
+		out[i] = names.Of(kind)
+	}
+	return out
 }

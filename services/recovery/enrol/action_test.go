@@ -211,9 +211,17 @@ func TestARecoveryIsOneActionFromTheRejectionToTheHealthyVerdict(t *testing.T) {
 	})
 	m.mustRecover(k.csr())
 	j.until(func() error { return k.is(m.node, actions.ReEnrolment, actions.StateOpen) })
-	m.admit()
+	for range 2 { // the second one before the node is proven healthy
+		m.admit()
+		if m.correlation != correlation {
+			t.Errorf("the session on the new certificate has the correlation id %q, want %q", m.correlation, correlation)
+		}
+	}
 	j.serves(m, commonv1.SessionState_SESSION_STATE_ADMITTED)
 	j.until(func() error { return k.is(m.node, actions.ReEnrolment, actions.StateSucceeded) })
+	if m.admit(); m.correlation != "" {
+		t.Errorf("a session after the action has its correlation id %q", m.correlation)
+	}
 	list := k.actions(m.node)
 	if len(list) != 1 {
 		t.Fatalf("%d actions", len(list))

@@ -31,6 +31,8 @@ type machine struct {
 	token     string
 	joinState []byte
 	session   string
+	// correlation is what recovery told when the session was confirmed.
+	correlation string
 }
 
 // enrolled returns a machine that has enrolled with an operator's token and was admitted on its certificate.
@@ -126,6 +128,7 @@ func (m *machine) admit() {
 	if err != nil || !confirmed[0].GetAdmitted() {
 		m.k.t.Fatalf("confirm: %v %v", confirmed, err)
 	}
+	m.correlation = confirmed[0].GetCorrelationId()
 }
 
 // renewal returns a request for the next certificate over the machine's session.

@@ -2,11 +2,13 @@ package identity
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/services/recovery/actions"
@@ -64,6 +66,22 @@ func (r *Record) fencing(ctx context.Context, book *actions.Book, reason commonv
 		a.TakeEffect(book.Now(), "put on hold: "+r.StateReason)
 		r.correlated = a.Correlation()
 	}
+}
+
+// correlate adds to the results of admitted sessions, by node, the correlation ids of the recovery actions that brought
+// their certificates and go on.
+func correlate(ctx context.Context, tx pgx.Tx, admitted map[string]*recoveryv1.ConfirmResult) error {
+	if len(admitted) == 0 {
+		return nil
+	}
+	found, err := actions.OfSessions(ctx, tx, slices.Collect(maps.Keys(admitted)))
+	if err != nil {
+		return err
+	}
+	for _, c := range found {
+		admitted[c.NodeID].CorrelationId = c.CorrelationID
+	}
+	return nil
 }
 
 // noteSessions notes on recovery actions the first sessions on the certificates that they have brought. What is written

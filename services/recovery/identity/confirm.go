@@ -76,6 +76,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 	var order []*Record
 	var promoted []promotion
 	var missing suspects
+	admitted := map[string]*recoveryv1.ConfirmResult{} // by node: the last one
 	for _, c := range sessions {
 		result := &recoveryv1.ConfirmResult{SessionId: c.GetSessionId()}
 		results = append(results, result)
@@ -101,7 +102,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 			missing.add(c.GetNodeId(), verdict.Reason, ready.Certificate, &result.Denial)
 			continue
 		}
-		result.Admitted = true
+		result.Admitted, admitted[r.NodeID] = true, result
 		if verdict.Again {
 			continue
 		}
@@ -126,6 +127,9 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 		return fail(err)
 	}
 	if err := noteSessions(ctx, tx, promoted, first); err != nil {
+		return fail(err)
+	}
+	if err := correlate(ctx, tx, admitted); err != nil {
 		return fail(err)
 	}
 	if err := missing.judge(ctx, tx, s.limits(), moment); err != nil {

@@ -4,6 +4,7 @@
 package policyadmin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -119,12 +120,27 @@ func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRe
 	if err := present.Validate(req.GetKey(), req.GetValue(), ack); err != nil {
 		return err
 	}
-	out.Key, out.Pos, err = put(ctx, tx, rows,
-		change{
-			key: req.GetKey(), value: strings.TrimSpace(req.GetValue()), by: by, reason: strings.TrimSpace(req.GetReason()),
-			weakens: present.Weakens(req.GetKey(), req.GetValue()),
-		})
+	c := change{
+		key: req.GetKey(), value: strings.TrimSpace(req.GetValue()), by: by, reason: strings.TrimSpace(req.GetReason()),
+		weakens: present.Weakens(req.GetKey(), req.GetValue()),
+	}
+	if c.reason == "" {
+		c.former = formerReason(rows[c.key], c.value)
+	}
+	out.Key, out.Pos, err = put(ctx, tx, rows, c)
 	return err
+}
+
+// noneGiven begins the reason of a value for which none was given, before that of the value before.
+const noneGiven = "none was given; for the value before: "
+
+// formerReason returns the reason that stays for a value without one: that of the same value, or that of the value
+// before, which it names as such.
+func formerReason(row policystore.Row, value string) string {
+	if row.Reason == "" || row.Value == value {
+		return row.Reason
+	}
+	return noneGiven + strings.TrimPrefix(row.Reason, noneGiven)
 }
 
 // Apply sets several keys at once, for a caller that composes a mesh. by is the subject of the request, and the reason
@@ -203,14 +219,15 @@ func lockAll(ctx context.Context, tx pgx.Tx) (map[string]policystore.Row, policy
 // change is one value that was validated.
 type change struct {
 	key, value, by, reason string
-	weakens                bool // it is weaker than the default and than the value before
+	former                 string // what is stored in place of an empty reason
+	weakens                bool   // it is weaker than the default and than the value before
 }
 
 // put stores a change and appends its event. It returns the key as it is now and the event's position.
 func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c change) (*recoveryv1.PolicyKey, string,
 	error,
 ) {
-	if err := policystore.Put(ctx, tx, c.key, c.value, c.by, c.reason); err != nil {
+	if err := policystore.Put(ctx, tx, c.key, c.value, c.by, cmp.Or(c.reason, c.former)); err != nil {
 		return nil, "", err
 	}
 	key, _ := policy.Lookup(c.key)

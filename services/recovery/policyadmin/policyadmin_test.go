@@ -131,6 +131,26 @@ func TestAChangeIsStoredAndToldInOneOrder(t *testing.T) {
 	)
 }
 
+// TestAChangeWithoutAReasonKeepsTheFormerOne: the same value keeps its reason, and another one names that of the value
+// before as such, once. What is audited has the reason of the request alone.
+func TestAChangeWithoutAReasonKeepsTheFormerOne(t *testing.T) {
+	d := newDesk(t)
+	for _, c := range []struct{ value, reason, want string }{
+		{"5", "", ""},
+		{"5", "a bad week", "a bad week"},
+		{"5", " ", "a bad week"},
+		{"4", "", "none was given; for the value before: a bad week"},
+		{"6", "", "none was given; for the value before: a bad week"},
+		{"6", "a better one", "a better one"},
+	} {
+		out, err := d.server.SetPolicy(d.ctx,
+			&recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: c.value, Reason: c.reason})
+		if err != nil || out.GetKey().GetReason() != c.want {
+			t.Errorf("%s for %q: the reason is %q (%v), want %q", c.value, c.reason, out.GetKey().GetReason(), err, c.want)
+		}
+	}
+}
+
 func TestRefusalsSayWhyAndChangeNothing(t *testing.T) {
 	d := newDesk(t)
 	for _, tc := range []struct {

@@ -73,6 +73,13 @@ func newBook(t *testing.T, url string) *profiles.Book {
 // endpoint is a TLS server that proves to be a service, and returns its address. It says nothing else.
 func endpoint(t *testing.T, of *rpctest.Authorities, service string) string {
 	t.Helper()
+	address, _ := endpointUntil(t, of, service)
+	return address
+}
+
+// endpointUntil is endpoint with what closes it.
+func endpointUntil(t *testing.T, of *rpctest.Authorities, service string) (string, func()) {
+	t.Helper()
 	cfg, err := pki.ServerTLS(of.ServerTLS(t, service))
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +101,7 @@ func endpoint(t *testing.T, of *rpctest.Authorities, service string) string {
 			}()
 		}
 	}()
-	return lis.Addr().String()
+	return lis.Addr().String(), func() { _ = lis.Close() }
 }
 
 // request is a content of the default profile. Contents of two terminals differ.

@@ -12,8 +12,8 @@ import (
 const (
 	// mostListed is how many versions a list has.
 	mostListed = 1000
-	// mostWhole is how many versions of one name a list has with their bundles, each of which may have 256 KiB.
-	mostWhole = 8
+	// mostWhole bounds the bundles that a list of one name has, in bytes: each version has two of 256 KiB at most.
+	mostWhole = 4 << 20
 )
 
 // listed is a version with how many nodes reported it last.
@@ -34,10 +34,13 @@ var (
 		SELECT `+withoutBundles(pg.Columns[row]("p"))+`, (SELECT count(*) `+reporting+`) AS nodes
 		FROM recovery.profile p WHERE $1 = '' OR p.name = $1 ORDER BY p.name, p.number DESC LIMIT $2`)
 
-	// readBundles reads those of the active version first.
+	// readBundles reads those of the active version first, then those of the newest ones.
 	readBundles = pg.Define(pg.RoleRecovery, "profiles.read_bundles", `
-		SELECT `+pg.Columns[bundles]("p")+` FROM recovery.profile p WHERE p.name = $1 AND p.phase <> 'retired'
-		ORDER BY p.phase = 'active' DESC, p.number DESC LIMIT $2`)
+		SELECT `+pg.Columns[bundles]("p")+` FROM (
+			SELECT o.profile_id, o.ca_bundle, o.recovery_ca_bundle, sum(octet_length(o.ca_bundle) +
+				octet_length(o.recovery_ca_bundle)) OVER (ORDER BY o.phase = 'active' DESC, o.number DESC) AS size
+			FROM recovery.profile o WHERE o.name = $1 AND o.phase <> 'retired') p
+		WHERE p.size <= $2 ORDER BY p.size LIMIT $3`)
 )
 
 // withoutBundles has columns of versions be read with empty bundles.
@@ -47,8 +50,8 @@ func withoutBundles(columns string) string {
 }
 
 // ListProfiles returns the versions of one name or of all. Bundles are in a list of one name alone, with the active
-// version and the newest ones that are not retired: those of a thousand versions would be hundreds of megabytes. The
-// fingerprint names a bundle with the rest of the content.
+// version and the newest ones that are not retired, up to 4 MiB of them: those of a thousand versions might be hundreds of
+// megabytes. The fingerprint names a bundle with the rest of the content.
 func (s *Server) ListProfiles(ctx context.Context, req *recoveryv1.ListProfilesRequest) (
 	*recoveryv1.ListProfilesResponse, error,
 ) {
@@ -58,7 +61,7 @@ func (s *Server) ListProfiles(ctx context.Context, req *recoveryv1.ListProfilesR
 	}
 	whole := map[string]bundles{}
 	if req.GetName() != "" {
-		list, err := pg.All[bundles](ctx, s.book.deps.Pool, readBundles, req.GetName(), mostWhole)
+		list, err := pg.All[bundles](ctx, s.book.deps.Pool, readBundles, req.GetName(), mostWhole, mostListed)
 		if err != nil {
 			return nil, fmt.Errorf("list profiles: %w", pg.Fault(err))
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -375,8 +376,49 @@ func TestTheConfiguredProfile(t *testing.T) {
 	}
 }
 
-// TestAListHasFewBundles: a list of all profiles has none, and one of a name those of its active version and of the
-// newest that are valid.
+// Scenario: a version is replaced, and an endpoint of it is given up. It does not become active again, and no version
+// changes its phase; nor does one that was announced before its endpoint went.
+func TestAVersionIsVerifiedBeforeItIsActivated(t *testing.T) {
+	s := newSite(t)
+	set := func(terminal string) *recoveryv1.ProfileVersion {
+		t.Helper()
+		out, err := s.server.SetProfile(s.ctx, s.request(terminal))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out.GetProfile()
+	}
+	terminal, end := endpointUntil(t, s.authorities, "nodeapi")
+	first := set(terminal)
+	if err := activate(s.ctx, s.server, first); err != nil {
+		t.Fatal(err)
+	}
+	second := s.set()
+	if err := activate(s.ctx, s.server, second); err != nil {
+		t.Fatal(err)
+	}
+	next, endNext := endpointUntil(t, s.authorities, "nodeapi")
+	third := set(next)
+	end()
+	endNext()
+	before := s.events()
+	for _, v := range []*recoveryv1.ProfileVersion{first, third} {
+		err := activate(s.ctx, s.server, s.now(v))
+		wants(t, err, commonv1.Reason_REASON_PROFILE_UNVERIFIED)
+		if denial, _ := fault.As(err); len(denial.Unmet) != 1 || !strings.HasPrefix(denial.Unmet[0], "terminal_url: ") {
+			t.Errorf("unmet: %v", denial.Unmet)
+		}
+	}
+	if s.events() != before {
+		t.Error("a refusal has changed a profile")
+	}
+	if err := activate(s.ctx, s.server, s.now(second)); err != nil {
+		t.Errorf("the active one: %v", err)
+	}
+}
+
+// TestAListHasFewBundles: a list of all profiles has none, and one of a name those of all its valid versions, up to 4 MiB
+// of the active one and of the newest.
 func TestAListHasFewBundles(t *testing.T) {
 	s := newSite(t)
 	if _, err := s.db.OwnerPool().Exec(s.ctx, `
@@ -400,8 +442,9 @@ func TestAListHasFewBundles(t *testing.T) {
 			if len(p.GetCaBundlePem())+len(p.GetRecoveryCaBundlePem()) > 0 {
 				out[p.GetVersion()] = true
 			}
-			if out[p.GetVersion()] && (string(p.GetCaBundlePem()) != fmt.Sprintf("api %d", p.GetVersion()) ||
-				string(p.GetRecoveryCaBundlePem()) != fmt.Sprintf("recovery %d", p.GetVersion())) {
+			if out[p.GetVersion()] &&
+				(strings.TrimSpace(string(p.GetCaBundlePem())) != fmt.Sprintf("api %d", p.GetVersion()) ||
+					strings.TrimSpace(string(p.GetRecoveryCaBundlePem())) != fmt.Sprintf("recovery %d", p.GetVersion())) {
 				t.Errorf("version %d has other bundles: %v", p.GetVersion(), p)
 			}
 			if p.GetFingerprint() == "" {
@@ -412,6 +455,14 @@ func TestAListHasFewBundles(t *testing.T) {
 	}
 	if got := with(""); len(got) != 0 {
 		t.Errorf("a list of all has the bundles of %v", got)
+	}
+	if got := with("site"); len(got) != 28 || got[29] || got[30] {
+		t.Errorf("a list of one name has the bundles of %v", got)
+	}
+	if _, err := s.db.OwnerPool().Exec(s.ctx, `UPDATE recovery.profile SET
+		ca_bundle = convert_to(rpad('api ' || number, 256 << 10), 'UTF8'),
+		recovery_ca_bundle = convert_to(rpad('recovery ' || number, 256 << 10), 'UTF8')`); err != nil {
+		t.Fatal(err)
 	}
 	if got := with("site"); len(got) != 8 || !got[1] || !got[28] || !got[22] || got[29] || got[21] {
 		t.Errorf("a list of one name has the bundles of %v", got)

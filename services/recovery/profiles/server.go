@@ -144,12 +144,37 @@ func (s *Server) verify(ctx context.Context, list []endpoint) error {
 	}
 }
 
-// ActivateProfile makes a version that is announced or retiring the active one.
+// verifyAgain verifies the endpoints of a version that is to become active: what proved to be well when it was announced
+// may be gone. A version that is active, or of which there is no such, is left to the change itself.
+func (s *Server) verifyAgain(ctx context.Context, name string, number int64) error {
+	r, err := pg.One[row](ctx, s.book.deps.Pool, readOfNumber, name, number)
+	if pg.IsNoRows(err) || err == nil && r.Phase != announced && r.Phase != retiring {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read profile: %w", err)
+	}
+	_, list, err := contentOf(&recoveryv1.SetProfileRequest{
+		Name: r.Name, ApiUrl: r.APIURL, RecoveryUrl: r.RecoveryURL, TerminalUrl: r.TerminalURL, CaBundlePem: r.CABundle,
+		RecoveryCaBundlePem: r.RecoveryCABundle,
+	})
+	if err != nil {
+		return err
+	}
+	return s.verify(ctx, list)
+}
+
+// ActivateProfile verifies the endpoints of a version that is announced or retiring, and makes it the active one.
 func (s *Server) ActivateProfile(ctx context.Context, req *recoveryv1.ActivateProfileRequest) (
 	*recoveryv1.ActivateProfileResponse, error,
 ) {
 	by, reason, entry := s.person(ctx, "activate", req.GetName(), req.GetVersion(), req.GetReason())
 	out := &recoveryv1.ActivateProfileResponse{}
+	if reason != "" {
+		if err := s.verifyAgain(ctx, req.GetName(), req.GetVersion()); err != nil {
+			return nil, fmt.Errorf("activate profile: %w", s.book.deps.Audit.Refuse(ctx, entry, pg.Fault(err)))
+		}
+	}
 	done, err := s.decide(ctx, by, reason, entry, func(ctx context.Context, c *change) error {
 		r, err := c.find(ctx, req.GetName(), req.GetVersion(), req.GetRowSeen())
 		if err != nil {

@@ -103,6 +103,31 @@ func TestAMismatchIsARecoveryAction(t *testing.T) {
 	}
 }
 
+// TestAMismatchThatEndsAfterItsActionFailed: the ingress is repaired outside of the mesh, after the action has failed.
+// The action stays no failure, and says how the mismatch has ended. One of a mismatch before it stays as it is.
+func TestAMismatchThatEndsAfterItsActionFailed(t *testing.T) {
+	m := newMismatches(t)
+	m.enter(stateMismatch)
+	m.enter(stateOK)
+	incident := m.enter(stateMismatch).IncidentID
+	m.fail()
+	failed := m.actions(2)[0]
+	m.enter(stateOK)
+	list := m.actions(2)
+	a := list[0]
+	if a.GetState() != actions.StateSuperseded || a.GetCorrelationId() != incident || a.GetHealthyAt() == nil ||
+		!a.GetEndedAt().AsTime().Equal(failed.GetEndedAt().AsTime()) || a.GetVersion() != failed.GetVersion()+1 ||
+		!strings.HasPrefix(a.GetOutcome(), "the ingress trusts what the authority signs, without this action; before: ") {
+		t.Errorf("%v", a)
+	}
+	if list[1].GetState() != actions.StateSucceeded {
+		t.Errorf("%v", list[1])
+	}
+	if evs := testkit.Events(t, m.pool, "kind = 'recovery_action.changed' AND aggregate_id = $1", a.GetActionId()); len(evs) != 3 {
+		t.Errorf("%d events of it, want those of its begin, its failure and its end", len(evs))
+	}
+}
+
 // TestARepairThatFailedIsBegunAgain: an action that outlives its time names what to do. A repair, or a mismatch that
 // changes, begins one more under the same incident, one at a time, and that one succeeds.
 func TestARepairThatFailedIsBegunAgain(t *testing.T) {

@@ -337,7 +337,8 @@ func (p *Preflight) enter(ctx context.Context, tx pgx.Tx, row preflightRow, next
 		if err := p.stopped(ctx, tx, stop); err != nil {
 			return err
 		}
-		return actions.Over(ctx, tx, "", actions.CARepair, "the ingress trusts what the authority signs")
+		return actions.Over(ctx, tx, "", actions.CARepair, row.IncidentID,
+			"the ingress trusts what the authority signs")
 	}
 	return nil
 }

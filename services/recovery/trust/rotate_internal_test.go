@@ -155,9 +155,23 @@ func TestTwoRotationsAtOnce(t *testing.T) {
 	if row := r.last(); row.Phase != phaseAnnounced || !strings.Contains(row.WaitsFor, elsewhere) {
 		t.Errorf("while a replica of recovery lacks the issuer: %+v", row)
 	}
+	shown := func() string {
+		t.Helper()
+		answer, err := first.GetTrust(t.Context(), &recoveryv1.GetTrustRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.GetRotation().GetWaitsFor()
+	}
+	if text := shown(); !strings.HasSuffix(text, elsewhere) {
+		t.Errorf("shown while the replica is there: %s", text)
+	}
 	r.node()
 	if _, err := r.db.OwnerPool().Exec(t.Context(), `DELETE FROM mesh.key_replica`); err != nil {
 		t.Fatal(err)
+	}
+	if text := shown(); !strings.Contains(text, elsewhere+" (gone") {
+		t.Errorf("shown after the replica went: %s", text)
 	}
 	if err := second.Hold(t.Context()); err != nil ||
 		r.count(`SELECT count(*)::int FROM recovery.authority_holder`) != 2 {

@@ -3,6 +3,8 @@ package trust
 import (
 	"context"
 	"fmt"
+	"regexp"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -10,8 +12,10 @@ import (
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/replicas"
 )
 
 // The phases of a rotation as rows have them.
@@ -128,6 +132,13 @@ func rotation(ctx context.Context, tx pgx.Tx) (*recoveryv1.AuthorityRotation, er
 		return nil, fmt.Errorf("read the last rotation: %w", err)
 	}
 	out := row.message()
+	if row.Phase == phaseAnnounced {
+		live, err := liveReplicas(ctx, tx)
+		if err != nil {
+			return nil, err
+		}
+		out.WaitsFor = markGone(out.GetWaitsFor(), live)
+	}
 	if row.Phase == phaseBoth {
 		last, err := pg.Value[*time.Time](ctx, tx, lastOutstanding, row.Former)
 		if err != nil {
@@ -138,4 +149,37 @@ func rotation(ctx context.Context, tx pgx.Tx) (*recoveryv1.AuthorityRotation, er
 		}
 	}
 	return out, nil
+}
+
+// liveReplicas returns the ids of the replicas for which a rotation waits.
+func liveReplicas(ctx context.Context, tx pgx.Tx) ([]string, error) {
+	holders, err := keyset.Holders(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	trusting, err := replicas.ReadTrust(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, h := range holders {
+		out = append(out, h.ReplicaID)
+	}
+	for _, r := range trusting {
+		out = append(out, r.ReplicaID)
+	}
+	return out, nil
+}
+
+var replicaID = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+
+// markGone returns what a rotation waits for, as it was noted, with a mark at the replicas that are not there any more:
+// the note is written anew in the second check after they went.
+func markGone(waits string, live []string) string {
+	return replicaID.ReplaceAllStringFunc(waits, func(id string) string {
+		if slices.Contains(live, id) {
+			return id
+		}
+		return id + " (gone: it is waited for no longer)"
+	})
 }

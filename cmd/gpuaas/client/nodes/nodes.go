@@ -65,6 +65,11 @@ var View = output.View[*readmodelv1.Node]{
 			gate := n.GetGate()
 			return human.OnlyIf(gate.GetCordoned(), gate.GetCordonReason()+" (by "+gate.GetCordonedBy()+")")
 		}},
+		{Title: "gate: cordon waits", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
+			gate := n.GetGate()
+			return human.OnlyIf(gate.GetWaitingCordon() != "", gate.GetWaitingCordon()+", "+
+				pr.When(gate.GetWaitingCordonSince())+"; withheld by brake.fleet_fraction")
+		}},
 		{Title: "gate: epochs", Of: func(_ *output.Printer, n *readmodelv1.Node) string {
 			gate := n.GetGate()
 			return human.OnlyIf(gate != nil, fmt.Sprintf("fence %d, session %d", gate.GetFenceEpoch(), gate.GetSessionEpoch()))
@@ -131,8 +136,8 @@ func recoveryText(pr *output.Printer, n *readmodelv1.Node) string {
 	if r.GetAttempts()+r.GetSuppressed() == 0 {
 		return ""
 	}
-	text := fmt.Sprintf("%d attempts, %d succeeded, %d failed, %d suppressed", r.GetAttempts(), r.GetSuccesses(),
-		r.GetFailures(), r.GetSuppressed())
+	text := fmt.Sprintf("%s, %d succeeded, %d failed, %d suppressed", human.Counted(r.GetAttempts(), "attempt"),
+		r.GetSuccesses(), r.GetFailures(), r.GetSuppressed())
 	return text + human.OnlyIf(r.GetLastAttemptAt() != nil,
 		"; the last "+pr.When(r.GetLastAttemptAt())+": "+r.GetLastOutcome())
 }

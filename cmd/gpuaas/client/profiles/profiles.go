@@ -82,8 +82,8 @@ func showCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "show NAME VERSION", Short: "Show one version of a profile, or a trust bundle of it",
 		Long: "Show one version of a profile. --bundle and --recovery-bundle print what nodes trust, PEM, and nothing\n" +
-			"else. The control plane gives the bundles of the active version of a profile and of its newest ones, eight in\n" +
-			"all, that are not retired.",
+			"else. The control plane gives the bundles of the active version of a profile and of its newest ones that\n" +
+			"are not retired, up to 4 MiB in all.",
 		Example: "  gpuaas profiles show default 4 --bundle > roots.pem",
 		Args:    kit.Args("NAME", "VERSION"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
@@ -188,6 +188,8 @@ func activateCommand(p *kit.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "activate NAME VERSION --reason TEXT", Short: "Give a version of a profile to nodes as they enrol",
 		Long: "Make a version that is announced or retiring the active one of its profile: nodes get it as they enrol.\n" +
+			"Recovery connects to its endpoints first, as `profiles set` does: if one does not prove to be what it is to\n" +
+			"be, nothing changes.\n" +
 			"The one that was active is retiring then, and nodes that have it are well. To go back, activate the former\n" +
 			"one again: it gets a number above the others, so that nodes take it. Needs the role operator.",
 		Example: "  gpuaas profiles activate default 4 --reason 'all nodes have it'",

@@ -68,7 +68,8 @@ func IncidentsCommand(p *kit.Program) *cobra.Command {
 			if s.Structured() {
 				return output.Object(s.Printer, answer.GetIncident(),
 					output.With("recoveries", output.Messages(answer.GetRecoveries()...)),
-					output.With("workspaces_touched", answer.GetWorkspacesTouched()))
+					output.With("workspaces_touched", answer.GetWorkspacesTouched()),
+					output.With("cordons_waiting", answer.GetCordonsWaiting()))
 			}
 			err = output.One(s.Printer, IncidentView, answer.GetIncident())
 			return output.Under(s.Printer, err, RecoveryView.Columns, answer.GetRecoveries())

@@ -25,6 +25,7 @@ var NotificationView = output.View[*readmodelv1.Notification]{
 		{Title: "NODE", Path: "node_name|node_id", Wide: true},
 		{Title: "TIMES", Moves: true, Path: "count", Wide: true},
 		{Title: "FIRST SHOWN", Path: "first_shown_at", Wide: true},
+		{Title: "VERDICT STALE SINCE", Path: "verdict_stale_since", Wide: true},
 		{Title: "INCIDENT", ID: true, Path: "incident_id", Wide: true},
 		{Title: "ALLOCATION", ID: true, Path: "allocation_id", Wide: true},
 		{Title: "EVIDENCE", Path: "evidence", As: output.Lines, Wide: true},

@@ -70,6 +70,7 @@ var View = output.View[*readmodelv1.Workspace]{
 		layerColumn("MANAGEMENT", (*readmodelv1.Workspace).GetManagement),
 		layerColumn("RUNTIME", (*readmodelv1.Workspace).GetRuntime),
 		layerColumn("EDGE", (*readmodelv1.Workspace).GetEdge),
+		{Title: "VERDICT STALE SINCE", Path: "verdict_stale_since"},
 		{Title: "NEXT ACTION", Path: "next_action"},
 		{Title: "ENDPOINTS", Of: func(_ *output.Printer, w *readmodelv1.Workspace) string {
 			return strings.Join(kit.TextsOf(w.GetEndpoints(), func(e *lifecyclev1.Endpoint) string {

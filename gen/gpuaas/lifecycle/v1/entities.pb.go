@@ -1990,8 +1990,11 @@ type NodeGate struct {
 	TaskTypes      []v11.TaskType         `protobuf:"varint,18,rep,packed,name=task_types,json=taskTypes,proto3,enum=gpuaas.common.v1.TaskType" json:"task_types,omitempty"`
 	Host           *v11.HostFacts         `protobuf:"bytes,19,opt,name=host,proto3" json:"host,omitempty"`
 	Version        int64                  `protobuf:"varint,20,opt,name=version,proto3" json:"version,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// A cordon that a verdict wants and that waits, because verdicts want to cordon more of the fleet than may fail at once.
+	WaitingCordon      string                 `protobuf:"bytes,21,opt,name=waiting_cordon,json=waitingCordon,proto3" json:"waiting_cordon,omitempty"` // why the node is to be cordoned; empty: no cordon waits
+	WaitingCordonSince *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=waiting_cordon_since,json=waitingCordonSince,proto3" json:"waiting_cordon_since,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *NodeGate) Reset() {
@@ -2162,6 +2165,20 @@ func (x *NodeGate) GetVersion() int64 {
 		return x.Version
 	}
 	return 0
+}
+
+func (x *NodeGate) GetWaitingCordon() string {
+	if x != nil {
+		return x.WaitingCordon
+	}
+	return ""
+}
+
+func (x *NodeGate) GetWaitingCordonSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.WaitingCordonSince
+	}
+	return nil
 }
 
 // Operation answers a request: which run serves it, and whether the caller joined one that was open.
@@ -2844,7 +2861,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\x06detail\x18\x05 \x01(\tR\x06detail\"\x83\x01\n" +
 	"\vTaskChanged\x12-\n" +
 	"\x04task\x18\x01 \x01(\v2\x19.gpuaas.lifecycle.v1.TaskR\x04task\x12E\n" +
-	"\vtransitions\x18\x02 \x03(\v2#.gpuaas.lifecycle.v1.TaskTransitionR\vtransitions\"\xb8\x05\n" +
+	"\vtransitions\x18\x02 \x03(\v2#.gpuaas.lifecycle.v1.TaskTransitionR\vtransitions\"\xad\x06\n" +
 	"\bNodeGate\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12(\n" +
 	"\x10node_instance_id\x18\x02 \x01(\tR\x0enodeInstanceId\x12\x12\n" +
@@ -2871,7 +2888,9 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\n" +
 	"task_types\x18\x12 \x03(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\ttaskTypes\x12/\n" +
 	"\x04host\x18\x13 \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\x12\x18\n" +
-	"\aversion\x18\x14 \x01(\x03R\aversion\"\xed\x02\n" +
+	"\aversion\x18\x14 \x01(\x03R\aversion\x12%\n" +
+	"\x0ewaiting_cordon\x18\x15 \x01(\tR\rwaitingCordon\x12L\n" +
+	"\x14waiting_cordon_since\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\x12waitingCordonSince\"\xed\x02\n" +
 	"\tOperation\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12!\n" +
 	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x123\n" +
@@ -3032,22 +3051,23 @@ var file_gpuaas_lifecycle_v1_entities_proto_depIdxs = []int32{
 	17, // 53: gpuaas.lifecycle.v1.NodeGate.session_ready_at:type_name -> google.protobuf.Timestamp
 	30, // 54: gpuaas.lifecycle.v1.NodeGate.task_types:type_name -> gpuaas.common.v1.TaskType
 	33, // 55: gpuaas.lifecycle.v1.NodeGate.host:type_name -> gpuaas.common.v1.HostFacts
-	21, // 56: gpuaas.lifecycle.v1.Operation.kind:type_name -> gpuaas.common.v1.OperationKind
-	20, // 57: gpuaas.lifecycle.v1.Operation.state:type_name -> gpuaas.common.v1.WorkspaceState
-	21, // 58: gpuaas.lifecycle.v1.ActionOption.kind:type_name -> gpuaas.common.v1.OperationKind
-	32, // 59: gpuaas.lifecycle.v1.ActionOption.reason:type_name -> gpuaas.common.v1.Reason
-	34, // 60: gpuaas.lifecycle.v1.Finding.kind:type_name -> gpuaas.common.v1.FindingKind
-	35, // 61: gpuaas.lifecycle.v1.Finding.severity:type_name -> gpuaas.common.v1.Severity
-	26, // 62: gpuaas.lifecycle.v1.Finding.before:type_name -> google.protobuf.Struct
-	26, // 63: gpuaas.lifecycle.v1.Finding.after:type_name -> google.protobuf.Struct
-	17, // 64: gpuaas.lifecycle.v1.Finding.first_seen_at:type_name -> google.protobuf.Timestamp
-	17, // 65: gpuaas.lifecycle.v1.Finding.last_seen_at:type_name -> google.protobuf.Timestamp
-	17, // 66: gpuaas.lifecycle.v1.Finding.resolved_at:type_name -> google.protobuf.Timestamp
-	67, // [67:67] is the sub-list for method output_type
-	67, // [67:67] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	17, // 56: gpuaas.lifecycle.v1.NodeGate.waiting_cordon_since:type_name -> google.protobuf.Timestamp
+	21, // 57: gpuaas.lifecycle.v1.Operation.kind:type_name -> gpuaas.common.v1.OperationKind
+	20, // 58: gpuaas.lifecycle.v1.Operation.state:type_name -> gpuaas.common.v1.WorkspaceState
+	21, // 59: gpuaas.lifecycle.v1.ActionOption.kind:type_name -> gpuaas.common.v1.OperationKind
+	32, // 60: gpuaas.lifecycle.v1.ActionOption.reason:type_name -> gpuaas.common.v1.Reason
+	34, // 61: gpuaas.lifecycle.v1.Finding.kind:type_name -> gpuaas.common.v1.FindingKind
+	35, // 62: gpuaas.lifecycle.v1.Finding.severity:type_name -> gpuaas.common.v1.Severity
+	26, // 63: gpuaas.lifecycle.v1.Finding.before:type_name -> google.protobuf.Struct
+	26, // 64: gpuaas.lifecycle.v1.Finding.after:type_name -> google.protobuf.Struct
+	17, // 65: gpuaas.lifecycle.v1.Finding.first_seen_at:type_name -> google.protobuf.Timestamp
+	17, // 66: gpuaas.lifecycle.v1.Finding.last_seen_at:type_name -> google.protobuf.Timestamp
+	17, // 67: gpuaas.lifecycle.v1.Finding.resolved_at:type_name -> google.protobuf.Timestamp
+	68, // [68:68] is the sub-list for method output_type
+	68, // [68:68] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_entities_proto_init() }

@@ -289,14 +289,15 @@ type Notification struct {
 	FirstShownAt *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=first_shown_at,json=firstShownAt,proto3" json:"first_shown_at,omitempty"` // when a person for whom it is read this text first; unset: not yet
 	Version      int64                  `protobuf:"varint,16,opt,name=version,proto3" json:"version,omitempty"`
 	// For people of the operator; empty for a tenant's person.
-	NodeId         string   `protobuf:"bytes,17,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	NodeName       string   `protobuf:"bytes,18,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	OperatorReason string   `protobuf:"bytes,19,opt,name=operator_reason,json=operatorReason,proto3" json:"operator_reason,omitempty"`
-	IncidentId     string   `protobuf:"bytes,20,opt,name=incident_id,json=incidentId,proto3" json:"incident_id,omitempty"` // of the fleet incident that covers it
-	Evidence       []string `protobuf:"bytes,21,rep,name=evidence,proto3" json:"evidence,omitempty"`
-	CorrelationId  string   `protobuf:"bytes,22,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"` // of the verdict
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	NodeId            string                 `protobuf:"bytes,17,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	NodeName          string                 `protobuf:"bytes,18,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	OperatorReason    string                 `protobuf:"bytes,19,opt,name=operator_reason,json=operatorReason,proto3" json:"operator_reason,omitempty"`
+	IncidentId        string                 `protobuf:"bytes,20,opt,name=incident_id,json=incidentId,proto3" json:"incident_id,omitempty"` // of the fleet incident that covers it
+	Evidence          []string               `protobuf:"bytes,21,rep,name=evidence,proto3" json:"evidence,omitempty"`
+	CorrelationId     string                 `protobuf:"bytes,22,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`               // of the verdict
+	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"` // of one that lasts: recovery has judged nothing newer than this; unset: it is up to date
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Notification) Reset() {
@@ -483,6 +484,13 @@ func (x *Notification) GetCorrelationId() string {
 	return ""
 }
 
+func (x *Notification) GetVerdictStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.VerdictStaleSince
+	}
+	return nil
+}
+
 var File_gpuaas_readmodel_v1_notifications_proto protoreflect.FileDescriptor
 
 const file_gpuaas_readmodel_v1_notifications_proto_rawDesc = "" +
@@ -500,7 +508,7 @@ const file_gpuaas_readmodel_v1_notifications_proto_rawDesc = "" +
 	"\amin_pos\x18\x06 \x01(\tR\x06minPos\"|\n" +
 	"\x19ListNotificationsResponse\x127\n" +
 	"\x05items\x18\x01 \x03(\v2!.gpuaas.readmodel.v1.NotificationR\x05items\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xe6\x06\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb2\a\n" +
 	"\fNotification\x12\x1b\n" +
 	"\timpact_id\x18\x01 \x01(\tR\bimpactId\x12!\n" +
 	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x12\x1c\n" +
@@ -527,7 +535,8 @@ const file_gpuaas_readmodel_v1_notifications_proto_rawDesc = "" +
 	"\vincident_id\x18\x14 \x01(\tR\n" +
 	"incidentId\x12\x1a\n" +
 	"\bevidence\x18\x15 \x03(\tR\bevidence\x12%\n" +
-	"\x0ecorrelation_id\x18\x16 \x01(\tR\rcorrelationId*y\n" +
+	"\x0ecorrelation_id\x18\x16 \x01(\tR\rcorrelationId\x12J\n" +
+	"\x13verdict_stale_since\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\x11verdictStaleSince*y\n" +
 	"\vImpactLayer\x12\x1c\n" +
 	"\x18IMPACT_LAYER_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17IMPACT_LAYER_MANAGEMENT\x10\x01\x12\x18\n" +
@@ -567,21 +576,22 @@ var file_gpuaas_readmodel_v1_notifications_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil),     // 6: google.protobuf.Timestamp
 }
 var file_gpuaas_readmodel_v1_notifications_proto_depIdxs = []int32{
-	4, // 0: gpuaas.readmodel.v1.ListNotificationsResponse.items:type_name -> gpuaas.readmodel.v1.Notification
-	0, // 1: gpuaas.readmodel.v1.Notification.layer:type_name -> gpuaas.readmodel.v1.ImpactLayer
-	5, // 2: gpuaas.readmodel.v1.Notification.user_state:type_name -> gpuaas.common.v1.UserState
-	1, // 3: gpuaas.readmodel.v1.Notification.event:type_name -> gpuaas.readmodel.v1.ImpactEvent
-	6, // 4: gpuaas.readmodel.v1.Notification.began_at:type_name -> google.protobuf.Timestamp
-	6, // 5: gpuaas.readmodel.v1.Notification.ended_at:type_name -> google.protobuf.Timestamp
-	6, // 6: gpuaas.readmodel.v1.Notification.created_at:type_name -> google.protobuf.Timestamp
-	6, // 7: gpuaas.readmodel.v1.Notification.first_shown_at:type_name -> google.protobuf.Timestamp
-	2, // 8: gpuaas.readmodel.v1.NotificationService.ListNotifications:input_type -> gpuaas.readmodel.v1.ListNotificationsRequest
-	3, // 9: gpuaas.readmodel.v1.NotificationService.ListNotifications:output_type -> gpuaas.readmodel.v1.ListNotificationsResponse
-	9, // [9:10] is the sub-list for method output_type
-	8, // [8:9] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	4,  // 0: gpuaas.readmodel.v1.ListNotificationsResponse.items:type_name -> gpuaas.readmodel.v1.Notification
+	0,  // 1: gpuaas.readmodel.v1.Notification.layer:type_name -> gpuaas.readmodel.v1.ImpactLayer
+	5,  // 2: gpuaas.readmodel.v1.Notification.user_state:type_name -> gpuaas.common.v1.UserState
+	1,  // 3: gpuaas.readmodel.v1.Notification.event:type_name -> gpuaas.readmodel.v1.ImpactEvent
+	6,  // 4: gpuaas.readmodel.v1.Notification.began_at:type_name -> google.protobuf.Timestamp
+	6,  // 5: gpuaas.readmodel.v1.Notification.ended_at:type_name -> google.protobuf.Timestamp
+	6,  // 6: gpuaas.readmodel.v1.Notification.created_at:type_name -> google.protobuf.Timestamp
+	6,  // 7: gpuaas.readmodel.v1.Notification.first_shown_at:type_name -> google.protobuf.Timestamp
+	6,  // 8: gpuaas.readmodel.v1.Notification.verdict_stale_since:type_name -> google.protobuf.Timestamp
+	2,  // 9: gpuaas.readmodel.v1.NotificationService.ListNotifications:input_type -> gpuaas.readmodel.v1.ListNotificationsRequest
+	3,  // 10: gpuaas.readmodel.v1.NotificationService.ListNotifications:output_type -> gpuaas.readmodel.v1.ListNotificationsResponse
+	10, // [10:11] is the sub-list for method output_type
+	9,  // [9:10] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_notifications_proto_init() }

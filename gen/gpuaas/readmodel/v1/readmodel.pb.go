@@ -1002,12 +1002,14 @@ type Workspace struct {
 	WorkloadDetail string `protobuf:"bytes,29,opt,name=workload_detail,json=workloadDetail,proto3" json:"workload_detail,omitempty"` // `workload_reason` in words: which workload, how often it was restarted, and how it last exited
 	NextAction     string `protobuf:"bytes,30,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`             // what the workspace's user does about `workload_reason`
 	// The three layers of one that is not decommissioned. None follows from another.
-	Management    *Layer `protobuf:"bytes,31,opt,name=management,proto3" json:"management,omitempty"`             // whether its node's agent is connected: what the control plane can do for it
-	Runtime       *Layer `protobuf:"bytes,32,opt,name=runtime,proto3" json:"runtime,omitempty"`                   // what the agent last reported of its workloads
-	Edge          *Layer `protobuf:"bytes,33,opt,name=edge,proto3" json:"edge,omitempty"`                         // whether its endpoints can be reached; `unknown` while nothing probes them
-	UserText      string `protobuf:"bytes,34,opt,name=user_text,json=userText,proto3" json:"user_text,omitempty"` // `user_state` for its user: what it means, whether to wait, whom to ask
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Management *Layer `protobuf:"bytes,31,opt,name=management,proto3" json:"management,omitempty"`             // whether its node's agent is connected: what the control plane can do for it
+	Runtime    *Layer `protobuf:"bytes,32,opt,name=runtime,proto3" json:"runtime,omitempty"`                   // what the agent last reported of its workloads
+	Edge       *Layer `protobuf:"bytes,33,opt,name=edge,proto3" json:"edge,omitempty"`                         // whether its endpoints can be reached; `unknown` while nothing probes them
+	UserText   string `protobuf:"bytes,34,opt,name=user_text,json=userText,proto3" json:"user_text,omitempty"` // `user_state` for its user: what it means, whether to wait, whom to ask
+	// Of one that names a node: recovery has judged nothing newer than this, so that `user_state` may be of an earlier time; unset: it is up to date.
+	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,35,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Workspace) Reset() {
@@ -1276,6 +1278,13 @@ func (x *Workspace) GetUserText() string {
 		return x.UserText
 	}
 	return ""
+}
+
+func (x *Workspace) GetVerdictStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.VerdictStaleSince
+	}
+	return nil
 }
 
 // Layer is one layer of a workspace, by its own evidence.
@@ -5584,8 +5593,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\tworkspace\x18\x0e \x01(\tR\tworkspace\x129\n" +
 	"\averdict\x18\x0f \x01(\v2\x1f.gpuaas.recovery.v1.NodeVerdictR\averdict\x12J\n" +
 	"\x13verdict_stale_since\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x11verdictStaleSince\x126\n" +
-	"\x06health\x18\x11 \x01(\v2\x1e.gpuaas.recovery.v1.NodeHealthR\x06health\"\xcd\n" +
-	"\n" +
+	"\x06health\x18\x11 \x01(\v2\x1e.gpuaas.recovery.v1.NodeHealthR\x06health\"\x99\v\n" +
 	"\tWorkspace\x12!\n" +
 	"\fworkspace_id\x18\x01 \x01(\tR\vworkspaceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -5630,7 +5638,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"management\x124\n" +
 	"\aruntime\x18  \x01(\v2\x1a.gpuaas.readmodel.v1.LayerR\aruntime\x12.\n" +
 	"\x04edge\x18! \x01(\v2\x1a.gpuaas.readmodel.v1.LayerR\x04edge\x12\x1b\n" +
-	"\tuser_text\x18\" \x01(\tR\buserText\"\xe0\x01\n" +
+	"\tuser_text\x18\" \x01(\tR\buserText\x12J\n" +
+	"\x13verdict_stale_since\x18# \x01(\v2\x1a.google.protobuf.TimestampR\x11verdictStaleSince\"\xe0\x01\n" +
 	"\x05Layer\x125\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1f.gpuaas.readmodel.v1.LayerStateR\x05state\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1b\n" +
@@ -6245,142 +6254,143 @@ var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
 	12,  // 25: gpuaas.readmodel.v1.Workspace.management:type_name -> gpuaas.readmodel.v1.Layer
 	12,  // 26: gpuaas.readmodel.v1.Workspace.runtime:type_name -> gpuaas.readmodel.v1.Layer
 	12,  // 27: gpuaas.readmodel.v1.Workspace.edge:type_name -> gpuaas.readmodel.v1.Layer
-	0,   // 28: gpuaas.readmodel.v1.Layer.state:type_name -> gpuaas.readmodel.v1.LayerState
-	74,  // 29: gpuaas.readmodel.v1.Layer.since:type_name -> google.protobuf.Timestamp
-	87,  // 30: gpuaas.readmodel.v1.Layer.waiting:type_name -> gpuaas.common.v1.OperationKind
-	88,  // 31: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	89,  // 32: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	74,  // 33: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	90,  // 34: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	74,  // 35: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	91,  // 36: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	92,  // 37: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	93,  // 38: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	94,  // 39: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	74,  // 40: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	74,  // 41: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
-	10,  // 42: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	95,  // 43: gpuaas.readmodel.v1.ListNodeVerdictsResponse.items:type_name -> gpuaas.recovery.v1.VerdictPeriod
-	96,  // 44: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	83,  // 45: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
-	11,  // 46: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	92,  // 47: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
-	14,  // 48: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	97,  // 49: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	98,  // 50: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	99,  // 51: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
-	10,  // 52: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
-	1,   // 53: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
-	1,   // 54: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
-	11,  // 55: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	100, // 56: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	101, // 57: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	11,  // 58: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	102, // 59: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
-	13,  // 60: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	41,  // 61: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
-	87,  // 62: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
-	103, // 63: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
-	74,  // 64: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
-	74,  // 65: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
-	90,  // 66: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	104, // 67: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	14,  // 68: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	105, // 69: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	106, // 70: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	49,  // 71: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	2,   // 72: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	53,  // 73: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	54,  // 74: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	55,  // 75: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	2,   // 76: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	3,   // 77: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	10,  // 78: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	11,  // 79: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	14,  // 80: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	97,  // 81: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	102, // 82: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	107, // 83: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	74,  // 84: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	108, // 85: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	96,  // 86: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	84,  // 87: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	109, // 88: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	87,  // 89: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	110, // 90: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	109, // 91: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	111, // 92: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	74,  // 93: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	112, // 94: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	113, // 95: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	78,  // 96: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	80,  // 97: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	114, // 98: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	114, // 99: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	105, // 100: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	4,   // 101: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	6,   // 102: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	15,  // 103: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	31,  // 104: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	17,  // 105: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:input_type -> gpuaas.readmodel.v1.ListNodeVerdictsRequest
-	33,  // 106: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
-	19,  // 107: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	21,  // 108: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	35,  // 109: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	37,  // 110: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	42,  // 111: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	38,  // 112: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
-	23,  // 113: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	44,  // 114: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	25,  // 115: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	27,  // 116: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	29,  // 117: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	46,  // 118: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	48,  // 119: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	51,  // 120: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	56,  // 121: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	58,  // 122: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	60,  // 123: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	62,  // 124: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	64,  // 125: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	66,  // 126: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	68,  // 127: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	70,  // 128: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	72,  // 129: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	5,   // 130: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	8,   // 131: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	16,  // 132: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	32,  // 133: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	18,  // 134: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:output_type -> gpuaas.readmodel.v1.ListNodeVerdictsResponse
-	34,  // 135: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
-	20,  // 136: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	22,  // 137: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	36,  // 138: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	40,  // 139: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	43,  // 140: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	39,  // 141: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
-	24,  // 142: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	45,  // 143: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	26,  // 144: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	28,  // 145: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	30,  // 146: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	47,  // 147: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	50,  // 148: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	52,  // 149: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	57,  // 150: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	59,  // 151: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	61,  // 152: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	63,  // 153: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	65,  // 154: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	67,  // 155: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	69,  // 156: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	71,  // 157: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	73,  // 158: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	130, // [130:159] is the sub-list for method output_type
-	101, // [101:130] is the sub-list for method input_type
-	101, // [101:101] is the sub-list for extension type_name
-	101, // [101:101] is the sub-list for extension extendee
-	0,   // [0:101] is the sub-list for field type_name
+	74,  // 28: gpuaas.readmodel.v1.Workspace.verdict_stale_since:type_name -> google.protobuf.Timestamp
+	0,   // 29: gpuaas.readmodel.v1.Layer.state:type_name -> gpuaas.readmodel.v1.LayerState
+	74,  // 30: gpuaas.readmodel.v1.Layer.since:type_name -> google.protobuf.Timestamp
+	87,  // 31: gpuaas.readmodel.v1.Layer.waiting:type_name -> gpuaas.common.v1.OperationKind
+	88,  // 32: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	89,  // 33: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	74,  // 34: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	90,  // 35: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	74,  // 36: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	91,  // 37: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	92,  // 38: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	93,  // 39: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	94,  // 40: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	74,  // 41: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	74,  // 42: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	10,  // 43: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
+	95,  // 44: gpuaas.readmodel.v1.ListNodeVerdictsResponse.items:type_name -> gpuaas.recovery.v1.VerdictPeriod
+	96,  // 45: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	83,  // 46: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	11,  // 47: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
+	92,  // 48: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	14,  // 49: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
+	97,  // 50: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	98,  // 51: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	99,  // 52: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	10,  // 53: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
+	1,   // 54: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
+	1,   // 55: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
+	11,  // 56: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	100, // 57: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	101, // 58: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	11,  // 59: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	102, // 60: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	13,  // 61: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
+	41,  // 62: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
+	87,  // 63: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
+	103, // 64: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
+	74,  // 65: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
+	74,  // 66: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
+	90,  // 67: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	104, // 68: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	14,  // 69: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	105, // 70: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	106, // 71: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	49,  // 72: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	2,   // 73: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	53,  // 74: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	54,  // 75: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	55,  // 76: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	2,   // 77: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	3,   // 78: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	10,  // 79: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	11,  // 80: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	14,  // 81: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	97,  // 82: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	102, // 83: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	107, // 84: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	74,  // 85: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	108, // 86: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	96,  // 87: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	84,  // 88: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	109, // 89: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	87,  // 90: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	110, // 91: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	109, // 92: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	111, // 93: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	74,  // 94: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	112, // 95: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	113, // 96: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	78,  // 97: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	80,  // 98: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	114, // 99: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	114, // 100: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	105, // 101: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	4,   // 102: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	6,   // 103: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	15,  // 104: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	31,  // 105: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	17,  // 106: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:input_type -> gpuaas.readmodel.v1.ListNodeVerdictsRequest
+	33,  // 107: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
+	19,  // 108: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	21,  // 109: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	35,  // 110: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	37,  // 111: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	42,  // 112: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	38,  // 113: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
+	23,  // 114: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	44,  // 115: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	25,  // 116: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	27,  // 117: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	29,  // 118: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	46,  // 119: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	48,  // 120: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	51,  // 121: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	56,  // 122: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	58,  // 123: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	60,  // 124: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	62,  // 125: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	64,  // 126: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	66,  // 127: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	68,  // 128: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	70,  // 129: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	72,  // 130: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	5,   // 131: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	8,   // 132: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	16,  // 133: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	32,  // 134: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	18,  // 135: gpuaas.readmodel.v1.QueryService.ListNodeVerdicts:output_type -> gpuaas.readmodel.v1.ListNodeVerdictsResponse
+	34,  // 136: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
+	20,  // 137: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	22,  // 138: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	36,  // 139: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	40,  // 140: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	43,  // 141: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	39,  // 142: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
+	24,  // 143: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	45,  // 144: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	26,  // 145: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	28,  // 146: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	30,  // 147: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	47,  // 148: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	50,  // 149: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	52,  // 150: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	57,  // 151: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	59,  // 152: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	61,  // 153: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	63,  // 154: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	65,  // 155: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	67,  // 156: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	69,  // 157: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	71,  // 158: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	73,  // 159: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	131, // [131:160] is the sub-list for method output_type
+	102, // [102:131] is the sub-list for method input_type
+	102, // [102:102] is the sub-list for extension type_name
+	102, // [102:102] is the sub-list for extension extendee
+	0,   // [0:102] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }

@@ -811,6 +811,7 @@ type GetIncidentResponse struct {
 	Incident          *v11.Incident          `protobuf:"bytes,1,opt,name=incident,proto3" json:"incident,omitempty"`
 	Recoveries        []*v11.RecoveryRecord  `protobuf:"bytes,2,rep,name=recoveries,proto3" json:"recoveries,omitempty"`
 	WorkspacesTouched int32                  `protobuf:"varint,3,opt,name=workspaces_touched,json=workspacesTouched,proto3" json:"workspaces_touched,omitempty"` // of a fleet incident: those whose runtime or edge is touched by evidence of their own
+	CordonsWaiting    int32                  `protobuf:"varint,4,opt,name=cordons_waiting,json=cordonsWaiting,proto3" json:"cordons_waiting,omitempty"`          // of a fleet incident: nodes that are to be cordoned for its reason, and whose cordon waits for it to end
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -862,6 +863,13 @@ func (x *GetIncidentResponse) GetRecoveries() []*v11.RecoveryRecord {
 func (x *GetIncidentResponse) GetWorkspacesTouched() int32 {
 	if x != nil {
 		return x.WorkspacesTouched
+	}
+	return 0
+}
+
+func (x *GetIncidentResponse) GetCordonsWaiting() int32 {
+	if x != nil {
+		return x.CordonsWaiting
 	}
 	return 0
 }
@@ -1830,13 +1838,14 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"\x12GetIncidentRequest\x12)\n" +
 	"\vincident_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\n" +
 	"incidentId\x12 \n" +
-	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"\xc2\x01\n" +
+	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"\xeb\x01\n" +
 	"\x13GetIncidentResponse\x128\n" +
 	"\bincident\x18\x01 \x01(\v2\x1c.gpuaas.recovery.v1.IncidentR\bincident\x12B\n" +
 	"\n" +
 	"recoveries\x18\x02 \x03(\v2\".gpuaas.recovery.v1.RecoveryRecordR\n" +
 	"recoveries\x12-\n" +
-	"\x12workspaces_touched\x18\x03 \x01(\x05R\x11workspacesTouched\"\xb3\x01\n" +
+	"\x12workspaces_touched\x18\x03 \x01(\x05R\x11workspacesTouched\x12'\n" +
+	"\x0fcordons_waiting\x18\x04 \x01(\x05R\x0ecordonsWaiting\"\xb3\x01\n" +
 	"\x15ListRecoveriesRequest\x12 \n" +
 	"\amin_pos\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +

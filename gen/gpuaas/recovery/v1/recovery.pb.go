@@ -561,6 +561,7 @@ type ConfirmResult struct {
 	Admitted            bool                   `protobuf:"varint,2,opt,name=admitted,proto3" json:"admitted,omitempty"`
 	Denial              *v1.Denial             `protobuf:"bytes,3,opt,name=denial,proto3" json:"denial,omitempty"`
 	SupersededSessionId string                 `protobuf:"bytes,4,opt,name=superseded_session_id,json=supersededSessionId,proto3" json:"superseded_session_id,omitempty"` // the session whose place this one took
+	CorrelationId       string                 `protobuf:"bytes,5,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`                     // of the recovery action that brought the certificate of the session; empty: none did
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -619,6 +620,13 @@ func (x *ConfirmResult) GetDenial() *v1.Denial {
 func (x *ConfirmResult) GetSupersededSessionId() string {
 	if x != nil {
 		return x.SupersededSessionId
+	}
+	return ""
+}
+
+func (x *ConfirmResult) GetCorrelationId() string {
+	if x != nil {
+		return x.CorrelationId
 	}
 	return ""
 }
@@ -3012,13 +3020,14 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x04 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\n" +
 	"generation\x12\x1f\n" +
-	"\x06serial\x18\x05 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06serial\"\xb0\x01\n" +
+	"\x06serial\x18\x05 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06serial\"\xd7\x01\n" +
 	"\rConfirmResult\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
 	"\badmitted\x18\x02 \x01(\bR\badmitted\x120\n" +
 	"\x06denial\x18\x03 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\x122\n" +
-	"\x15superseded_session_id\x18\x04 \x01(\tR\x13supersededSessionId\"e\n" +
+	"\x15superseded_session_id\x18\x04 \x01(\tR\x13supersededSessionId\x12%\n" +
+	"\x0ecorrelation_id\x18\x05 \x01(\tR\rcorrelationId\"e\n" +
 	"\x16ConfirmSessionsRequest\x12K\n" +
 	"\bsessions\x18\x01 \x03(\v2\".gpuaas.recovery.v1.ConfirmSessionB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\bsessions\"\x93\x01\n" +
 	"\x17ConfirmSessionsResponse\x12;\n" +

@@ -43,7 +43,10 @@ func (i *Incidents) GetIncident(ctx context.Context,
 		if out.Incident, out.Recoveries, err = s.Incident(ctx, req.GetIncidentId()); err != nil {
 			return err
 		}
-		out.WorkspacesTouched, err = s.WorkspacesTouched(ctx, req.GetIncidentId())
+		if out.WorkspacesTouched, err = s.WorkspacesTouched(ctx, req.GetIncidentId()); err != nil {
+			return err
+		}
+		out.CordonsWaiting, err = s.CordonsWaiting(ctx, out.GetIncident())
 		return err
 	})
 	return out, err

@@ -27,6 +27,9 @@ type pageRow struct {
 	Last  string `db:"last"`
 }
 
+// spreadLock is the lock under which one replica makes nodes due for their profile.
+const spreadLock = 0x67707561_0400
+
 var (
 	noteProfilesDue = pg.Define(pg.RoleRecovery, "drift.note_profiles_due", `
 		INSERT INTO recovery.profile_due AS d (fingerprint, valid)
@@ -34,6 +37,9 @@ var (
 		GROUP BY c.fingerprint ORDER BY c.fingerprint
 		ON CONFLICT (fingerprint) DO UPDATE SET valid = d.valid AND EXCLUDED.valid, since = mesh.clock(),
 			after_node = '00000000-0000-0000-0000-000000000000'`)
+
+	// takeSpread waits for no other replica, and is released as the transaction ends.
+	takeSpread = pg.Define(pg.RoleRecovery, "drift.take_spread", `SELECT pg_try_advisory_xact_lock($1)`)
 
 	readProfileDue = pg.Define(pg.RoleRecovery, "drift.read_profile_due", `
 		SELECT `+pg.Columns[dueRow]("d")+` FROM recovery.profile_due d ORDER BY d.since, d.fingerprint LIMIT 1`)
@@ -95,11 +101,16 @@ func profilesChanged(ctx context.Context, tx pgx.Tx, records []events.Record) er
 	return nil
 }
 
-// SpreadProfiles makes a page of the nodes due that a changed version concerns. Replicas that do it at once make the
-// same page due. The row of the version is changed last, and only as it was read: the consumer changes it after rows of
-// nodes too.
-func SpreadProfiles(ctx context.Context, pool *pgxpool.Pool) error {
+// SpreadProfiles makes a page of the nodes due that a changed version concerns. One replica at a time does so: it
+// returns false while another one does. The row of the version is changed last, and only as it was read: the consumer
+// changes it after rows of nodes too, so that it cannot be locked before them.
+func SpreadProfiles(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
+	mine := false
 	err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if mine, err = pg.Value[bool](ctx, tx, takeSpread, int64(spreadLock)); err != nil || !mine {
+			return err
+		}
 		row, err := pg.One[dueRow](ctx, tx, readProfileDue)
 		if pg.IsNoRows(err) {
 			return nil
@@ -122,7 +133,7 @@ func SpreadProfiles(ctx context.Context, pool *pgxpool.Pool) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("have nodes judged for their profile: %w", err)
+		return false, fmt.Errorf("have nodes judged for their profile: %w", err)
 	}
-	return nil
+	return mine, nil
 }

@@ -30,6 +30,8 @@ const (
 	every = 5 * time.Second
 	// batch is how many nodes of a kind one transaction judges.
 	batch = 500
+	// spreadAgain is when a replica looks again that has found another one making nodes due.
+	spreadAgain = 100 * time.Millisecond
 	// unreadAgain is when a node with evidence of a newer build is due again, for a replica of that build.
 	unreadAgain = 30 * time.Second
 )
@@ -136,6 +138,7 @@ type Round struct {
 	Next    time.Duration // until there is something to do again, as far as that is known
 
 	probe    bool // some node is to be probed
+	more     bool // there were more nodes to judge
 	profiles bool // more nodes are to be judged for their profile
 }
 
@@ -158,10 +161,14 @@ func (j *Judge) RunOnce(ctx context.Context) (Round, error) {
 	if out.probe {
 		j.probes.Notify()
 	}
-	if out.profiles {
-		return out, collect.SpreadProfiles(ctx, j.deps.Pool)
+	if !out.profiles {
+		return out, nil
 	}
-	return out, nil
+	mine, err := collect.SpreadProfiles(ctx, j.deps.Pool)
+	if err == nil && !mine {
+		out.More, out.Next = out.more, spreadAgain
+	}
+	return out, err
 }
 
 func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
@@ -195,7 +202,7 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 		return err
 	}
 	out.profiles = s.Profiles
-	out.Judged, out.More = len(taken.nodes), taken.more || s.Profiles
+	out.Judged, out.more, out.More = len(taken.nodes), taken.more, taken.more || s.Profiles
 	out.Next = max(s.next(rule).Sub(s.Now), 20*time.Millisecond)
 	if !out.More {
 		return noteJudged(ctx, tx, &s)

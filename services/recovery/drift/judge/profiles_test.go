@@ -1,13 +1,17 @@
 package judge_test
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 const (
@@ -150,5 +154,54 @@ func TestARetiredVersionMakesItsNodesDueInPages(t *testing.T) {
 	}
 	if left := k.count(`SELECT count(*) FROM recovery.profile_due`); left != 0 {
 		t.Errorf("%d versions are left", left)
+	}
+}
+
+// Scenario: two replicas come to make the nodes of a retired version due at once, and one of them waits for a node that
+// another transaction has locked. The other one leaves the page to it, and goes on with its own work.
+func TestOneReplicaMakesAPageOfNodesDue(t *testing.T) {
+	k := newKit(t)
+	n := k.telling()
+	k.profiles(1, "one", activePhase)
+	n.session.Profile = &commonv1.ProfileFacts{Fingerprint: "one"}
+	k.tell(n)
+	k.profiles(2, "two", announcedPhase)
+	k.profiles(1, "one", retiringPhase)
+	k.profiles(2, "two", activePhase)
+	_, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.profile SET phase = 'retired' WHERE fingerprint = 'one'`)
+	k.must(err)
+	k.put(&recoveryv1.ProfileVersion{
+		Profile: &commonv1.Profile{Name: "site", Version: 1, Fingerprint: "one"}, Phase: retiredPhase,
+	})
+	tx, err := k.db.OwnerPool().Begin(k.ctx)
+	k.must(err)
+	defer func() { _ = tx.Rollback(k.ctx) }()
+	_, err = tx.Exec(k.ctx, `SELECT FROM recovery.judgement WHERE node_id = $1 FOR UPDATE`, n.id())
+	k.must(err)
+	first := make(chan error, 1)
+	go func() {
+		_, err := k.judge.RunOnce(k.ctx)
+		first <- err
+	}()
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if k.count(`SELECT count(*) FROM pg_locks WHERE NOT granted`) == 0 {
+			return errors.New("the first replica does not wait for the node")
+		}
+		return nil
+	})
+	ctx, cancel := context.WithTimeout(k.ctx, testkit.Patience/2)
+	defer cancel()
+	out, err := k.another().RunOnce(ctx)
+	if err != nil || out.More || out.Next > time.Second {
+		t.Errorf("the other replica: %+v, %v", out, err)
+	}
+	k.must(tx.Rollback(k.ctx))
+	k.must(<-first)
+	k.round()
+	if left := k.count(`SELECT count(*) FROM recovery.profile_due`); left != 0 {
+		t.Errorf("%d versions are left", left)
+	}
+	if list := k.verdicts(n.id()); len(list) == 0 || list[len(list)-1].GetReason() != profileDrift {
+		t.Errorf("the verdicts are %v", list)
 	}
 }
