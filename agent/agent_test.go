@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/mesh/agent"
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -198,7 +198,7 @@ func TestARefusedIdentityWaitsForABundle(t *testing.T) {
 			m.instance = "forces the host to enrol anew"
 			m.mu.Unlock()
 			if err := os.WriteFile(filepath.Join(cfg.EtcDir, "node-agent.env"),
-				append(env, []byte(identity.EnvToken+"=gbt_another_token_of_an_operator\n")...), 0o600); err != nil {
+				append(env, []byte(envfile.Token+"=gbt_another_token_of_an_operator\n")...), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			m.wait("admitted")

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/agent/endpoints"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/bundle"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -107,7 +108,7 @@ func (a *Agent) vouched(archive *bundle.Archive, digest string) error {
 		}
 		return nil
 	}
-	trustDomain := a.store.Env().Get(identity.EnvTrustDomain)
+	trustDomain := a.store.Env().Get(envfile.TrustDomain)
 	if node, ok := a.store.Node(); ok && trustDomain == "" {
 		trustDomain = node.TrustDomain
 	}
@@ -164,7 +165,7 @@ func (a *Agent) RestoreFormer(ctx context.Context) error {
 		return err
 	}
 	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "endpoints and trust from before the last bundle are back",
-		slog.String("api", a.store.Env().Get(identity.EnvAPIURL)))
+		slog.String("api", a.store.Env().Get(envfile.APIURL)))
 	return nil
 }
 

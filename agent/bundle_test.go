@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/agent/agenttest"
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/bundle"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -237,9 +237,9 @@ func TestARefusalForGoodPutsTheFormerBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env, err := identity.ParseEnv(data)
-	if err != nil || env.Get(identity.EnvAPIURL) != m.api || env.Get(identity.EnvToken) == secondToken {
-		t.Errorf("the host is left with %q, %v", env.Get(identity.EnvAPIURL), err)
+	env, err := envfile.Parse(data)
+	if err != nil || env.Get(envfile.APIURL) != m.api || env.Get(envfile.Token) == secondToken {
+		t.Errorf("the host is left with %q, %v", env.Get(envfile.APIURL), err)
 	}
 	end, _ := run(t, open(t, cfg))
 	m.wait("admitted")

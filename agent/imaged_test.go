@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/agent/diag"
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/agent/ledger"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -48,7 +48,7 @@ func TestAnImagedMachineBeginsALedgerOfItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, append(env, []byte(identity.EnvToken+"=gbt_another_token_of_an_operator\n")...),
+	if err := os.WriteFile(file, append(env, []byte(envfile.Token+"=gbt_another_token_of_an_operator\n")...),
 		0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -7,8 +7,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -181,13 +181,13 @@ func (a *Agent) profile() *commonv1.ProfileFacts {
 	env := a.store.Env()
 	node, _ := a.store.Node()
 	host := func(name string) string {
-		address, _ := identity.HostPort(env.Get(name)) // empty if it cannot be read
+		address, _ := envfile.HostPort(env.Get(name)) // empty if it cannot be read
 		return address
 	}
 	return &commonv1.ProfileFacts{
 		Name: node.ProfileName, Fingerprint: node.ProfileFingerprint,
-		ApiHost: host(identity.EnvAPIURL), RecoveryHost: host(identity.EnvRecoveryURL),
-		TerminalHost: host(identity.EnvTerminalURL), InstallRoot: a.cfg.EtcDir, Unit: env.Get(identity.EnvInstallUnit),
-		PackageSource: env.Get(identity.EnvPackageSource),
+		ApiHost: host(envfile.APIURL), RecoveryHost: host(envfile.RecoveryURL),
+		TerminalHost: host(envfile.TerminalURL), InstallRoot: a.cfg.EtcDir, Unit: env.Get(envfile.InstallUnit),
+		PackageSource: env.Get(envfile.PackageSource),
 	}
 }

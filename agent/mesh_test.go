@@ -26,8 +26,8 @@ import (
 	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/agent/agenttest"
 	"github.com/gpuaas/mesh/agent/backoff"
-	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -169,7 +169,7 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.enrols = append(m.enrols, request)
-	recovers := identity.IsRecoveryToken(request.GetToken())
+	recovers := envfile.IsRecoveryToken(request.GetToken())
 	if recovers {
 		if err := recoverykey.Verify(request.GetRecoveryPublicKey(), request.GetToken(), request.GetCsr(),
 			request.GetRecoveryProof()); err != nil {

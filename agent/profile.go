@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/endpoints"
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -39,7 +40,7 @@ func (a *Agent) endpoint() (string, error) {
 	a.over.mu.Lock()
 	a.over.opening = fingerprint
 	a.over.mu.Unlock()
-	return identity.HostPort(a.store.Env().Get(identity.EnvAPIURL))
+	return envfile.HostPort(a.store.Env().Get(envfile.APIURL))
 }
 
 // profileAdmitted confirms the profile over which a session was admitted.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/agent/backoff"
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -40,7 +40,7 @@ func (m *mesh) recoveries() []*recoveryv1.EnrollRequest {
 	defer m.mu.Unlock()
 	var out []*recoveryv1.EnrollRequest
 	for _, r := range m.enrols {
-		if identity.IsRecoveryToken(r.GetToken()) {
+		if envfile.IsRecoveryToken(r.GetToken()) {
 			out = append(out, r)
 		}
 	}
@@ -282,11 +282,11 @@ func setToken(t *testing.T, cfg agent.Config, token string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env, err := identity.ParseEnv(data)
+	env, err := envfile.Parse(data)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, env.With(identity.EnvToken, token).Render(), 0o600); err != nil {
+	if err := os.WriteFile(path, env.With(envfile.Token, token).Render(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -302,7 +302,7 @@ func TestAnOperatorsTokenLeftBehindKeepsNoNodeAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, append(env, identity.EnvToken+"="+m.refused+"\n"...), 0o600); err != nil {
+	if err := os.WriteFile(file, append(env, envfile.Token+"="+m.refused+"\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	m.lifts = true

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/agent/agenttest"
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -119,11 +119,11 @@ func setAPI(t *testing.T, cfg agent.Config, address string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env, err := identity.ParseEnv(data)
+	env, err := envfile.Parse(data)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, env.With(identity.EnvAPIURL, address).Render(), 0o600); err != nil {
+	if err := os.WriteFile(path, env.With(envfile.APIURL, address).Render(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }

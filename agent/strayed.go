@@ -3,7 +3,7 @@ package agent
 import (
 	"context"
 
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
@@ -20,7 +20,7 @@ func (a *Agent) noteStrayed(ctx context.Context, d session.Diagnostic) {
 		return
 	}
 	node, _ := a.store.Node()
-	used, err := identity.HostPort(a.store.Env().Get(identity.EnvAPIURL))
+	used, err := envfile.HostPort(a.store.Env().Get(envfile.APIURL))
 	if err != nil || node.ProfileAPI == "" || node.ProfileAPIOf != node.ProfileFingerprint || used == node.ProfileAPI {
 		return
 	}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/bundle"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -21,17 +22,18 @@ var ErrNothingBefore = errors.New("no endpoints and no trust from before a bundl
 
 // profileVariables are the variables that an archive sets as a whole: those that it lacks are removed.
 var profileVariables = []string{
-	EnvAPIURL, EnvRecoveryURL, EnvRecoveryBundle, EnvTerminalURL, EnvTrustDomain, EnvNodeName,
+	envfile.APIURL, envfile.RecoveryURL, envfile.RecoveryBundle, envfile.TerminalURL, envfile.TrustDomain,
+	envfile.NodeName,
 }
 
 // archiveVariables are all variables that an archive may set.
-var archiveVariables = append(slices.Clone(profileVariables), EnvToken)
+var archiveVariables = append(slices.Clone(profileVariables), envfile.Token)
 
 // Bundle is what an operator brings to a host: variables of node-agent.env with a token, and the two trust bundles.
 type Bundle struct {
 	nodeID, trustDomain string // of an archive
 	archive             bool
-	env                 Env
+	env                 envfile.Env
 	ca, recoveryCA      []byte // nil: not in it
 }
 
@@ -43,8 +45,8 @@ func ReadBundle(dir string) (*Bundle, error) {
 		return nil, fmt.Errorf("read bundle: %w", err)
 	}
 	b := &Bundle{}
-	if b.env, err = ParseEnv(data); err != nil {
-		return nil, fmt.Errorf("read bundle: %w", &EnvError{err})
+	if b.env, err = envfile.Parse(data); err != nil {
+		return nil, fmt.Errorf("read bundle: %w", &envfile.Error{Problems: err})
 	}
 	for _, f := range []struct {
 		file file
@@ -68,25 +70,25 @@ func ReadBundle(dir string) (*Bundle, error) {
 // BundleOf returns the bundle of an archive whose origin the caller has verified. An archive whose environment file has
 // what none has is fault bundle_invalid.
 func BundleOf(archive *bundle.Archive) (*Bundle, error) {
-	env, err := ParseEnv(archive.Files.Env)
+	env, err := envfile.Parse(archive.Files.Env)
 	if err != nil {
-		return nil, bundle.Invalid((&EnvError{err}).Error())
+		return nil, bundle.Invalid((&envfile.Error{Problems: err}).Error())
 	}
 	b := &Bundle{
 		nodeID: archive.Manifest.NodeID, trustDomain: archive.Manifest.TrustDomain, archive: true, env: env,
 		ca: archive.Files.CA, recoveryCA: archive.Files.RecoveryCA,
 	}
-	for _, name := range env.names {
+	for _, name := range env.Names() {
 		if !slices.Contains(archiveVariables, name) {
 			return nil, bundle.Invalid("its environment file sets " + name + ", which no bundle does")
 		}
 	}
 	switch {
-	case env.Get(EnvTrustDomain) != b.trustDomain:
+	case env.Get(envfile.TrustDomain) != b.trustDomain:
 		return nil, bundle.Invalid("its environment file names another trust domain than its manifest")
-	case env.Get(EnvRecoveryBundle) != bundle.FileRecoveryCA:
+	case env.Get(envfile.RecoveryBundle) != bundle.FileRecoveryCA:
 		return nil, bundle.Invalid("its environment file names another file of trust than it has")
-	case IsRecoveryToken(env.Get(EnvToken)):
+	case envfile.IsRecoveryToken(env.Get(envfile.Token)):
 		return nil, bundle.Invalid("its token is no operator's")
 	}
 	if err := b.check(); err != nil {
@@ -96,8 +98,8 @@ func BundleOf(archive *bundle.Archive) (*Bundle, error) {
 }
 
 func (b *Bundle) check() error {
-	if b.env.Get(EnvToken) == "" {
-		return fmt.Errorf("read bundle: %s is not set", EnvToken)
+	if b.env.Get(envfile.Token) == "" {
+		return fmt.Errorf("read bundle: %s is not set", envfile.Token)
 	}
 	return nil
 }
@@ -109,14 +111,14 @@ func (b *Bundle) Archive() bool { return b.archive }
 func (b *Bundle) TrustDomain() string { return b.trustDomain }
 
 // over returns env with what the bundle sets.
-func (b *Bundle) over(env Env) Env {
+func (b *Bundle) over(env envfile.Env) envfile.Env {
 	if b.archive {
 		for _, name := range archiveVariables { // also those that are set again, so that they stand in the same order
 			env = env.With(name, "")
 		}
 	}
-	for _, name := range b.env.names {
-		env = env.With(name, b.env.values[name])
+	for _, name := range b.env.Names() {
+		env = env.With(name, b.env.Get(name))
 	}
 	return env
 }
@@ -134,7 +136,7 @@ func (s *Store) CheckBundle(b *Bundle) (*commonv1.Profile, error) {
 		return nil, err
 	}
 	out := &commonv1.Profile{
-		ApiUrl: env.Get(EnvAPIURL), RecoveryUrl: env.RecoveryURL(), TerminalUrl: env.Get(EnvTerminalURL),
+		ApiUrl: env.Get(envfile.APIURL), RecoveryUrl: env.RecoveryURL(), TerminalUrl: env.Get(envfile.TerminalURL),
 		CaBundlePem: b.ca, RecoveryCaBundlePem: b.recoveryCA,
 	}
 	if out.CaBundlePem == nil {
@@ -151,24 +153,24 @@ func (s *Store) CheckBundle(b *Bundle) (*commonv1.Profile, error) {
 }
 
 // checkBundleLocked returns node-agent.env as it would be with a bundle, or why the bundle is refused.
-func (s *Store) checkBundleLocked(b *Bundle) (Env, error) {
+func (s *Store) checkBundleLocked(b *Bundle) (envfile.Env, error) {
 	if b.archive && s.enrolled {
 		switch {
 		case b.nodeID != s.node.NodeID:
-			return Env{}, bundle.Invalid("it is for node " + b.nodeID + ", and this host is node " + s.node.NodeID)
+			return envfile.Env{}, bundle.Invalid("it is for node " + b.nodeID + ", and this host is node " + s.node.NodeID)
 		case b.trustDomain != s.node.TrustDomain:
-			return Env{}, bundle.Invalid("it is of trust domain " + b.trustDomain + ", and this node is of " +
+			return envfile.Env{}, bundle.Invalid("it is of trust domain " + b.trustDomain + ", and this node is of " +
 				s.node.TrustDomain)
 		}
 	}
-	if s.spentLocked(b.env.Get(EnvToken)) {
-		return Env{}, ErrBundleSpent
+	if s.spentLocked(b.env.Get(envfile.Token)) {
+		return envfile.Env{}, ErrBundleSpent
 	}
 	env := s.freshEnvLocked()
-	env.unread = false // what cannot be read is what the bundle is to replace
+	env.Unread = false // what cannot be read is what the bundle is to replace
 	env = b.over(env)
 	if err := env.Validate(); err != nil {
-		return Env{}, fmt.Errorf("read bundle: %w", err)
+		return envfile.Env{}, fmt.Errorf("read bundle: %w", err)
 	}
 	return env, nil
 }
@@ -191,8 +193,8 @@ func (s *Store) InstallBundle(b *Bundle) error {
 	if err != nil {
 		return err
 	}
-	token, tokens := b.env.Get(EnvToken), s.tokens
-	if IsRecoveryToken(token) {
+	token, tokens := b.env.Get(envfile.Token), s.tokens
+	if envfile.IsRecoveryToken(token) {
 		tokens.Waiting = ""
 	} else {
 		tokens.Waiting = tokens.newest(s.freshEnvLocked()) // until the bundle's token is used
@@ -212,13 +214,13 @@ func (s *Store) InstallBundle(b *Bundle) error {
 		changes = append(changes, change{File: fileFormerProfile, Remove: true})
 	}
 	node := s.node
-	if s.enrolled && env.Get(EnvAPIURL) != s.env.Get(EnvAPIURL) {
+	if s.enrolled && env.Get(envfile.APIURL) != s.env.Get(envfile.APIURL) {
 		// The address is the operator's from now on: that it is not the profile's says nothing until the next enrolment.
 		node.ProfileAPI, node.ProfileAPIOf = "", ""
 		changes = append(changes, node.change())
 	}
 	changes = slices.Concat(kept, changes, record, []change{tokens.change(), {File: fileEnv, Content: env.Render()}})
-	fresh := s.env.Get(EnvToken) != token
+	fresh := s.env.Get(envfile.Token) != token
 	if fresh {
 		// A request with the same token must have the same key: else the retry after a lost reply would look like a stolen
 		// token.
@@ -266,11 +268,11 @@ func (n Node) withProfile(p heldProfile) Node {
 // that is not confirmed, the one before that. A host that had no endpoints has nothing to keep, and a bundle that is
 // installed again does not replace itself.
 func (s *Store) beforeLocked(b *Bundle) (beforeBundle, []change, error) {
-	hash := hashToken(b.env.Get(EnvToken))
-	if s.beforeBundle.TokenHash == hash || s.env.Get(EnvToken) == b.env.Get(EnvToken) {
+	hash := hashToken(b.env.Get(envfile.Token))
+	if s.beforeBundle.TokenHash == hash || s.env.Get(envfile.Token) == b.env.Get(envfile.Token) {
 		return s.beforeBundle, nil, nil
 	}
-	if !s.env.reaches() {
+	if !s.env.Reaches() {
 		return beforeBundle{}, []change{{File: fileBeforeBundle, Remove: true}}, nil
 	}
 	out := beforeBundle{Variables: map[string]string{}, TokenHash: hash, Profile: s.node.profile()}
@@ -298,9 +300,6 @@ func (s *Store) beforeLocked(b *Bundle) (beforeBundle, []change, error) {
 	return out, []change{{File: fileBeforeBundle, Content: data}}, nil
 }
 
-// reaches reports whether the variables name a control plane.
-func (e Env) reaches() bool { return e.Validate() == nil }
-
 // RestoreFormer puts the endpoints and the trust from before the last bundle back, all or none, and forgets them. The
 // bundle's token is removed unless it was used. ErrNothingBefore means that there are none.
 func (s *Store) RestoreFormer() error {
@@ -313,14 +312,14 @@ func (s *Store) RestoreFormer() error {
 		return ErrNothingBefore
 	}
 	env, tokens := s.freshEnvLocked(), s.tokens
-	env.unread = false
+	env.Unread = false
 	for _, name := range profileVariables {
 		env = env.With(name, s.beforeBundle.Variables[name])
 	}
-	unused := s.operatorTokenLocked(env) != "" && hashToken(env.Get(EnvToken)) == s.beforeBundle.TokenHash
+	unused := s.operatorTokenLocked(env) != "" && hashToken(env.Get(envfile.Token)) == s.beforeBundle.TokenHash
 	if unused {
 		newest := tokens.newest(env)
-		env, tokens = s.putLocked(env.With(EnvToken, ""), tokens, newest)
+		env, tokens = s.putLocked(env.With(envfile.Token, ""), tokens, newest)
 	}
 	var changes []change
 	for _, f := range []struct {

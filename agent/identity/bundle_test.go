@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/agenttest"
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/bundle"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -70,7 +71,7 @@ func TestAnArchiveReplacesTheProfileAndIsTakenBack(t *testing.T) {
 		t.Errorf("without a bundle: %v", err)
 	}
 	w.enrolled(s)
-	env := s.Env().With(identity.EnvTerminalURL, "https://127.0.0.1:7003")
+	env := s.Env().With(envfile.TerminalURL, "https://127.0.0.1:7003")
 	must(t, os.WriteFile(filepath.Join(w.dirs.Etc, "node-agent.env"), env.Render(), 0o600))
 	must(t, s.ReloadEnv())
 	before := w.image(s)
@@ -85,7 +86,7 @@ func TestAnArchiveReplacesTheProfileAndIsTakenBack(t *testing.T) {
 	}
 	must(t, s.InstallBundle(given))
 	for name, want := range map[string]string{
-		identity.EnvAPIURL: "https://127.0.0.1:8001", identity.EnvTerminalURL: "", identity.EnvToken: bundleToken,
+		envfile.APIURL: "https://127.0.0.1:8001", envfile.TerminalURL: "", envfile.Token: bundleToken,
 	} {
 		if got := s.Env().Get(name); got != want {
 			t.Errorf("%s is %q", name, got)
@@ -130,7 +131,7 @@ func TestAProfileIsTakenBackAfterTheEnrolment(t *testing.T) {
 	s := w.open()
 	defer func() { w.close(s) }()
 	w.enrolled(s)
-	api := s.Env().Get(identity.EnvAPIURL)
+	api := s.Env().Get(envfile.APIURL)
 	must(t, s.InstallBundle(w.archive(nil)))
 	key, err := s.PendingKey()
 	must(t, err)
@@ -139,7 +140,7 @@ func TestAProfileIsTakenBackAfterTheEnrolment(t *testing.T) {
 	must(t, s.CommitEnrolment(bundleToken, answer))
 	serialNow := serial(s.Certificate())
 	must(t, s.RestoreFormer())
-	if s.Env().Get(identity.EnvAPIURL) != api || serial(s.Certificate()) != serialNow || !holdsToken(s, secondRecovery) {
+	if s.Env().Get(envfile.APIURL) != api || serial(s.Certificate()) != serialNow || !holdsToken(s, secondRecovery) {
 		t.Errorf("the host has %+v", w.image(s))
 	}
 	if err := s.InstallBundle(w.archive(nil)); !errors.Is(err, identity.ErrBundleSpent) {
@@ -165,7 +166,7 @@ func TestTheFormerProfileIsReportedAfterItIsBack(t *testing.T) {
 	w.close(s)
 	s = w.open()
 	after, _ := s.Node()
-	if s.Env().Get(identity.EnvAPIURL) == "127.0.0.2:7001" || after.ProfileFingerprint != before.ProfileFingerprint ||
+	if s.Env().Get(envfile.APIURL) == "127.0.0.2:7001" || after.ProfileFingerprint != before.ProfileFingerprint ||
 		after.ProfileVersion != before.ProfileVersion || after.ProfileAPI != before.ProfileAPI ||
 		after.TokenHash == before.TokenHash {
 		t.Errorf("the host is %+v, was %+v", after, before)
@@ -226,7 +227,7 @@ func TestArchivesThatAreNotForThisHostAreRefused(t *testing.T) {
 			m.TrustDomain, env[bundle.EnvTrustDomain] = "b", "b"
 		},
 		"two trust domains": set(bundle.EnvTrustDomain, "b"),
-		"task keys":         set(identity.EnvTaskKeys, "k:AAAA"),
+		"task keys":         set(envfile.TaskKeys, "k:AAAA"),
 		"other file":        set(bundle.EnvRecoveryBundle, "/etc/ssl/cert.pem"),
 		"recovery token":    set(bundle.EnvToken, "grt_x"),
 		"no token":          set(bundle.EnvToken, ""),
@@ -255,7 +256,7 @@ func TestABundlesAddressIsComparedWithNoProfile(t *testing.T) {
 	w.enrolled(s)
 	before, _ := s.Node()
 	dir := t.TempDir()
-	env := s.Env().With(identity.EnvAPIURL, "https://127.0.0.1:8001").With(identity.EnvToken, bundleToken)
+	env := s.Env().With(envfile.APIURL, "https://127.0.0.1:8001").With(envfile.Token, bundleToken)
 	must(t, os.WriteFile(filepath.Join(dir, "node-agent.env"), env.Render(), 0o600))
 	directory, err := identity.ReadBundle(dir)
 	must(t, err)

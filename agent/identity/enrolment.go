@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -69,7 +70,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		AutoRecovery: answer.GetPolicy().GetAutoRecovery(), TokenHash: hashToken(token),
 	}
 	node = node.withAPI(answer.GetProfile())
-	if IsRecoveryToken(token) {
+	if envfile.IsRecoveryToken(token) {
 		node.TokenHash = s.node.TokenHash // what the operator's bundle was used for stays known
 	}
 	former := s.former
@@ -89,7 +90,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		node.change(),
 	}
 	var kept *tls.Certificate
-	if IsRecoveryToken(token) && s.node.InstanceID == node.InstanceID {
+	if envfile.IsRecoveryToken(token) && s.node.InstanceID == node.InstanceID {
 		kept = s.current
 	}
 	slot, err := slotChanges(kept, fileNextCert, fileNextKey)
@@ -109,7 +110,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	}
 	changes = append(changes, trust...)
 	listed, record := s.givenLocked(given...)
-	changes = slices.Concat(changes, record, []change{tokens.change()}, env.changes(), []change{
+	changes = slices.Concat(changes, record, []change{tokens.change()}, changesOf(env), []change{
 		{File: filePendingKey, Remove: true},
 		{File: fileRecoveringKey, Remove: true},
 	})
@@ -125,32 +126,32 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 }
 
 // envAfter returns node-agent.env and the recovery tokens after an enrolment with token.
-func (s *Store) envAfter(token string, answer *recoveryv1.EnrollResponse) (Env, recoveryTokens, error) {
+func (s *Store) envAfter(token string, answer *recoveryv1.EnrollResponse) (envfile.Env, recoveryTokens, error) {
 	env := s.freshEnvLocked()
 	profile := answer.GetProfile()
 	for _, v := range []struct{ name, value string }{
-		{EnvAPIURL, profile.GetApiUrl()},
-		{EnvTerminalURL, profile.GetTerminalUrl()},
-		{EnvRecoveryURL, profile.GetRecoveryUrl()},
-		{EnvTaskKeys, answer.GetTaskSigningPubkeys()},
+		{envfile.APIURL, profile.GetApiUrl()},
+		{envfile.TerminalURL, profile.GetTerminalUrl()},
+		{envfile.RecoveryURL, profile.GetRecoveryUrl()},
+		{envfile.TaskKeys, answer.GetTaskSigningPubkeys()},
 	} {
 		if v.value == "" {
 			continue
 		}
-		if !Clean(v.value) {
-			return Env{}, recoveryTokens{}, fmt.Errorf("enrolment's answer: %s cannot be kept", v.name)
+		if !envfile.Clean(v.value) {
+			return envfile.Env{}, recoveryTokens{}, fmt.Errorf("enrolment's answer: %s cannot be kept", v.name)
 		}
 		env = env.With(v.name, v.value)
 	}
-	if !Clean(answer.GetRecoveryToken()) {
-		return Env{}, recoveryTokens{}, errors.New("enrolment's answer: the recovery token cannot be kept")
+	if !envfile.Clean(answer.GetRecoveryToken()) {
+		return envfile.Env{}, recoveryTokens{}, errors.New("enrolment's answer: the recovery token cannot be kept")
 	}
 	tokens := recoveryTokens{Refused: s.tokens.Refused}
-	if IsRecoveryToken(token) {
+	if envfile.IsRecoveryToken(token) {
 		tokens = tokens.refuse(token)
 	}
-	if env.Get(EnvToken) == token || IsRecoveryToken(env.Get(EnvToken)) {
-		env = env.With(EnvToken, "")
+	if env.Get(envfile.Token) == token || envfile.IsRecoveryToken(env.Get(envfile.Token)) {
+		env = env.With(envfile.Token, "")
 	}
 	env, tokens = s.putLocked(env, tokens, answer.GetRecoveryToken())
 	return env, tokens, env.Validate()
@@ -159,7 +160,7 @@ func (s *Store) envAfter(token string, answer *recoveryv1.EnrollResponse) (Env, 
 // trustChanges returns the changes that make the trust of a profile durable, and the bundles that the profile gives.
 func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, []file, error) {
 	pinned := fileRecoveryBundle
-	if path := s.env.Get(EnvRecoveryBundle); path != "" &&
+	if path := s.env.Get(envfile.RecoveryBundle); path != "" &&
 		filepath.Base(path) != filepath.Base(s.path(fileRecoveryBundle)) {
 		pinned = "" // pinned by the operator in a file of its own, which this package must not replace
 	}

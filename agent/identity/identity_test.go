@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/agenttest"
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -96,7 +97,7 @@ func TestJoinStateOnlyGrows(t *testing.T) {
 
 func TestEnrolmentSpendsItsToken(t *testing.T) {
 	w, s := enrolledWorld(t)
-	if s.Token() != "" || s.Env().Get(identity.EnvToken) != "" {
+	if s.Token() != "" || s.Env().Get(envfile.Token) != "" {
 		t.Error("the token is still offered")
 	}
 	if err := s.InstallBundle(w.read(w.bundle(token))); !errors.Is(err, identity.ErrBundleSpent) {

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -37,9 +38,9 @@ type formerProfile struct {
 	StoredTrust map[file]string   `json:"stored_trust"`
 }
 
-var endpointVariables = []string{EnvAPIURL, EnvTerminalURL, EnvRecoveryURL}
+var endpointVariables = []string{envfile.APIURL, envfile.TerminalURL, envfile.RecoveryURL}
 
-func endpointsOf(env Env) map[string]string {
+func endpointsOf(env envfile.Env) map[string]string {
 	out := map[string]string{}
 	for _, name := range endpointVariables {
 		if value := env.Get(name); value != "" {
@@ -70,7 +71,7 @@ func (s *Store) Replacing(profile *commonv1.Profile) (*commonv1.Profile, error) 
 // ownsRecoveryBundle reports whether the trust for enrolment is in this package's file, or defaults to that for the
 // node API.
 func (s *Store) ownsRecoveryBundle() bool {
-	path := s.Env().Get(EnvRecoveryBundle)
+	path := s.Env().Get(envfile.RecoveryBundle)
 	return path == "" || filepath.Base(path) == filepath.Base(s.path(fileRecoveryBundle))
 }
 
@@ -95,17 +96,17 @@ func (s *Store) StoreProfile(profile *commonv1.Profile) (bool, error) {
 		return s.former != nil && s.former.Stored == fingerprint, nil // stored by an earlier call that had an error
 	}
 	before := s.freshEnvLocked()
-	if before.unread {
+	if before.Unread {
 		return false, errors.New("store profile: node-agent.env cannot be read and is left as it is")
 	}
 	env := before
 	for i, value := range []string{profile.GetApiUrl(), profile.GetTerminalUrl(), profile.GetRecoveryUrl()} {
-		if !Clean(value) {
+		if !envfile.Clean(value) {
 			return false, fmt.Errorf("store profile: %w: %s", ErrProfileIncomplete, endpointVariables[i])
 		}
 		env = env.With(endpointVariables[i], value)
 	}
-	if err := env.Validate(); err != nil || env.Get(EnvAPIURL) == "" {
+	if err := env.Validate(); err != nil || env.Get(envfile.APIURL) == "" {
 		return false, fmt.Errorf("store profile: %w", errors.Join(ErrProfileIncomplete, err))
 	}
 	former, err := s.formerLocked(before)
@@ -116,8 +117,8 @@ func (s *Store) StoreProfile(profile *commonv1.Profile) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	pinned := env.Get(EnvRecoveryBundle) != "" &&
-		filepath.Base(env.Get(EnvRecoveryBundle)) != filepath.Base(s.path(fileRecoveryBundle))
+	pinned := env.Get(envfile.RecoveryBundle) != "" &&
+		filepath.Base(env.Get(envfile.RecoveryBundle)) != filepath.Base(s.path(fileRecoveryBundle))
 	if len(profile.GetRecoveryCaBundlePem()) == 0 && !pinned {
 		if old, ok := former.Trust[fileRecoveryBundle]; ok {
 			trust = append(trust, change{File: fileRecoveryOld, Content: old})
@@ -133,21 +134,21 @@ func (s *Store) StoreProfile(profile *commonv1.Profile) (bool, error) {
 	node := s.node
 	node.ProfileName, node.ProfileVersion, node.ProfileFingerprint = profile.GetName(), profile.GetVersion(), fingerprint
 	node = node.withAPI(profile)
-	changes := slices.Concat(trust, record, []change{former.change(), node.change()}, env.changes())
+	changes := slices.Concat(trust, record, []change{former.change(), node.change()}, changesOf(env))
 	if s.beforeBundle.TokenHash != "" { // what is from before a bundle is older than this profile
 		changes = append(changes, change{File: fileBeforeBundle, Remove: true})
 	}
 	if err := s.commit("profile", changes); err != nil {
 		return false, fmt.Errorf("store profile: %w", err)
 	}
-	anew := env.Get(EnvAPIURL) != before.Get(EnvAPIURL) ||
+	anew := env.Get(envfile.APIURL) != before.Get(envfile.APIURL) ||
 		slices.ContainsFunc(trust, func(c change) bool { return c.File == fileBundle })
 	s.env, s.node, s.listed, s.former, s.beforeBundle = env, node, listed, former, beforeBundle{}
 	return anew, nil
 }
 
 // formerLocked returns the present profile as the one to go back to: or, while that is not confirmed, the one before.
-func (s *Store) formerLocked(env Env) (*formerProfile, error) {
+func (s *Store) formerLocked(env envfile.Env) (*formerProfile, error) {
 	if former := s.unconfirmedLocked(); former != nil {
 		out := *former
 		return &out, nil
@@ -179,7 +180,7 @@ func (s *Store) unconfirmedLocked() *formerProfile {
 }
 
 // over returns env with the endpoints of f.
-func (f *formerProfile) over(env Env) Env {
+func (f *formerProfile) over(env envfile.Env) envfile.Env {
 	for _, name := range endpointVariables {
 		env = env.With(name, f.Env[name])
 	}
@@ -193,7 +194,7 @@ func (f *formerProfile) change() change {
 
 // withAPI returns n with the address of the node API that a profile has, if it has one that can be used.
 func (n Node) withAPI(profile *commonv1.Profile) Node {
-	if address, err := HostPort(profile.GetApiUrl()); err == nil {
+	if address, err := envfile.HostPort(profile.GetApiUrl()); err == nil {
 		n.ProfileAPI, n.ProfileAPIOf = address, profile.GetFingerprint()
 	}
 	return n
@@ -259,7 +260,7 @@ func (s *Store) RevertProfile() (bool, error) {
 		return false, nil
 	}
 	env := s.freshEnvLocked()
-	if env.unread || !maps.Equal(endpointsOf(env), former.StoredEnv) || !s.trustsLocked(former.StoredTrust) {
+	if env.Unread || !maps.Equal(endpointsOf(env), former.StoredEnv) || !s.trustsLocked(former.StoredTrust) {
 		if err := s.remove("profile_kept", fileFormerProfile); err != nil {
 			return false, err
 		}
@@ -276,7 +277,7 @@ func (s *Store) RevertProfile() (bool, error) {
 		changes = append(changes, change{File: f, Content: content, Remove: !ok})
 	}
 	changes = append(changes, listed.change(), node.change())
-	changes = slices.Concat(changes, env.changes(), []change{{File: fileFormerProfile, Remove: true}})
+	changes = slices.Concat(changes, changesOf(env), []change{{File: fileFormerProfile, Remove: true}})
 	if err := s.commit("profile_back", changes); err != nil {
 		return false, fmt.Errorf("go back to the former profile: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/agenttest"
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
@@ -57,8 +58,8 @@ func TestAnOfferedProfileIsThereWholeOrTheFormerIs(t *testing.T) {
 	}
 	env := s.Env()
 	for name, want := range map[string]string{
-		identity.EnvAPIURL: "127.0.0.2:7001", identity.EnvTerminalURL: "https://127.0.0.2:7003",
-		identity.EnvRecoveryURL: "https://127.0.0.2:7002",
+		envfile.APIURL: "127.0.0.2:7001", envfile.TerminalURL: "https://127.0.0.2:7003",
+		envfile.RecoveryURL: "https://127.0.0.2:7002",
 	} {
 		if env.Get(name) != want {
 			t.Errorf("%s is %q", name, env.Get(name))
@@ -77,8 +78,8 @@ func TestAnOfferedProfileIsThereWholeOrTheFormerIs(t *testing.T) {
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("another profile is back:\n%s", diff)
 	}
-	if env := s.Env(); env.Get(identity.EnvAPIURL) != "127.0.0.1:7001" || env.Get(identity.EnvTerminalURL) != "" ||
-		env.Get(identity.EnvRecoveryURL) != "https://127.0.0.1:7002" {
+	if env := s.Env(); env.Get(envfile.APIURL) != "127.0.0.1:7001" || env.Get(envfile.TerminalURL) != "" ||
+		env.Get(envfile.RecoveryURL) != "https://127.0.0.1:7002" {
 		t.Errorf("env %s", env.Render())
 	}
 	if back, err := s.RevertProfile(); err != nil || back {
@@ -121,7 +122,7 @@ func TestTrustThatAnOperatorPinsOutlivesProfiles(t *testing.T) {
 	w.node(s)
 	pinned := filepath.Join(t.TempDir(), "pinned.crt")
 	must(t, os.WriteFile(pinned, w.ca.PEM(), 0o600))
-	env := s.Env().With(identity.EnvRecoveryBundle, pinned)
+	env := s.Env().With(envfile.RecoveryBundle, pinned)
 	must(t, os.WriteFile(filepath.Join(w.dirs.Etc, "node-agent.env"), env.Render(), 0o600))
 	must(t, s.ReloadEnv())
 	offer := w.offer()

@@ -10,8 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"strings"
 
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -21,13 +21,6 @@ var ErrRecoveryKeyLost = errors.New("the recovery key is lost, without which the
 
 // ErrNoRecoveryToken means that no recovery token is held that may be sent.
 var ErrNoRecoveryToken = errors.New("no recovery token is held")
-
-// recoveryPrefix begins the text of every recovery token. An agent reads nothing else in it.
-const recoveryPrefix = "grt_"
-
-// IsRecoveryToken reports whether a token is one of those that the control plane issues with certificates, and no
-// operator's.
-func IsRecoveryToken(token string) bool { return strings.HasPrefix(token, recoveryPrefix) }
 
 // recoveryTokens is the content of recovery-tokens.json. The newest token itself is in node-agent.env, unless an
 // operator's is there.
@@ -72,20 +65,12 @@ func (t recoveryTokens) refuseHash(hash string) recoveryTokens {
 
 // newest returns the recovery token that came last; empty: there is none. One that waits is newer than those in
 // node-agent.env, since it waits no more once it is written there.
-func (t recoveryTokens) newest(env Env) string { return cmp.Or(t.Waiting, env.recoveryToken()) }
-
-// recoveryToken returns the recovery token in env; empty: there is none.
-func (e Env) recoveryToken() string {
-	if token := e.Get(EnvToken); IsRecoveryToken(token) {
-		return token
-	}
-	return e.replaced
-}
+func (t recoveryTokens) newest(env envfile.Env) string { return cmp.Or(t.Waiting, env.RecoveryToken()) }
 
 // operatorTokenLocked returns the operator's token in env that was not used yet.
-func (s *Store) operatorTokenLocked(env Env) string {
-	token := env.Get(EnvToken)
-	if token == "" || IsRecoveryToken(token) || s.spentLocked(token) {
+func (s *Store) operatorTokenLocked(env envfile.Env) string {
+	token := env.Get(envfile.Token)
+	if token == "" || envfile.IsRecoveryToken(token) || s.spentLocked(token) {
 		return ""
 	}
 	return token
@@ -93,18 +78,18 @@ func (s *Store) operatorTokenLocked(env Env) string {
 
 // putLocked returns env and tokens with token as the newest one. An operator's token that was not used stays where it
 // is, and so does a file that cannot be read.
-func (s *Store) putLocked(env Env, tokens recoveryTokens, token string) (Env, recoveryTokens) {
-	if env.unread || s.operatorTokenLocked(env) != "" {
-		env.replaced, tokens.Waiting = "", token
+func (s *Store) putLocked(env envfile.Env, tokens recoveryTokens, token string) (envfile.Env, recoveryTokens) {
+	if env.Unread || s.operatorTokenLocked(env) != "" {
+		env.Replaced, tokens.Waiting = "", token
 		return env, tokens
 	}
 	tokens.Waiting = ""
-	return env.With(EnvToken, token), tokens
+	return env.With(envfile.Token, token), tokens
 }
 
 // offeredLocked returns env and tokens after a token came with the certificate of a serial. The token before it stays
 // until a session is admitted on that certificate.
-func (s *Store) offeredLocked(env Env, token, serial string) (Env, recoveryTokens) {
+func (s *Store) offeredLocked(env envfile.Env, token, serial string) (envfile.Env, recoveryTokens) {
 	tokens := s.tokens
 	if held := tokens.newest(env); held != "" && held != token && (tokens.Serial == "" || tokens.Former == "") {
 		tokens.Former = held // one that was never confirmed does not take the place of one that counts
@@ -116,39 +101,39 @@ func (s *Store) offeredLocked(env Env, token, serial string) (Env, recoveryToken
 // freshEnvLocked returns node-agent.env as it is on disk now: an operator may have put a token there since it was read.
 // If there is no file, or it lacks the endpoints, it returns the content that was read or written last, with the
 // operator's token in the file. If the file cannot be read, it returns that content as unread, with a problem.
-func (s *Store) freshEnvLocked() Env {
+func (s *Store) freshEnvLocked() envfile.Env {
 	held := s.env
-	held.unread = false
+	held.Unread = false
 	data, err := pki.ReadFile(s.path(fileEnv))
 	if errors.Is(err, fs.ErrNotExist) {
 		return held
 	}
-	var env Env
+	var env envfile.Env
 	if err == nil {
-		env, err = ParseEnv(data)
+		env, err = envfile.Parse(data)
 	}
 	if err != nil {
 		problem := fmt.Sprintf("node-agent.env cannot be read and is left as it is: %v", err)
 		if !slices.Contains(s.problems, problem) {
 			s.problems = append(s.problems, problem)
 		}
-		held.unread = true
+		held.Unread = true
 		return held
 	}
 	if env.Validate() == nil || held.Validate() != nil {
 		return env
 	}
 	if token := s.operatorTokenLocked(env); token != "" {
-		recovery := held.recoveryToken()
-		held = held.With(EnvToken, token)
-		held.replaced = recovery
+		recovery := held.RecoveryToken()
+		held = held.With(envfile.Token, token)
+		held.Replaced = recovery
 	}
 	return held
 }
 
-// changes returns the change that writes env to its file, and none if the file must not be replaced.
-func (e Env) changes() []change {
-	if e.unread {
+// changesOf returns the change that writes env to its file, and none if the file must not be replaced.
+func changesOf(e envfile.Env) []change {
+	if e.Unread {
 		return nil
 	}
 	return []change{{File: fileEnv, Content: e.Render()}}
@@ -303,7 +288,7 @@ func (s *Store) Confirm(leaf *x509.Certificate) error {
 	var changes []change
 	if waiting := tokens.Waiting; waiting != "" && s.operatorTokenLocked(env) == "" {
 		env, tokens = s.putLocked(env, tokens, waiting)
-		changes = append(changes, env.changes()...)
+		changes = append(changes, changesOf(env)...)
 	}
 	recovering := s.recovering
 	if recovering != nil && !slices.Contains(tokens.Sent, hashToken(tokens.newest(env))) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -52,7 +53,7 @@ func (w *world) inFile(token string) {
 	w.t.Helper()
 	data, err := os.ReadFile(filepath.Join(w.dirs.Etc, "node-agent.env"))
 	must(w.t, err)
-	if !strings.Contains(string(data), identity.EnvToken+"='"+token+"'\n") {
+	if !strings.Contains(string(data), envfile.Token+"='"+token+"'\n") {
 		w.t.Errorf("node-agent.env has not the token %s", token)
 	}
 }
@@ -63,9 +64,9 @@ func (w *world) setToken(token string) {
 	path := filepath.Join(w.dirs.Etc, "node-agent.env")
 	data, err := os.ReadFile(path)
 	must(w.t, err)
-	env, err := identity.ParseEnv(data)
+	env, err := envfile.Parse(data)
 	must(w.t, err)
-	must(w.t, os.WriteFile(path, env.With(identity.EnvToken, token).Render(), 0o600))
+	must(w.t, os.WriteFile(path, env.With(envfile.Token, token).Render(), 0o600))
 }
 
 // TestTheFormerTokenStaysUntilTheNextCounts: an offered token takes the place of the former once a session is admitted
@@ -111,7 +112,7 @@ func TestAnOperatorsTokenIsNotOverwritten(t *testing.T) {
 	path := filepath.Join(w.dirs.Etc, "node-agent.env") // behind the back of the running agent
 	data, err := os.ReadFile(path)
 	must(t, err)
-	must(t, os.WriteFile(path, append(data, identity.EnvToken+"="+other+"\n"...), 0o600))
+	must(t, os.WriteFile(path, append(data, envfile.Token+"="+other+"\n"...), 0o600))
 	must(t, s.ReloadEnv())
 	w.tokens(s, firstRecovery)
 	w.renewed(s, secondRecovery)
@@ -188,17 +189,17 @@ func TestAFileThatCannotBeReadIsLeftAlone(t *testing.T) {
 // TestAFileWithoutEndpointsGetsThemBack: and the operator's token in it stays.
 func TestAFileWithoutEndpointsGetsThemBack(t *testing.T) {
 	const other = "gbt_other_token_of_an_operator"
-	for name, content := range map[string]string{"empty": "", "a token": identity.EnvToken + "=" + other + "\n"} {
+	for name, content := range map[string]string{"empty": "", "a token": envfile.Token + "=" + other + "\n"} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			s := w.open()
 			w.enrolled(s)
-			url := s.Env().Get(identity.EnvAPIURL)
+			url := s.Env().Get(envfile.APIURL)
 			must(t, os.WriteFile(filepath.Join(w.dirs.Etc, "node-agent.env"), []byte(content), 0o600))
 			w.renewed(s, secondRecovery)
 			w.close(s)
 			s = w.open()
-			if got := s.Env().Get(identity.EnvAPIURL); got != url || url == "" {
+			if got := s.Env().Get(envfile.APIURL); got != url || url == "" {
 				t.Errorf("the endpoint is %q, was %q", got, url)
 			}
 			if want := map[bool]string{true: other}[content != ""]; s.Token() != want {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -86,7 +87,7 @@ func (s *Store) TakeServiceRoots(links []pki.RootLink) (bool, error) {
 	}
 	files := []file{fileBundle}
 	own := filepath.Base(s.path(fileRecoveryBundle))
-	if path := s.env.Get(EnvRecoveryBundle); path == "" || filepath.Base(path) == own {
+	if path := s.env.Get(envfile.RecoveryBundle); path == "" || filepath.Base(path) == own {
 		files = append(files, fileRecoveryBundle)
 	}
 	var changes []change

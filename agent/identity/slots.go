@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -66,7 +67,7 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	if err := s.settleLocked(); err != nil {
 		return err
 	}
-	if !Clean(recoveryToken) {
+	if !envfile.Clean(recoveryToken) {
 		return errors.New("store certificate: the recovery token is not text that can be kept")
 	}
 	if holds(s.other, chainPEM) || holds(s.current, chainPEM) {
@@ -87,7 +88,7 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	env, tokens := s.freshEnvLocked(), s.tokens
 	if recoveryToken != "" {
 		env, tokens = s.offeredLocked(env, recoveryToken, pki.SerialString(pair.Leaf.SerialNumber))
-		changes = append(append(changes, tokens.change()), env.changes()...)
+		changes = append(append(changes, tokens.change()), changesOf(env)...)
 	}
 	if err := s.commit("issued", changes); err != nil {
 		return err

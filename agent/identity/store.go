@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -62,7 +63,7 @@ type Store struct {
 	room *room.Reserve
 
 	mu       sync.Mutex
-	env      Env
+	env      envfile.Env
 	node     Node
 	enrolled bool
 	current  *tls.Certificate
@@ -184,8 +185,8 @@ func (s *Store) checkProfileLocked() {
 		return
 	}
 	err := s.env.Validate()
-	if err == nil && s.env.Get(EnvTaskKeys) == "" {
-		err = fmt.Errorf("%s is not set", EnvTaskKeys)
+	if err == nil && s.env.Get(envfile.TaskKeys) == "" {
+		err = fmt.Errorf("%s is not set", envfile.TaskKeys)
 	}
 	if err != nil {
 		s.problems = append(s.problems,
@@ -197,7 +198,7 @@ func (s *Store) loadEnvLocked() error {
 	path := s.path(fileEnv)
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		s.env = Env{values: map[string]string{}}
+		s.env = envfile.Env{}
 		return nil
 	}
 	if err != nil {
@@ -213,9 +214,9 @@ func (s *Store) loadEnvLocked() error {
 	if err != nil {
 		return fmt.Errorf("read node-agent.env: %w", err)
 	}
-	env, err := ParseEnv(data)
+	env, err := envfile.Parse(data)
 	if err != nil {
-		return &EnvError{err}
+		return &envfile.Error{Problems: err}
 	}
 	s.env = env
 	return nil
@@ -266,7 +267,7 @@ func (s *Store) Problems() []string {
 }
 
 // Env returns node-agent.env as last read or written.
-func (s *Store) Env() Env {
+func (s *Store) Env() envfile.Env {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.env

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -16,13 +17,13 @@ func (s *Store) TaskKeys() (*pki.KeySet, error) {
 }
 
 func (s *Store) taskKeysLocked() (*pki.KeySet, error) {
-	text := s.env.Get(EnvTaskKeys)
+	text := s.env.Get(envfile.TaskKeys)
 	if text == "" {
-		return nil, fmt.Errorf("%s is not set", EnvTaskKeys)
+		return nil, fmt.Errorf("%s is not set", envfile.TaskKeys)
 	}
 	set, err := pki.ParseKeySet(text)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", EnvTaskKeys, err)
+		return nil, fmt.Errorf("%s: %w", envfile.TaskKeys, err)
 	}
 	return set, nil
 }
@@ -48,8 +49,8 @@ func (s *Store) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 	if next.String() == held.String() {
 		return held, unbelieved, nil
 	}
-	env := s.freshEnvLocked().With(EnvTaskKeys, next.String())
-	if env.unread {
+	env := s.freshEnvLocked().With(envfile.TaskKeys, next.String())
+	if env.Unread {
 		return held, unbelieved, errors.New("store task keys: node-agent.env cannot be read and is left as it is")
 	}
 	if err := s.write("task_keys", fileEnv, env.Render()); err != nil {

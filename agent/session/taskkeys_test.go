@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -62,12 +63,12 @@ func TestAnAgentFollowsTheKeysOfTasks(t *testing.T) {
 				t.Error(err)
 				return nil
 			}
-			parsed, err := identity.ParseEnv(env)
+			parsed, err := envfile.Parse(env)
 			if err != nil {
 				t.Error(err)
 				return nil
 			}
-			set, err := pki.ParseKeySet(parsed.Get(identity.EnvTaskKeys))
+			set, err := pki.ParseKeySet(parsed.Get(envfile.TaskKeys))
 			if err != nil {
 				t.Error(err)
 				return nil

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/agent/diag/journald"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -87,7 +88,7 @@ func codeOf(err error) int {
 	var (
 		usage  *usageError
 		config *agent.ConfigError
-		env    *identity.EnvError
+		env    *envfile.Error
 		locked *identity.LockedError
 	)
 	switch {

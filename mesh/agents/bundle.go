@@ -9,19 +9,19 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
 // PointAt has the agent's environment file name other endpoints, which count from the next start on.
 func (a *Agent) PointAt(api, enrol string) error {
-	return Point(a.envFile(), map[string]string{identity.EnvAPIURL: api, identity.EnvRecoveryURL: enrol})
+	return Point(a.envFile(), map[string]string{envfile.APIURL: api, envfile.RecoveryURL: enrol})
 }
 
 // Endpoints returns the endpoints in the agent's environment file: those of the node API and of enrolment.
 func (a *Agent) Endpoints() (string, string, error) {
 	env, err := readEnv(a.envFile())
-	return env.Get(identity.EnvAPIURL), env.RecoveryURL(), err
+	return env.Get(envfile.APIURL), env.RecoveryURL(), err
 }
 
 // TakeBundle runs the agent's program on its host to take a bundle, as an operator does, and returns what it printed.

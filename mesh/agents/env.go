@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/mesh/reap"
 )
@@ -22,19 +22,19 @@ func (a *Agent) NeedsToken() bool {
 		return false
 	}
 	env, err := readEnv(a.envFile())
-	if err != nil || env.Get(identity.EnvToken) == "" {
+	if err != nil || env.Get(envfile.Token) == "" {
 		return true
 	}
 	info, err := os.Stat(a.envFile())
 	return err != nil || time.Since(info.ModTime()) > tokenLife
 }
 
-func readEnv(path string) (identity.Env, error) {
+func readEnv(path string) (envfile.Env, error) {
 	data, err := pki.ReadFile(path)
 	if err != nil {
-		return identity.Env{}, err
+		return envfile.Env{}, err
 	}
-	return identity.ParseEnv(data)
+	return envfile.Parse(data)
 }
 
 // Furnish writes the files that an installer would: where the mesh is, what to trust, and a token if there is a new
@@ -54,11 +54,11 @@ func (a *Agent) Furnish(token string) error {
 		}
 	}
 	set := map[string]string{
-		identity.EnvAPIURL: a.cfg.APIURL, identity.EnvRecoveryURL: a.cfg.EnrollURL, identity.EnvRecoveryBundle: pinned,
-		identity.EnvTrustDomain: a.cfg.TrustDomain, identity.EnvNodeName: a.cfg.Name,
+		envfile.APIURL: a.cfg.APIURL, envfile.RecoveryURL: a.cfg.EnrollURL, envfile.RecoveryBundle: pinned,
+		envfile.TrustDomain: a.cfg.TrustDomain, envfile.NodeName: a.cfg.Name,
 	}
 	if token != "" {
-		set[identity.EnvToken] = token
+		set[envfile.Token] = token
 	}
 	if err := Point(a.envFile(), set); err != nil {
 		return fmt.Errorf("furnish agent: %w", err)
@@ -69,7 +69,7 @@ func (a *Agent) Furnish(token string) error {
 // Point sets variables in an agent's environment file and leaves the others alone. A file that has these values already
 // is not written.
 func Point(path string, set map[string]string) error {
-	var env identity.Env
+	var env envfile.Env
 	found, err := pki.Exists(path)
 	if err != nil {
 		return err
@@ -81,8 +81,8 @@ func Point(path string, set map[string]string) error {
 	}
 	before := string(env.Render())
 	for _, name := range []string{
-		identity.EnvAPIURL, identity.EnvRecoveryURL, identity.EnvRecoveryBundle, identity.EnvTrustDomain,
-		identity.EnvNodeName, identity.EnvToken,
+		envfile.APIURL, envfile.RecoveryURL, envfile.RecoveryBundle, envfile.TrustDomain,
+		envfile.NodeName, envfile.Token,
 	} {
 		if value, ok := set[name]; ok {
 			env = env.With(name, value)
@@ -106,14 +106,14 @@ func PointInstances(ctx context.Context, dir, apiURL, enrollURL string) error {
 		if err != nil {
 			return fmt.Errorf("read %s: %w", file, err)
 		}
-		if env.Get(identity.EnvAPIURL) == apiURL && env.Get(identity.EnvRecoveryURL) == enrollURL {
+		if env.Get(envfile.APIURL) == apiURL && env.Get(envfile.RecoveryURL) == enrollURL {
 			continue
 		}
 		instance := filepath.Dir(filepath.Dir(file))
 		if _, err := reap.EndAgents(ctx, instance, Program, 2*time.Second); err != nil {
 			return err
 		}
-		if err := Point(file, map[string]string{identity.EnvAPIURL: apiURL, identity.EnvRecoveryURL: enrollURL}); err != nil {
+		if err := Point(file, map[string]string{envfile.APIURL: apiURL, envfile.RecoveryURL: enrollURL}); err != nil {
 			return fmt.Errorf("point instance: %w", err)
 		}
 	}

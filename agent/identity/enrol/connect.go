@@ -13,7 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/gpuaas/mesh/agent/endpoints"
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -21,7 +21,7 @@ import (
 
 func (e *Enroller) client() (recoveryv1connect.EnrollmentServiceClient, error) {
 	store := e.deps.Store
-	address, err := identity.HostPort(store.Env().RecoveryURL())
+	address, err := envfile.HostPort(store.Env().RecoveryURL())
 	if err != nil {
 		return nil, fmt.Errorf("enrolment address: %w", err)
 	}
@@ -29,7 +29,7 @@ func (e *Enroller) client() (recoveryv1connect.EnrollmentServiceClient, error) {
 	if err != nil {
 		return nil, errors.Join(ErrNotPinned, err)
 	}
-	trustDomain := store.Env().Get(identity.EnvTrustDomain)
+	trustDomain := store.Env().Get(envfile.TrustDomain)
 	if node, ok := store.Node(); ok && trustDomain == "" {
 		trustDomain = node.TrustDomain
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/agent/diag/cause"
 	"github.com/gpuaas/mesh/agent/endpoints"
 	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/app"
@@ -246,11 +247,11 @@ func (e *Enroller) send(ctx context.Context, with credential) error {
 func (e *Enroller) keepWhatWorks(ctx context.Context, answer *recoveryv1.EnrollResponse) {
 	store, profile := e.deps.Store, answer.GetProfile()
 	old, err := pki.LoadBundle(store.BundlePath())
-	if err != nil || store.Env().Get(identity.EnvAPIURL) == "" || len(profile.GetCaBundlePem()) == 0 {
+	if err != nil || store.Env().Get(envfile.APIURL) == "" || len(profile.GetCaBundlePem()) == 0 {
 		return
 	}
-	held, unread := identity.HostPort(store.Env().Get(identity.EnvAPIURL))
-	address, err := identity.HostPort(profile.GetApiUrl())
+	held, unread := envfile.HostPort(store.Env().Get(envfile.APIURL))
+	address, err := envfile.HostPort(profile.GetApiUrl())
 	if err != nil || address == held && bytes.Equal(old.PEM(), profile.GetCaBundlePem()) {
 		return
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
@@ -84,7 +85,7 @@ type listener struct {
 func (l *listener) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if request.GetToken() != token && !identity.IsRecoveryToken(request.GetToken()) {
+	if request.GetToken() != token && !envfile.IsRecoveryToken(request.GetToken()) {
 		l.t.Errorf("token %q", request.GetToken())
 	}
 	l.requests = append(l.requests, request)

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -51,14 +51,14 @@ func TestEnroll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env, err := identity.ParseEnv(data)
+	env, err := envfile.Parse(data)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		identity.EnvAPIURL: "10.0.0.1:7443", identity.EnvRecoveryURL: "https://10.0.0.1:7444",
-		identity.EnvTerminalURL: "https://10.0.0.1:7445", identity.EnvToken: secret,
-		identity.EnvRecoveryBundle: "recovery-ca-bundle.crt", identity.EnvNodeName: "rack1",
+		envfile.APIURL: "10.0.0.1:7443", envfile.RecoveryURL: "https://10.0.0.1:7444",
+		envfile.TerminalURL: "https://10.0.0.1:7445", envfile.Token: secret,
+		envfile.RecoveryBundle: "recovery-ca-bundle.crt", envfile.NodeName: "rack1",
 	} {
 		if env.Get(name) != want {
 			t.Errorf("%s is %q, want %q", name, env.Get(name), want)

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
@@ -125,16 +125,16 @@ func claimDirectory(dir string) error {
 // is complete.
 func writeBundle(dir, name string, answer *readmodelv1.EnrollNodeResponse) error {
 	profile := answer.GetProfile()
-	env := identity.Env{}
+	env := envfile.Env{}
 	for _, v := range [][2]string{
-		{identity.EnvAPIURL, profile.GetApiUrl()},
-		{identity.EnvRecoveryURL, profile.GetRecoveryUrl()},
-		{identity.EnvRecoveryBundle, bundleRecoveryCA},
-		{identity.EnvTerminalURL, profile.GetTerminalUrl()},
-		{identity.EnvNodeName, name},
-		{identity.EnvToken, answer.GetToken()},
+		{envfile.APIURL, profile.GetApiUrl()},
+		{envfile.RecoveryURL, profile.GetRecoveryUrl()},
+		{envfile.RecoveryBundle, bundleRecoveryCA},
+		{envfile.TerminalURL, profile.GetTerminalUrl()},
+		{envfile.NodeName, name},
+		{envfile.Token, answer.GetToken()},
 	} {
-		if !identity.Clean(v[1]) {
+		if !envfile.Clean(v[1]) {
 			return fmt.Errorf("write bundle: the value of %s cannot stand in the file", v[0])
 		}
 		env = env.With(v[0], v[1])

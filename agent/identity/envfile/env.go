@@ -1,11 +1,11 @@
-package identity
+// Package envfile reads and writes node-agent.env, the file of variables that tells an agent its control plane.
+package envfile
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -15,16 +15,16 @@ import (
 
 // Names of the variables in node-agent.env.
 const (
-	EnvAPIURL         = bundle.EnvAPIURL
-	EnvTerminalURL    = bundle.EnvTerminalURL
-	EnvRecoveryURL    = bundle.EnvRecoveryURL
-	EnvRecoveryBundle = bundle.EnvRecoveryBundle
-	EnvToken          = bundle.EnvToken
-	EnvTaskKeys       = "GPUAAS_TASK_SIGNING_PUBKEYS"
-	EnvTrustDomain    = bundle.EnvTrustDomain
-	EnvNodeName       = bundle.EnvNodeName
-	EnvInstallUnit    = "GPUAAS_INSTALL_UNIT"
-	EnvPackageSource  = "GPUAAS_PACKAGE_SOURCE"
+	APIURL         = bundle.EnvAPIURL
+	TerminalURL    = bundle.EnvTerminalURL
+	RecoveryURL    = bundle.EnvRecoveryURL
+	RecoveryBundle = bundle.EnvRecoveryBundle
+	Token          = bundle.EnvToken
+	TaskKeys       = "GPUAAS_TASK_SIGNING_PUBKEYS"
+	TrustDomain    = bundle.EnvTrustDomain
+	NodeName       = bundle.EnvNodeName
+	InstallUnit    = "GPUAAS_INSTALL_UNIT"
+	PackageSource  = "GPUAAS_PACKAGE_SOURCE"
 )
 
 const (
@@ -32,32 +32,32 @@ const (
 	maxEnvLines = 512
 )
 
-// EnvError reports all problems of node-agent.env. It quotes no values.
-type EnvError struct{ Problems error }
+// Error reports all problems of node-agent.env. It quotes no values.
+type Error struct{ Problems error }
 
 // Error lists the problems.
-func (e *EnvError) Error() string { return "node-agent.env: " + e.Problems.Error() }
+func (e *Error) Error() string { return "node-agent.env: " + e.Problems.Error() }
 
 // Unwrap returns the problems.
-func (e *EnvError) Unwrap() error { return e.Problems }
+func (e *Error) Unwrap() error { return e.Problems }
 
 // Env is the content of node-agent.env: variables in the order of the file. The token is in it, so it is never logged
 // whole.
 type Env struct {
 	names  []string
 	values map[string]string
-	// replaced is a recovery token with which an operator's stands in one file: an operator may add a line, and need not
+	// Replaced is a recovery token with which an operator's stands in one file: an operator may add a line, and need not
 	// change the one that the agent wrote.
-	replaced string
-	// unread is set where the file has something that cannot be read, which must not be replaced.
-	unread bool
+	Replaced string
+	// Unread is set where the file has something that cannot be read, which must not be replaced.
+	Unread bool
 }
 
-// ParseEnv reads lines NAME=VALUE. Empty lines and lines that begin with # are skipped; a leading `export` is allowed;
+// Parse reads lines NAME=VALUE. Empty lines and lines that begin with # are skipped; a leading `export` is allowed;
 // a value may be in single or double quotes, in which nothing is expanded. No variable may be set twice, except that an
 // operator's token may stand beside a recovery token, and is the one that Get returns. All problems are reported at
 // once.
-func ParseEnv(data []byte) (Env, error) {
+func Parse(data []byte) (Env, error) {
 	env := Env{values: map[string]string{}}
 	if len(data) > maxEnvSize {
 		return env, fmt.Errorf("larger than %d bytes", maxEnvSize)
@@ -76,10 +76,10 @@ func ParseEnv(data []byte) (Env, error) {
 		switch {
 		case err != nil:
 			problems = append(problems, fmt.Errorf("line %d: %w", i+1, err)) // never the line itself: it may be the token
-		case name == EnvToken && env.replaced == "" && besides(env.values[EnvToken], value):
-			env.values[EnvToken], env.replaced = value, env.values[EnvToken]
+		case name == Token && env.Replaced == "" && besides(env.values[Token], value):
+			env.values[Token], env.Replaced = value, env.values[Token]
 			if IsRecoveryToken(value) {
-				env.values[EnvToken], env.replaced = env.replaced, value
+				env.values[Token], env.Replaced = env.Replaced, value
 			}
 		case slices.Contains(env.names, name):
 			problems = append(problems, fmt.Errorf("line %d: %s is set twice", i+1, name))
@@ -138,14 +138,17 @@ func validName(name string) bool {
 // Get returns a variable, empty if it is not set.
 func (e Env) Get(name string) string { return e.values[name] }
 
-// With returns a copy in which name is value; an empty value removes it. ParseEnv refuses values with quotes or control
+// Names returns the names of the variables, in the order of the file.
+func (e Env) Names() []string { return slices.Clone(e.names) }
+
+// With returns a copy in which name is value; an empty value removes it. Parse refuses values with quotes or control
 // characters, so the caller must pass only values that Clean accepts.
 func (e Env) With(name, value string) Env {
-	out := Env{names: slices.Clone(e.names), values: make(map[string]string, len(e.values)+1), replaced: e.replaced}
-	out.unread = e.unread
+	out := Env{names: slices.Clone(e.names), values: make(map[string]string, len(e.values)+1), Replaced: e.Replaced}
+	out.Unread = e.Unread
 	maps.Copy(out.values, e.values)
-	if name == EnvToken {
-		out.replaced = ""
+	if name == Token {
+		out.Replaced = ""
 	}
 	if value == "" {
 		delete(out.values, name)
@@ -169,8 +172,8 @@ func Clean(value string) bool {
 func (e Env) Render() []byte {
 	var b strings.Builder
 	for _, name := range e.names {
-		if name == EnvToken && e.replaced != "" {
-			b.WriteString(name + "='" + e.replaced + "'\n")
+		if name == Token && e.Replaced != "" {
+			b.WriteString(name + "='" + e.Replaced + "'\n")
 		}
 		b.WriteString(name + "='" + e.values[name] + "'\n")
 	}
@@ -180,8 +183,8 @@ func (e Env) Render() []byte {
 // Unknown returns the names of the variables that this build does not read.
 func (e Env) Unknown() []string {
 	known := []string{
-		EnvAPIURL, EnvTerminalURL, EnvRecoveryURL, EnvRecoveryBundle, EnvToken, EnvTaskKeys, EnvTrustDomain, EnvNodeName,
-		EnvInstallUnit, EnvPackageSource,
+		APIURL, TerminalURL, RecoveryURL, RecoveryBundle, Token, TaskKeys, TrustDomain, NodeName,
+		InstallUnit, PackageSource,
 	}
 	return slices.DeleteFunc(slices.Clone(e.names), func(name string) bool { return slices.Contains(known, name) })
 }
@@ -201,42 +204,37 @@ func (e Env) Validate() error {
 			problems = append(problems, fmt.Errorf("%s: %w", name, err))
 		}
 	}
-	check(EnvAPIURL, e.Get(EnvRecoveryURL) == "")
-	check(EnvTerminalURL, false)
-	check(EnvRecoveryURL, false)
+	check(APIURL, e.Get(RecoveryURL) == "")
+	check(TerminalURL, false)
+	check(RecoveryURL, false)
 	if err := errors.Join(problems...); err != nil {
-		return &EnvError{err}
+		return &Error{err}
 	}
 	return nil
 }
 
 // RecoveryURL returns the address at which this host enrols: the pinned one, else that of the node API.
 func (e Env) RecoveryURL() string {
-	return cmp.Or(e.Get(EnvRecoveryURL), e.Get(EnvAPIURL))
+	return cmp.Or(e.Get(RecoveryURL), e.Get(APIURL))
 }
 
 // HostPort reads an address of the control plane as config.HostPort does.
 func HostPort(endpoint string) (string, error) { return config.HostPort(endpoint) }
 
-// RecoveryBundlePath returns the path of the pinned trust for enrolment: the file that the variable names (relative to
-// etc), else the default file if it is there, else the bundle for the node API.
-func (s *Store) RecoveryBundlePath() string {
-	if path := s.Env().Get(EnvRecoveryBundle); path != "" {
-		if filepath.IsAbs(path) {
-			return path
-		}
-		return filepath.Join(s.dirs.Etc, path)
+// recoveryPrefix begins the text of every recovery token. An agent reads nothing else in it.
+const recoveryPrefix = "grt_"
+
+// IsRecoveryToken reports whether a token is one of those that the control plane issues with certificates, and no
+// operator's.
+func IsRecoveryToken(token string) bool { return strings.HasPrefix(token, recoveryPrefix) }
+
+// RecoveryToken returns the recovery token in env; empty: there is none.
+func (e Env) RecoveryToken() string {
+	if token := e.Get(Token); IsRecoveryToken(token) {
+		return token
 	}
-	if path := s.path(fileRecoveryBundle); exists(path) {
-		return path
-	}
-	return s.path(fileBundle)
+	return e.Replaced
 }
 
-// BundlePath returns the path of the trust for the node API.
-func (s *Store) BundlePath() string { return s.path(fileBundle) }
-
-// BundleFile returns what BundlePath does for a store whose etc directory is given.
-func BundleFile(etc string) string {
-	return (&Store{dirs: Dirs{Etc: etc}}).path(fileBundle)
-}
+// Reaches reports whether the variables name a control plane.
+func (e Env) Reaches() bool { return e.Validate() == nil }

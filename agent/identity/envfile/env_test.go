@@ -1,4 +1,4 @@
-package identity_test
+package envfile_test
 
 import (
 	"strings"
@@ -6,16 +6,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/envfile"
 )
 
-func TestParseEnv(t *testing.T) {
-	if _, err := identity.ParseEnv([]byte(" A = b c \r\n")); err == nil {
+func TestParse(t *testing.T) {
+	if _, err := envfile.Parse([]byte(" A = b c \r\n")); err == nil {
 		t.Fatal("a name with a space was accepted")
 	}
-	env, err := identity.ParseEnv([]byte("# comment\n\nexport " +
+	env, err := envfile.Parse([]byte("# comment\n\nexport " +
 		"GPUAAS_API_URL='https://api:7001'\nGPUAAS_ENROLLMENT_TOKEN=\"gbt_x\"\r\nOTHER=b c\nGPUAAS_NODE_NAME=\n"))
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, want := range map[string]string{
 		"GPUAAS_API_URL": "https://api:7001", "GPUAAS_ENROLLMENT_TOKEN": "gbt_x",
 		"OTHER": "b c", "GPUAAS_NODE_NAME": "",
@@ -29,8 +31,8 @@ func TestParseEnv(t *testing.T) {
 	}
 }
 
-func TestParseEnvReportsAllProblemsWithoutValues(t *testing.T) {
-	_, err := identity.ParseEnv([]byte("canary\nA='canary\nb=canary\nA=canary'x\nC=1\nC=2\nD=\x01canary\n"))
+func TestParseReportsAllProblemsWithoutValues(t *testing.T) {
+	_, err := envfile.Parse([]byte("canary\nA='canary\nb=canary\nA=canary'x\nC=1\nC=2\nD=\x01canary\n"))
 	if err == nil {
 		t.Fatal("accepted")
 	}
@@ -65,7 +67,7 @@ func TestHostPort(t *testing.T) {
 		{":1", ""},
 	}
 	for _, tt := range tests {
-		got, err := identity.HostPort(tt.in)
+		got, err := envfile.HostPort(tt.in)
 		if got != tt.want || (err != nil) != (tt.want == "") {
 			t.Errorf("HostPort(%q) = %q, %v; want %q", tt.in, got, err, tt.want)
 		}
@@ -73,29 +75,31 @@ func TestHostPort(t *testing.T) {
 }
 
 func TestValidateEnvReportsEverything(t *testing.T) {
-	env, err := identity.ParseEnv(
+	env, err := envfile.Parse(
 		[]byte("GPUAAS_TERMINAL_API_URL=http://x\nGPUAAS_RECOVERY_API_URL=ftp://y\nGPUAAS_API_URL=a b\n"),
 	)
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	verr := env.Validate()
 	if verr == nil || strings.Count(verr.Error(), "\n") != 2 {
 		t.Errorf("Validate = %v", verr)
 	}
-	if (identity.Env{}).Validate() == nil {
+	if (envfile.Env{}).Validate() == nil {
 		t.Error("an empty file is valid")
 	}
 }
 
-func FuzzParseEnv(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	f.Add([]byte("A=b\n"))
 	f.Add([]byte("export A='b'\n#x\nB=\"c d\"\r\n"))
 	f.Add([]byte("A=' spaced '\nB==\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		env, err := identity.ParseEnv(data)
+		env, err := envfile.Parse(data)
 		if err != nil {
 			return
 		}
-		again, err := identity.ParseEnv(env.Render())
+		again, err := envfile.Parse(env.Render())
 		if err != nil {
 			t.Fatalf("what was read cannot be read again: %v", err)
 		}
@@ -103,7 +107,7 @@ func FuzzParseEnv(f *testing.F) {
 			t.Fatalf("%q became %q", env.Render(), again.Render())
 		}
 		for _, name := range env.Unknown() {
-			if !identity.Clean(env.Get(name)) {
+			if !envfile.Clean(env.Get(name)) {
 				t.Fatalf("%s=%q was read but is not clean", name, env.Get(name))
 			}
 			if env.Get(name) != again.Get(name) {
@@ -119,16 +123,16 @@ func TestAnOperatorsTokenMayStandBesideARecoveryToken(t *testing.T) {
 		"GPUAAS_ENROLLMENT_TOKEN=grt_a\nGPUAAS_API_URL=a:1\nGPUAAS_ENROLLMENT_TOKEN=gbt_b\n",
 		"GPUAAS_ENROLLMENT_TOKEN='gbt_b'\nGPUAAS_API_URL=a:1\nexport GPUAAS_ENROLLMENT_TOKEN=grt_a\n",
 	} {
-		env, err := identity.ParseEnv([]byte(text))
-		if err != nil || env.Get(identity.EnvToken) != "gbt_b" {
-			t.Errorf("%q: token %q, %v", text, env.Get(identity.EnvToken), err)
+		env, err := envfile.Parse([]byte(text))
+		if err != nil || env.Get(envfile.Token) != "gbt_b" {
+			t.Errorf("%q: token %q, %v", text, env.Get(envfile.Token), err)
 		}
-		again, err := identity.ParseEnv(env.Render())
+		again, err := envfile.Parse(env.Render())
 		if err != nil || !cmp.Equal(again.Render(), env.Render()) ||
 			!strings.Contains(string(again.Render()), "='grt_a'\n") {
 			t.Errorf("%q: written again as %q, %v", text, again.Render(), err)
 		}
-		if one := string(env.With(identity.EnvToken, "grt_c").Render()); strings.Count(one, "TOKEN") != 1 {
+		if one := string(env.With(envfile.Token, "grt_c").Render()); strings.Count(one, "TOKEN") != 1 {
 			t.Errorf("with another token: %q", one)
 		}
 	}
@@ -137,7 +141,7 @@ func TestAnOperatorsTokenMayStandBesideARecoveryToken(t *testing.T) {
 		"GPUAAS_ENROLLMENT_TOKEN=grt_a\nGPUAAS_ENROLLMENT_TOKEN=grt_b\n",
 		"GPUAAS_ENROLLMENT_TOKEN=grt_a\nGPUAAS_ENROLLMENT_TOKEN=gbt_b\nGPUAAS_ENROLLMENT_TOKEN=grt_c\n",
 	} {
-		if _, err := identity.ParseEnv([]byte(text)); err == nil {
+		if _, err := envfile.Parse([]byte(text)); err == nil {
 			t.Errorf("%q was taken", text)
 		}
 	}
