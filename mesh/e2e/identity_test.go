@@ -42,7 +42,7 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 		// A machine whose certificate ends while it and the services are killed waits for an operator: half of its life is
 		// for what is slow. A renewal meets few of the points, since an agent that comes back completes it from its intent
 		// log: with more machines, more renewals begin in the same half of a life.
-		Nodes: 6, Policy: map[string]string{
+		Nodes: 10, Policy: map[string]string{
 			"node.certificate_ttl_seconds":           "90",
 			"node.task_stale_sweep_interval_seconds": "2",
 		},

@@ -1,16 +1,12 @@
 package plans_test
 
 import (
-	"log/slog"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/mesh/agents"
-	"github.com/gpuaas/mesh/mesh/meshtest"
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
@@ -19,13 +15,7 @@ import (
 func TestWorkspacesThatHaveEndedHaveTheirHistory(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
-	tmpl, err := plans.Make(ctx, plans.Source{
-		Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test", Ended: true,
-		Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tmpl := enrolled(t)
 	size := plans.Size{Nodes: 10, Workspaces: 100, Ended: 50, Days: 10, Events: true}
 	if err := tmpl.Load(ctx, db.AdminURL(), size); err != nil {
 		t.Fatal(err)

@@ -77,9 +77,15 @@ func (f form) of(token string) string {
 	return token
 }
 
-// split cuts a row at the ids and names that copies replace.
-func (t *Template) split(row string) []piece {
-	parts := []piece{{text: row}}
+// mark is a text at which rows are cut, and what stands there in its place.
+type mark struct {
+	text string
+	at   piece
+}
+
+// marks returns the texts at which rows are cut, in the order of the cuts: each id and name in each of its spellings.
+func (t *Template) marks() []mark {
+	var out []mark
 	var instances []string // the workspaces whose instances are named by them
 	for _, at := range []level{ofEnded, ofWorkspace, ofNode, ofTenant} {
 		for _, token := range t.tokens(at) {
@@ -91,18 +97,30 @@ func (t *Template) split(row string) []piece {
 				}
 			}
 			for _, f := range forms {
-				parts = cut(parts, f.of(token), piece{token: token, form: f})
+				out = append(out, mark{f.of(token), piece{token: token, form: f}})
 			}
 		}
 	}
 	for _, token := range instances {
 		for _, f := range []form{tail, hextail} {
-			parts = cut(parts, f.of(token), piece{token: token, form: f})
+			out = append(out, mark{f.of(token), piece{token: token, form: f}})
 		}
 	}
 	// The names of schemas have the names of tenant and workspace with other separators.
 	for _, name := range []string{endedName, workspaceName, tenantName} {
-		parts = cut(parts, strings.ReplaceAll(name, "-", "_"), piece{token: name, form: -1})
+		out = append(out, mark{strings.ReplaceAll(name, "-", "_"), piece{token: name, form: -1}})
+	}
+	return out
+}
+
+// split cuts a row at the ids and names that copies replace.
+func (t *Template) split(row string) []piece {
+	t.marked.Do(func() { t.cuts = t.marks() })
+	parts := []piece{{text: row}}
+	for _, m := range t.cuts {
+		if strings.Contains(row, m.text) { // most rows have few of them
+			parts = cut(parts, m.text, m.at)
+		}
 	}
 	return parts
 }

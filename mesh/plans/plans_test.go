@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -22,6 +23,28 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // size of the fleet that the test plans statements on.
 var size = plans.Size{Nodes: 1000, Workspaces: 10000}
 
+var made struct {
+	once sync.Once
+	tmpl *plans.Template
+	err  error
+}
+
+// enrolled returns the template of a machine that was enrolled beforehand, with a workspace that has ended. The tests
+// share it, because a mesh runs to make it.
+func enrolled(t *testing.T) *plans.Template {
+	t.Helper()
+	agent := filepath.Join(meshtest.Programs(t), agents.Program)
+	made.once.Do(func() {
+		made.tmpl, made.err = plans.Make(testkit.Context(t), plans.Source{
+			Agent: agent, Version: "test", Ended: true, Logger: slog.New(slog.DiscardHandler),
+		})
+	})
+	if made.err != nil {
+		t.Fatal(made.err)
+	}
+	return made.tmpl
+}
+
 // cutBuffers is how many buffers a cut of one row may touch, most of them of the catalogue.
 const cutBuffers = 1500
 
@@ -31,12 +54,7 @@ const cutBuffers = 1500
 func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
-	tmpl, err := plans.Make(ctx, plans.Source{
-		Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test", Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tmpl := enrolled(t)
 	if err := tmpl.Load(ctx, db.AdminURL(), size); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 
@@ -35,6 +36,9 @@ type Template struct {
 	// Of instances: each workspace has a machine of its own, whose rows and ids belong to the workspace.
 	instances bool
 	launches  launches
+
+	marked sync.Once
+	cuts   []mark // where rows are cut; made at the first cut
 }
 
 // table has the rows of one table in the format of COPY.
