@@ -126,8 +126,10 @@ func (u *unheard) asked(ctx context.Context, away time.Duration) error {
 // what was before, and may be called if there is an error.
 func dwellsShortly(ctx context.Context, r *kit.Run, held mesh.Held) (func(), error) {
 	before, _ := r.Policy.Get(policy.TrustDwellSeconds)
-	back := func() { // what fails here shows in the next drill
-		r.Finally(ctx, func(ctx context.Context) { _ = r.Mesh.SetPolicy(ctx, policy.TrustDwellSeconds, before) })
+	back := func() {
+		r.Finally(ctx, func(ctx context.Context) {
+			r.Left("the policy", r.Mesh.SetPolicy(ctx, policy.TrustDwellSeconds, before))
+		})
 	}
 	seconds := int(shortDwell / time.Second)
 	if err := r.Mesh.SetPolicy(ctx, policy.TrustDwellSeconds, strconv.Itoa(seconds)); err != nil {

@@ -9,8 +9,8 @@
 //
 // Guarantees: a drill whose fault did not take effect fails, and so does one with too little evidence. Each has two
 // controls that must fail, each at its own stage: the fault withheld, and the detector mutated. A drill leaves the mesh
-// as it found it: before each the mesh comes to rest, and what does not is named in its notes. A scaled drill has a
-// limit, and so have the steps together that put the mesh right.
+// as it found it: one after which the mesh does not come to rest has failed. A scaled drill has a limit, and so have
+// the steps together that put the mesh right.
 //
 // The tests run every drill. They run the controls of a drill that is Slow only with GPUAAS_TEST_LONG.
 package drill

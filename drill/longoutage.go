@@ -240,21 +240,21 @@ func (o *absence) note(ctx context.Context) error {
 func (o *absence) end(ctx context.Context) {
 	_ = o.shut(false)
 	for _, undo := range slices.Backward(o.undo) {
-		_ = undo(ctx)
+		o.run.Left("the policy", undo(ctx))
 	}
 	if o.held.Machine == nil {
 		return
 	}
 	_ = o.held.Machine.Start() // it runs, unless the drill failed
 	// The next drill may stop its agent for longer than a certificate of this one lives.
-	_ = await.Until(ctx, o.held.Machine.Name()+" to have a certificate of the former life", await.Settle,
+	o.run.Left("the certificate", await.Until(ctx, o.held.Machine.Name()+" to have one of the former life", await.Settle,
 		func(ctx context.Context) error {
 			node, err := o.run.Mesh.Node(ctx, o.held.Node)
 			if err == nil && time.Until(node.GetIdentity().GetCertificateNotAfter().AsTime()) < time.Minute {
 				err = errors.New("it has not")
 			}
 			return errors.Join(err, connected(ctx, o.run.Mesh, o.held.Node))
-		})
+		}))
 	o.run.Leave(ctx, o.held.ID)
 }
 

@@ -214,7 +214,7 @@ func (o *blackout) putRight(ctx context.Context) {
 	_ = o.end(ctx) // it has ended, unless the drill failed
 	_ = await.Until(ctx, "every node to be back", await.Settle, o.allBack)
 	before, _ := o.run.Policy.Get(policy.HeartbeatStaleAfterSeconds)
-	_ = o.run.Mesh.SetPolicy(ctx, policy.HeartbeatStaleAfterSeconds, before)
+	o.run.Left("the policy", o.run.Mesh.SetPolicy(ctx, policy.HeartbeatStaleAfterSeconds, before))
 }
 
 // allBack checks that every node is connected, admitted and normal.

@@ -54,7 +54,7 @@ func runRegister(ctx context.Context, r *kit.Run) error {
 			return stage.At(stage.Good, err)
 		}
 		defer r.Finally(ctx, func(ctx context.Context) {
-			_ = m.SetPolicy(ctx, policy.SagaStepStallSeconds, mesh.Scaled()[policy.SagaStepStallSeconds])
+			r.Left("the policy", m.SetPolicy(ctx, policy.SagaStepStallSeconds, mesh.Scaled()[policy.SagaStepStallSeconds]))
 		})
 	}
 	shutOut := func(shut bool) error {

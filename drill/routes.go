@@ -60,9 +60,7 @@ func runRouteDrift(ctx context.Context, r *kit.Run) error {
 		return err
 	}
 	defer r.Finally(ctx, func(ctx context.Context) { // before the machine is as it was
-		if err := addressesBack(ctx, r, held, root, table); err != nil {
-			r.Note("the addresses are not as they were: %v", err)
-		}
+		r.Left("the table of addresses", addressesBack(ctx, r, held, root, table))
 	})
 	if err := r.Check(ctx); err != nil {
 		return err

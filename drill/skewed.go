@@ -170,8 +170,6 @@ func restoreMachine(ctx context.Context, r *kit.Run, held mesh.Held) {
 			err = await.Until(ctx, held.Machine.Name()+" to be normal again", await.Patience,
 				func(ctx context.Context) error { return connected(ctx, r.Mesh, held.Node) })
 		}
-		if err != nil {
-			r.Note("the machine is not as it was: %v", err)
-		}
+		r.Left("the machine", err)
 	})
 }

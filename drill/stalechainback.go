@@ -17,9 +17,7 @@ import (
 func (s *chain) putRight(ctx context.Context) {
 	_ = s.shut(false)
 	if s.kept != nil {
-		if err := s.restore(ctx); err != nil {
-			s.run.Note("the authority of nodes is not as it was: %v", err)
-		}
+		s.run.Left("the authority of nodes", s.restore(ctx))
 	}
 	if s.held.Machine == nil {
 		return

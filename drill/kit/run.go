@@ -30,6 +30,7 @@ type Run struct {
 
 	finally   bool          // a step is under way that puts the mesh right
 	finalTook time.Duration // by those that have ended
+	left      error         // what the drill has not put right
 }
 
 func (r *Run) whole(ctx context.Context) error {
@@ -54,17 +55,37 @@ func (r *Run) whole(ctx context.Context) error {
 	if err := comeToRest(ctx, r.Mesh); err != nil {
 		r.Note("the mesh is drilled as it is: %v", err)
 	}
-	if r.Control == Mutated && r.Drill.Mutate != nil {
-		// The budget stays as it was: the mutation changes the detector, not its budget.
-		undo, err := r.Drill.Mutate(ctx, r)
-		if err != nil {
-			return fmt.Errorf("mutate the detector: %w", err)
-		}
-		err = r.Drill.Run(ctx, r)
-		r.Finally(ctx, func(ctx context.Context) { err = errors.Join(err, undo(ctx)) })
-		return err
+	err = r.drilled(ctx)
+	r.Finally(ctx, func(ctx context.Context) { r.Left("the mesh", comeToRest(ctx, r.Mesh)) })
+	if err == nil && r.Control == None {
+		return stage.At(stage.Recover, r.left)
 	}
-	return r.Drill.Run(ctx, r)
+	return err
+}
+
+// Left records that what the drill has changed is not as it was, unless err is nil: the drill has failed then.
+func (r *Run) Left(what string, err error) {
+	if err == nil {
+		return
+	}
+	err = fmt.Errorf("%s is not as it was: %w", what, err)
+	r.Note("%v", err)
+	r.left = errors.Join(r.left, err)
+}
+
+// drilled runs the drill, with its detector mutated if that is the control.
+func (r *Run) drilled(ctx context.Context) error {
+	if r.Control != Mutated || r.Drill.Mutate == nil {
+		return r.Drill.Run(ctx, r)
+	}
+	// The budget stays as it was: the mutation changes the detector, not its budget.
+	undo, err := r.Drill.Mutate(ctx, r)
+	if err != nil {
+		return fmt.Errorf("mutate the detector: %w", err)
+	}
+	err = r.Drill.Run(ctx, r)
+	r.Finally(ctx, func(ctx context.Context) { err = errors.Join(err, undo(ctx)) })
+	return err
 }
 
 // Note logs the step under way, and keeps it with the result.

@@ -3,9 +3,9 @@ package mesh
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 
+	"github.com/gpuaas/mesh/drill/kit/await"
 	"github.com/gpuaas/mesh/drill/kit/stage"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -73,9 +73,12 @@ func (m *Mesh) Form() string {
 
 // Policy returns the policy that the mesh runs with, as the API reports it.
 func (m *Mesh) Policy(ctx context.Context) (policy.Set, error) {
-	resp, err := m.Client.Query.GetPolicy(ctx, &readmodelv1.GetPolicyRequest{})
+	resp, err := await.Answer(ctx, "the question for the policy",
+		func(ctx context.Context) (*readmodelv1.GetPolicyResponse, error) {
+			return m.Client.Query.GetPolicy(ctx, &readmodelv1.GetPolicyRequest{})
+		})
 	if err != nil {
-		return policy.Set{}, fmt.Errorf("ask for the policy: %w", err)
+		return policy.Set{}, err
 	}
 	values := map[string]string{}
 	for _, k := range resp.GetItems() {
