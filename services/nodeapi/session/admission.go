@@ -48,15 +48,17 @@ type source struct {
 
 type admissionLimits struct {
 	Turns    int           // handshakes that compute at once; default two for each processor
-	Window   int           // openings of one source under way at once; default 192 for each processor
+	Window   int           // openings of one source under way at once; default 64 for each processor
 	Stall    time.Duration // for which the client of an opening may be awaited, all its waits together
 	Delay    time.Duration // no handshake begins while an opening has waited for longer
 	Patience time.Duration // after which a handshake that could not begin is shed
 	Look     time.Duration // how often delay is read while handshakes wait for it
 }
 
+// Stall is as long as an agent waits for a handshake. With less, a machine whose agents are slower than that is given
+// ever more handshakes to do, and ends none of them.
 var defaultAdmission = admissionLimits{
-	Stall: 2 * time.Second, Delay: 4 * time.Second, Patience: 2500 * time.Millisecond, Look: 50 * time.Millisecond,
+	Stall: 4 * time.Second, Delay: 4 * time.Second, Patience: 2500 * time.Millisecond, Look: 50 * time.Millisecond,
 }
 
 func newAdmission(limits admissionLimits, delay func() time.Duration) *admission {
@@ -64,7 +66,7 @@ func newAdmission(limits admissionLimits, delay func() time.Duration) *admission
 		limits.Turns = 2 * runtime.GOMAXPROCS(0)
 	}
 	if limits.Window == 0 {
-		limits.Window = 192 * runtime.GOMAXPROCS(0)
+		limits.Window = 64 * runtime.GOMAXPROCS(0)
 	}
 	return &admission{limits: limits, delay: delay, sources: map[string]*source{}}
 }
