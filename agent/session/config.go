@@ -119,10 +119,13 @@ type Deps struct {
 type Config struct {
 	// OpenTimeout is the time from the dial to Admitted, even if the server goes on sending frames before Admitted.
 	// Default 20 s.
-	OpenTimeout  time.Duration
-	Backoff      backoff.Policy // of failed opens and lost streams. Default 1 s to 30 s
-	StableAfter  time.Duration  // a session that stood for this long resets the backoff of losses. Default 30 s
-	SlowRetry    time.Duration  // cadence where only an operator or the edge can help. Default 60 s
+	OpenTimeout time.Duration
+	Backoff     backoff.Policy // of failed opens and lost streams. Default 1 s to 30 s
+	StableAfter time.Duration  // a session that stood for this long resets the backoff of losses. Default 30 s
+	SlowRetry   time.Duration  // cadence where only an operator or the edge can help. Default 60 s
+	// TurnedAway is the longest range of a wait after a connection that was closed before TLS: where a replica opens
+	// sessions for others first, it will be this agent's turn soon, and to be turned away costs little. Default 10 s.
+	TurnedAway   time.Duration
 	Drain        time.Duration  // of a replaced session. Default 30 s
 	Heartbeat    time.Duration  // until a policy sets another one. Default 15 s
 	RenewRetry   backoff.Policy // of a renewal without an answer, or refused. Default 5 s to 5 min
@@ -159,8 +162,9 @@ type Config struct {
 var defaults = Config{
 	OpenTimeout: 20 * time.Second, ConnectTimeout: 3 * time.Second, HandshakeTimeout: 4 * time.Second,
 	WelcomeTimeout: 5 * time.Second, AdmissionTimeout: 5 * time.Second, StableAfter: 30 * time.Second,
-	SlowRetry: time.Minute, Drain: 30 * time.Second, Heartbeat: 15 * time.Second, RenewTimeout: 30 * time.Second,
-	RefusedFor: 30 * time.Second, RefusedSpread: time.Minute,
+	SlowRetry: time.Minute, TurnedAway: 10 * time.Second, Drain: 30 * time.Second, Heartbeat: 15 * time.Second,
+	RenewTimeout: 30 * time.Second,
+	RefusedFor:   30 * time.Second, RefusedSpread: time.Minute,
 	Goodbye: 2 * time.Second, Linger: 50 * time.Millisecond, KeepaliveTime: 15 * time.Second,
 	FramesPerSecond: 1000, MaxFrame: 1 << 20, QueueLength: 1024, QueueBytes: 8 << 20, ReadBuffer: 4 << 10,
 	WriteBuffer: 4 << 10,

@@ -94,6 +94,8 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 			return r.soon(), nil
 		}
 		return next(0), nil
+	case transport.TurnedAway(err):
+		return failed.waits.NextWithin(0, min(r.c.cfg.TurnedAway, r.share())), nil
 	case is[*transport.CertificateRefusedError](err):
 		if r.another(ctx, failed.cert, refusalFlips) {
 			return r.soon(), nil

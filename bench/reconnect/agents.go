@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/mesh/agent/clock"
+	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/session"
 	"github.com/gpuaas/mesh/agent/session/memory"
@@ -55,6 +56,10 @@ func startAgent(ctx context.Context, n node, p *place) error {
 		Identity: memory.New(identity.Node{
 			NodeID: n.ID, InstanceID: n.Instance, TrustDomain: fleet.TrustDomain,
 		}, &cert).WithTaskKeys(keys),
+		Record: func(_ context.Context, d session.Diagnostic) (diag.Entry, error) {
+			p.failedWith(d.Detail)
+			return diag.Entry{}, nil
+		},
 		Dial: func(ctx context.Context, _ string) (net.Conn, error) { return p.reach(ctx) },
 		Hooks: session.Hooks{
 			Hello: func(h *nodev1.Hello) {
@@ -62,6 +67,7 @@ func startAgent(ctx context.Context, n node, p *place) error {
 				h.Host, h.Profile, h.TaskTypes = facts, fleet.Profile, tasktypes.Queued()
 			},
 			Admitted: func(context.Context, int64) { p.isBack() },
+			RunList:  func(context.Context, *nodev1.RunList) { p.worked.Store(time.Now().UnixNano()) },
 			Offer:    a.offer,
 		},
 	}, session.Config{})

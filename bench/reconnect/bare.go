@@ -109,6 +109,9 @@ func (c *client) run(ctx context.Context) {
 	for {
 		var wait time.Duration
 		conn, err := c.open(ctx, cfg)
+		if err != nil {
+			c.place.failedWith(err.Error())
+		}
 		switch {
 		case err == nil:
 			c.timeouts = 0

@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +61,9 @@ type load struct {
 	places []*place
 	back   atomic.Int64 // since the last mark
 	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	failed map[string]int // tries that failed since the last mark, by what was said of them
 }
 
 // place holds how one client came back since the last mark.
@@ -67,11 +73,32 @@ type place struct {
 	addrs   []string
 	dialled atomic.Int64 // the last time; nanoseconds since 1970
 	done    atomic.Int64 // zero: it is not back
+	worked  atomic.Int64 // when its gate was up; zero: it is not
 	tries   atomic.Int64
 }
 
-// comeback is how one client came back. Dialled is when the connection was begun that stands.
-type comeback struct{ Dialled, Done, Tries int64 }
+// comeback is how one client came back. Dialled is when the connection was begun that stands, Worked when an agent
+// could be given work again.
+type comeback struct{ Dialled, Done, Worked, Tries int64 }
+
+// failedWith counts a try that failed.
+func (p *place) failedWith(text string) {
+	p.load.mu.Lock()
+	defer p.load.mu.Unlock()
+	p.load.failed[kindOf(text)]++
+}
+
+// kindOf returns the text of an error without addresses, and without what was called in between.
+func kindOf(text string) string {
+	text, _, _ = strings.Cut(text, "\n")
+	text, _, _ = strings.Cut(text, " from ") // an address
+	parts := strings.Split(text, ": ")
+	first, last := parts[0], parts[len(parts)-1]
+	if len(parts) == 1 || strings.Contains(first, "tcp ") {
+		return last
+	}
+	return first + ": " + last
+}
 
 func (p *place) isBack() {
 	if p.done.CompareAndSwap(0, time.Now().UnixNano()) {
@@ -79,20 +106,26 @@ func (p *place) isBack() {
 	}
 }
 
+// gcPercent is that of agents and of bare clients.
+const gcPercent = 400
+
 // spread is the time over which clients connect first, for each of them.
 const spread = 3 * time.Millisecond
 
 func serveLoad(ctx context.Context, cancel func(), in io.Reader, out io.Writer,
 	start func(ctx context.Context, n node, p *place) error,
 ) error {
-	l := &load{}
+	l := &load{failed: map[string]int{}}
+	// Thousands of clients share this heap, as on no host: its garbage is not to be part of what is measured.
+	debug.SetGCPercent(gcPercent)
 	err := process.Serve(ctx, in, out, process.Verbs{
 		"start": process.With(func(_ context.Context, cfg loadConfig) (any, error) {
 			return nil, l.start(ctx, cfg, start)
 		}),
-		"mark":  func(context.Context, json.RawMessage) (any, error) { l.mark(); return nil, nil },
-		"back":  func(context.Context, json.RawMessage) (any, error) { return l.back.Load(), nil },
-		"times": func(context.Context, json.RawMessage) (any, error) { return l.times(), nil },
+		"mark":   func(context.Context, json.RawMessage) (any, error) { l.mark(); return nil, nil },
+		"back":   func(context.Context, json.RawMessage) (any, error) { return l.back.Load(), nil },
+		"failed": func(context.Context, json.RawMessage) (any, error) { return l.failures(), nil },
+		"times":  func(context.Context, json.RawMessage) (any, error) { return l.times(), nil },
 	})
 	cancel()
 	l.wg.Wait()
@@ -133,14 +166,26 @@ func (l *load) mark() {
 	for _, p := range l.places {
 		p.done.Store(0)
 		p.tries.Store(0)
+		p.worked.Store(0)
 	}
 	l.back.Store(0)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.failed)
+}
+
+func (l *load) failures() map[string]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.failed)
 }
 
 func (l *load) times() []comeback {
 	out := make([]comeback, 0, len(l.places))
 	for _, p := range l.places {
-		out = append(out, comeback{Dialled: p.dialled.Load(), Done: p.done.Load(), Tries: p.tries.Load()})
+		out = append(out, comeback{
+			Dialled: p.dialled.Load(), Done: p.done.Load(), Worked: p.worked.Load(), Tries: p.tries.Load(),
+		})
 	}
 	return out
 }

@@ -24,9 +24,12 @@ type outage struct {
 	down    time.Duration   // from the kill to the first listener that accepts
 	listens []time.Duration // from the kill until each server accepts
 	up, all time.Time       // when the first server accepted, and when the last client was back
+	worked  time.Time       // when the last agent could be given work; zero for bare clients
 	clients []comeback
 	spent   map[string]time.Duration // processor time from up to all, by process
 	wal     int64
+	failed  map[string]int // tries of clients, by the error
+	counts  map[string]int // of the replicas' own metrics: what they refused
 }
 
 // took returns how long the return of all clients took.
@@ -59,7 +62,25 @@ func (w *world) killNodeAPI(ctx context.Context) (outage, error) {
 	if err := w.comeBack(ctx, &o, killed, w.agents, w.replicas); err != nil {
 		return o, err
 	}
+	for _, p := range w.cluster.NodeAPI {
+		if err := addCounts(ctx, p.Ops, &o); err != nil {
+			return o, err
+		}
+	}
 	return o, w.log.end(ctx)
+}
+
+// readWork reads when the agents could be given work again.
+func (w *world) readWork(ctx context.Context, o *outage) error {
+	if err := w.agents.Ask(ctx, soon, "times", nil, &o.clients); err != nil {
+		return err
+	}
+	for _, c := range o.clients {
+		if at := time.Unix(0, c.Worked); at.After(o.worked) {
+			o.worked = at
+		}
+	}
+	return nil
 }
 
 // killBare kills the bare servers, and has each accept as long after the kill as its replica of nodeapi did.
@@ -109,8 +130,8 @@ func (w *world) comeBack(
 	for _, t := range at {
 		o.listens = append(o.listens, t.Sub(killed))
 	}
-	if n, err := clients.Await(ctx, within, "back", w.opts.Agents); err != nil {
-		return fmt.Errorf("%d of %d are back: %w", n, w.opts.Agents, err)
+	if err := w.awaitAll(ctx, clients); err != nil {
+		return err
 	}
 	after, walAfter, err := w.spent(ctx)
 	if err != nil {
@@ -123,6 +144,9 @@ func (w *world) comeBack(
 	if err := clients.Ask(ctx, soon, "times", nil, &o.clients); err != nil {
 		return err
 	}
+	if err := clients.Ask(ctx, soon, "failed", nil, &o.failed); err != nil {
+		return err
+	}
 	byDone := func(a, b comeback) int { return cmp.Compare(a.Done, b.Done) }
 	o.all = time.Unix(0, slices.MaxFunc(o.clients, byDone).Done)
 	// On a busy machine a client may be back before this process sees that the server accepts.
@@ -131,6 +155,26 @@ func (w *world) comeBack(
 	}
 	o.down = o.up.Sub(killed)
 	return nil
+}
+
+// awaitAll waits until all clients are back, and writes every few seconds how many are.
+func (w *world) awaitAll(ctx context.Context, clients *process.Child) error {
+	const every = 5 * time.Second
+	began := time.Now()
+	for said := began; ; {
+		var n int
+		if err := clients.Ask(ctx, soon, "back", nil, &n); err != nil || n >= w.opts.Agents {
+			return err
+		}
+		now := time.Now()
+		if now.Sub(said) >= every {
+			said = now
+			w.say("%d of %d are back after %.0f s", n, w.opts.Agents, now.Sub(began).Seconds())
+		}
+		if now.Sub(began) > within || !app.Sleep(ctx, 20*time.Millisecond) {
+			return fmt.Errorf("%d of %d are back after %s", n, w.opts.Agents, now.Sub(began))
+		}
+	}
 }
 
 // accepts waits until a server accepts connections, and returns when it did.
@@ -181,11 +225,18 @@ var partsOf = map[string][]string{
 
 // describe puts the figures of outages into details.
 func describe(details map[string]any, name string, list []outage) {
-	var took, down, lastDial, first []float64
-	var open []time.Duration
+	var took, down, lastDial, first, worked []float64
+	var open, back []time.Duration
 	var tries, clients, wal int64
 	spent := map[string]time.Duration{}
+	failed, counts := map[string]int{}, map[string]int{}
 	for _, o := range list {
+		for text, n := range o.failed {
+			failed[text] += n
+		}
+		for text, n := range o.counts {
+			counts[text] += n
+		}
 		var last int64
 		soonest := o.all
 		for _, c := range o.clients {
@@ -193,6 +244,7 @@ func describe(details map[string]any, name string, list []outage) {
 				soonest = at
 			}
 			open = append(open, time.Duration(c.Done-c.Dialled))
+			back = append(back, time.Unix(0, c.Done).Sub(o.up))
 			last = max(last, c.Dialled)
 			tries += c.Tries
 		}
@@ -200,6 +252,7 @@ func describe(details map[string]any, name string, list []outage) {
 		down = append(down, round(o.down.Seconds()))
 		lastDial = append(lastDial, round(time.Unix(0, last).Sub(o.up).Seconds()))
 		first = append(first, round(soonest.Sub(o.up).Seconds()))
+		worked = append(worked, round(o.worked.Sub(o.up).Seconds()))
 		clients += int64(len(o.clients))
 		wal += o.wal
 		for part, d := range o.spent {
@@ -212,7 +265,10 @@ func describe(details map[string]any, name string, list []outage) {
 		name + "_last_dial_s": lastDial, // of the connections that stand: until then clients waited
 		name + "_open_ms": fmt.Sprintf("p50 %.0f, p99 %.0f, max %.0f", bench.Percentile(open, .5),
 			bench.Percentile(open, .99), bench.Percentile(open, 1)),
-		name + "_tries_each": round(float64(tries) / float64(max(clients, 1))),
+		name + "_back_ms": fmt.Sprintf("p50 %.0f, p90 %.0f, p99 %.0f, max %.0f", bench.Percentile(back, .5),
+			bench.Percentile(back, .9), bench.Percentile(back, .99), bench.Percentile(back, 1)),
+		name + "_failed_tries": counted(failed), // in all rounds together
+		name + "_tries_each":   round(float64(tries) / float64(max(clients, 1))),
 	})
 	var all time.Duration
 	for _, part := range partsOf[name] {
@@ -221,8 +277,10 @@ func describe(details map[string]any, name string, list []outage) {
 	}
 	details[name+"_cpu_ms_each"] = per(all)
 	if name == "agents" {
+		details["agents_work_again_s"] = worked // until the gate of the last one was up
 		details["agents_cpu_ms_each_admission"] = per(spent["nodeapi"] + spent["recovery"] + spent["postgres"])
 		details["agents_wal_bytes_each"] = wal / max(clients, 1)
+		details["replicas_counted"] = counted(counts) // in all rounds together
 		return
 	}
 	var mesh time.Duration // the background of the baseline

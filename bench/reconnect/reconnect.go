@@ -110,6 +110,9 @@ func (w *world) measure(ctx context.Context) (bench.Result, error) {
 		if err := w.rest(ctx, w.opts.Stable); err != nil {
 			return bench.Result{}, err
 		}
+		if err := w.readWork(ctx, &one); err != nil {
+			return bench.Result{}, err
+		}
 		other, err := w.killBare(ctx, one.listens)
 		if err != nil {
 			return bench.Result{}, fmt.Errorf("round %d, bare: %w", round+1, err)

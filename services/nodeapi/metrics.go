@@ -13,6 +13,7 @@ type metrics struct {
 	claims   *prometheus.CounterVec
 	forgot   prometheus.Counter
 	shed     prometheus.Counter
+	stalled  prometheus.Counter
 	opened   *prometheus.CounterVec
 	refused  *prometheus.CounterVec
 	frames   *prometheus.CounterVec
@@ -39,6 +40,10 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 			Name: "agent_connections_shed_total",
 			Help: "Connections closed before TLS because too many were open, or other openings came first for too long.",
 		}),
+		stalled: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "agent_openings_stalled_total",
+			Help: "Openings whose client was awaited for so long that another may begin in their place.",
+		}),
 		opened: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "agent_streams_total",
 			Help: "Streams of agents that ended, by outcome.",
@@ -63,7 +68,7 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.rejects, m.claims, m.forgot, m.shed, m.opened, m.refused, m.frames, m.profiles, m.offered, m.acked,
+		m.rejects, m.claims, m.forgot, m.shed, m.stalled, m.opened, m.refused, m.frames, m.profiles, m.offered, m.acked,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_streams", Help: "Streams of agents that stand open here."},
 			open),
 	} {
@@ -86,6 +91,9 @@ func (m *metrics) IngressForgotten() { m.forgot.Inc() }
 
 // Shed counts a connection closed before TLS.
 func (m *metrics) Shed() { m.shed.Inc() }
+
+// Stalled counts an opening whose client was awaited for too long.
+func (m *metrics) Stalled() { m.stalled.Inc() }
 
 // Opened counts a stream that ended.
 func (m *metrics) Opened(outcome string) { m.opened.WithLabelValues(outcome).Inc() }

@@ -3,8 +3,10 @@ package transport
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -91,6 +93,13 @@ func (c watchedTLS) ClientHandshake(ctx context.Context, authority string, raw n
 
 func (c watchedTLS) Clone() credentials.TransportCredentials {
 	return watchedTLS{c.TransportCredentials.Clone(), c.wire, c.phases}
+}
+
+// TurnedAway reports whether the other side closed the connection before the handshake was over. A replica that opens
+// sessions for others does so with those that it could not serve in time.
+func TurnedAway(err error) bool {
+	shake, ok := errors.AsType[*HandshakeError](err)
+	return ok && (errors.Is(shake.cause, io.EOF) || errors.Is(shake.cause, syscall.ECONNRESET))
 }
 
 // HandshakeError is a failed TLS handshake.

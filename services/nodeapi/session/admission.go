@@ -3,8 +3,8 @@ package session
 import (
 	"context"
 	"errors"
-	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 )
@@ -14,64 +14,91 @@ import (
 var errShed = errors.New("shed before TLS: other openings come first")
 
 // After an outage all agents connect at once, and each gives up a handshake after some seconds. If all handshakes
-// shared the processors, most would be given up before their end, and what they cost would be lost. admission lets few
-// compute at once, and those that have begun go before others; it begins none while openings wait long for recovery.
+// shared the processors, most would be given up before their end, and what they cost would be lost. admission bounds
+// what has begun, and lets few handshakes compute at once, of which those that have begun go before others; it begins
+// none while openings wait long for recovery. Sources of connections take turns.
 //
-// A handshake that waits for its client holds no turn, so clients that send nothing keep no one out.
+// A handshake that waits for its client holds no turn. The openings of one source are bounded as well, since many
+// agents may share what is slow: a machine, a link, a balancer. A client that sends nothing keeps those of other
+// sources out never, and those of its own for a short time; see place.
 type admission struct {
 	limits admissionLimits
 	// delay returns how long the oldest opening has waited for its call to recovery.
 	delay func() time.Duration
+	// onStall is called when a place is given up since its client was awaited for long; nil: it is not called.
+	onStall func()
 
 	mu      sync.Mutex
 	running int
 	begun   []chan struct{} // handshakes that wait to go on, in their order
-	fresh   []chan struct{} // handshakes that wait to begin, in their order
-	timer   *time.Timer     // of the next look at delay; nil: none is needed
-	held    bool            // handshakes had to wait for openings, or were shed, since takeHeld was called
+	sources map[string]*source
+	waiting int         // handshakes that wait to begin
+	ready   []*source   // have handshakes that may begin; the next is the first one's
+	timer   *time.Timer // of the next look at delay; nil: none is needed
+	held    bool        // handshakes had to wait for openings, or were shed, since takeHeld was called
+}
+
+// source is where connections come from, see sourceOf. One without connections that open is forgotten.
+type source struct {
+	name     string
+	openings int             // that have begun, without those given up
+	fresh    []chan struct{} // handshakes that wait to begin, in their order
+	ready    bool            // it is among those that are ready
 }
 
 type admissionLimits struct {
-	Turns    int           // handshakes that compute at once
+	Turns    int           // handshakes that compute at once; default two for each processor
+	Window   int           // openings of one source under way at once; default 64 for each processor
+	Stall    time.Duration // for which the client of an opening may be awaited, all its waits together
 	Delay    time.Duration // no handshake begins while an opening has waited for longer
 	Patience time.Duration // after which a handshake that could not begin is shed
 	Look     time.Duration // how often delay is read while handshakes wait for it
 }
 
+// Stall is as long as an agent waits for a handshake. With less, a machine whose agents are slower than that is given
+// ever more handshakes to do, and ends none of them.
 var defaultAdmission = admissionLimits{
-	Delay: 4 * time.Second, Patience: 2500 * time.Millisecond, Look: 50 * time.Millisecond,
+	Stall: 4 * time.Second, Delay: 4 * time.Second, Patience: 2500 * time.Millisecond, Look: 50 * time.Millisecond,
 }
 
 func newAdmission(limits admissionLimits, delay func() time.Duration) *admission {
 	if limits.Turns == 0 {
 		limits.Turns = 2 * runtime.GOMAXPROCS(0)
 	}
-	return &admission{limits: limits, delay: delay}
+	if limits.Window == 0 {
+		limits.Window = 64 * runtime.GOMAXPROCS(0)
+	}
+	return &admission{limits: limits, delay: delay, sources: map[string]*source{}}
 }
 
-// begin waits until a handshake may begin, which is to be ended by a call of rest.
-func (a *admission) begin(ctx context.Context) error {
+// begin waits until a handshake of a source may begin, and returns the place of its opening. The turn is to be ended by
+// a call of rest.
+func (a *admission) begin(ctx context.Context, name string) (*place, error) {
 	patience := time.NewTimer(a.limits.Patience)
 	defer patience.Stop()
-	turn := a.queue(&a.fresh)
+	from, turn := a.queueFresh(name)
 	select {
 	case <-turn:
-		return nil
+		return &place{admission: a, of: from, left: a.limits.Stall}, nil
 	case <-patience.C:
-		return a.leave(&a.fresh, turn, errShed)
+		return nil, a.leaveFresh(from, turn, errShed)
 	case <-ctx.Done():
-		return a.leave(&a.fresh, turn, context.Cause(ctx))
+		return nil, a.leaveFresh(from, turn, context.Cause(ctx))
 	}
 }
 
 // goOn waits until a handshake that has begun may compute again.
 func (a *admission) goOn(ctx context.Context) error {
-	turn := a.queue(&a.begun)
+	turn := make(chan struct{})
+	a.mu.Lock()
+	a.begun = append(a.begun, turn)
+	a.nextLocked()
+	a.mu.Unlock()
 	select {
 	case <-turn:
 		return nil
 	case <-ctx.Done():
-		return a.leave(&a.begun, turn, context.Cause(ctx))
+		return a.leaveBegun(turn, context.Cause(ctx))
 	}
 }
 
@@ -91,6 +118,13 @@ func (a *admission) takeHeld() bool {
 	return held
 }
 
+// crowded reports whether more than n handshakes wait to begin.
+func (a *admission) crowded(n int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.waiting > n
+}
+
 // rest ends a turn.
 func (a *admission) rest() {
 	a.mu.Lock()
@@ -99,28 +133,64 @@ func (a *admission) rest() {
 	a.nextLocked()
 }
 
-func (a *admission) queue(in *[]chan struct{}) chan struct{} {
+func (a *admission) queueFresh(name string) (*source, chan struct{}) {
 	turn := make(chan struct{})
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	*in = append(*in, turn)
+	from := a.sources[name]
+	if from == nil {
+		from = &source{name: name}
+		a.sources[name] = from
+	}
+	from.fresh = append(from.fresh, turn)
+	a.waiting++
+	a.readyLocked(from)
 	a.nextLocked()
-	return turn
+	return from, turn
 }
 
-// leave removes a handshake that waits no longer, and returns err. If its turn has come meanwhile, the turn is ended.
-func (a *admission) leave(from *[]chan struct{}, turn chan struct{}, err error) error {
+// leaveFresh removes a handshake that waits no longer to begin, and returns err. If its turn has come meanwhile, turn
+// and place are given on.
+func (a *admission) leaveFresh(from *source, turn chan struct{}, err error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i, other := range *from {
-		if other == turn {
-			*from = append((*from)[:i:i], (*from)[i+1:]...)
-			return err
-		}
+	if i := slices.Index(from.fresh, turn); i >= 0 {
+		from.fresh = slices.Delete(from.fresh, i, i+1)
+		a.waiting--
+		a.readyLocked(from)
+		return err
+	}
+	a.running--
+	from.openings--
+	a.readyLocked(from)
+	a.nextLocked()
+	return err
+}
+
+// leaveBegun does the same for a handshake that has begun, and keeps its place.
+func (a *admission) leaveBegun(turn chan struct{}, err error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if i := slices.Index(a.begun, turn); i >= 0 {
+		a.begun = slices.Delete(a.begun, i, i+1)
+		return err
 	}
 	a.running--
 	a.nextLocked()
 	return err
+}
+
+// readyLocked puts a source last among those of which a handshake may begin, if it is one of them, and forgets it if
+// nothing of it is left.
+func (a *admission) readyLocked(s *source) {
+	switch {
+	case s.ready:
+	case len(s.fresh) > 0 && s.openings < a.limits.Window:
+		s.ready = true
+		a.ready = append(a.ready, s)
+	case len(s.fresh) == 0 && s.openings == 0 && a.sources[s.name] == s:
+		delete(a.sources, s.name)
+	}
 }
 
 // nextLocked gives turns to those that wait.
@@ -128,7 +198,7 @@ func (a *admission) nextLocked() {
 	for a.running < a.limits.Turns && len(a.begun) > 0 {
 		a.begun = a.giveLocked(a.begun)
 	}
-	if a.running >= a.limits.Turns || len(a.fresh) == 0 {
+	if a.running >= a.limits.Turns || len(a.ready) == 0 {
 		return
 	}
 	if a.delay() > a.limits.Delay {
@@ -136,8 +206,17 @@ func (a *admission) nextLocked() {
 		a.lookAgainLocked()
 		return
 	}
-	for a.running < a.limits.Turns && len(a.fresh) > 0 {
-		a.fresh = a.giveLocked(a.fresh)
+	for a.running < a.limits.Turns && len(a.ready) > 0 {
+		s := a.ready[0]
+		a.ready[0] = nil
+		a.ready = a.ready[1:]
+		s.ready = false
+		if len(s.fresh) > 0 && s.openings < a.limits.Window {
+			s.fresh = a.giveLocked(s.fresh)
+			s.openings++
+			a.waiting--
+		}
+		a.readyLocked(s)
 	}
 }
 
@@ -162,50 +241,4 @@ func (a *admission) lookAgainLocked() {
 		a.timer = nil
 		a.nextLocked()
 	})
-}
-
-// turns is a connection during its handshake: it holds a turn whenever it is not waiting for its client.
-type turns struct {
-	net.Conn
-
-	admission *admission
-	ctx       context.Context //nolint:containedctx // of the handshake, which gives its own to no method
-	begun     bool
-	holds     bool
-	over      bool // the handshake has ended
-}
-
-// Read reads without a turn, and waits for one.
-func (t *turns) Read(b []byte) (int, error) {
-	if t.over {
-		return t.Conn.Read(b)
-	}
-	t.rest()
-	n, err := t.Conn.Read(b)
-	if err != nil {
-		return n, err
-	}
-	if t.begun {
-		err = t.admission.goOn(t.ctx)
-	} else {
-		err = t.admission.begin(t.ctx)
-	}
-	if err != nil {
-		return 0, err
-	}
-	t.begun, t.holds = true, true
-	return n, nil
-}
-
-// end ends the handshake.
-func (t *turns) end() {
-	t.rest()
-	t.over, t.ctx = true, nil
-}
-
-func (t *turns) rest() {
-	if t.holds {
-		t.holds = false
-		t.admission.rest()
-	}
 }

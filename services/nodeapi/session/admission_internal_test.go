@@ -14,15 +14,36 @@ import (
 type admissionTest struct {
 	*admission
 
-	wait atomic.Int64
+	wait    atomic.Int64
+	stalls  atomic.Int64
+	present *place // of the opening that began last
 }
+
+const (
+	oneSource     = "192.0.2.1"
+	anotherSource = "192.0.2.2"
+)
 
 func newAdmissionTest() *admissionTest {
 	a := &admissionTest{}
 	limits := defaultAdmission
-	limits.Turns = 1
+	limits.Turns, limits.Window = 1, 100
 	a.admission = newAdmission(limits, func() time.Duration { return time.Duration(a.wait.Load()) })
+	a.onStall = func() { a.stalls.Add(1) }
 	return a
+}
+
+// begin begins a handshake of a source.
+func (a *admissionTest) begin(ctx context.Context) error { return a.beginOf(oneSource)(ctx) }
+
+func (a *admissionTest) beginOf(name string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		p, err := a.admission.begin(ctx, name)
+		if err == nil {
+			a.present = p
+		}
+		return err
+	}
 }
 
 // start runs wait in a goroutine and returns its result when it has one.
@@ -108,7 +129,10 @@ func TestAHandshakeThatLeavesGivesItsTurnOn(t *testing.T) {
 		expectTurn(t, "the third", next, nil)
 		// Its turn has come, and it leaves all the same.
 		turn := make(chan struct{})
-		if err := a.leave(&a.fresh, turn, errShed); !errors.Is(err, errShed) {
+		a.mu.Lock()
+		from := a.sources[oneSource]
+		a.mu.Unlock()
+		if err := a.leaveFresh(from, turn, errShed); !errors.Is(err, errShed) {
 			t.Fatal(err)
 		}
 		expectTurn(t, "the one after it", start(t.Context(), a.begin), nil)
@@ -125,6 +149,7 @@ func TestAClientThatSendsNothingHoldsNoTurn(t *testing.T) {
 			client, server := net.Pipe()
 			defer client.Close()
 			conn := &turns{Conn: server, admission: a.admission, ctx: ctx}
+			defer conn.leave()
 			read := make(chan error, 1)
 			go func() {
 				_, err := conn.Read(make([]byte, 1))

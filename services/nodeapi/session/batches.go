@@ -18,7 +18,15 @@ const gatherFor = 250 * time.Millisecond
 // yieldFor after their admission: after an outage nodes are to be back first, and to have work then.
 const (
 	yieldTo  = 16
-	yieldFor = 2 * time.Second
+	yieldFor = 5 * time.Second
+)
+
+// While more than crowd handshakes wait to begin, calls to recovery are full, or begin fillFor after their oldest
+// request. What a commit costs, its readers included, hardly grows with its sessions, so larger ones bring more agents
+// back in the same time.
+const (
+	crowd   = 16
+	fillFor = time.Second
 )
 
 func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, error) {

@@ -39,7 +39,7 @@ type authInfo struct {
 	credentials.CommonAuthInfo
 
 	peer    pki.Peer
-	conn    net.Conn
+	conn    *turns
 	streams *pace // the pace of the streams that it opens
 }
 
@@ -57,11 +57,11 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	turn.end()
 	if errors.Is(err, errShed) {
 		t.onShed()
-		return nil, nil, errors.Join(err, raw.Close())
+		return nil, nil, errors.Join(err, turn.Close())
 	}
 	if err != nil {
 		t.reject(raw, err)
-		return nil, nil, errors.Join(fmt.Errorf("handshake: %w", err), raw.Close())
+		return nil, nil, errors.Join(fmt.Errorf("handshake: %w", err), turn.Close())
 	}
 	state := conn.ConnectionState()
 	p, err := pki.PeerFromState(&state, t.trustDomain)
@@ -75,7 +75,7 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	}
 	return conn, authInfo{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
-		peer:           p, conn: raw, streams: &pace{},
+		peer:           p, conn: turn, streams: &pace{},
 	}, nil
 }
 

@@ -33,6 +33,7 @@ type handler struct {
 	sess   *roster.Session
 	leaf   pki.Peer
 	who    payer
+	conn   *turns
 	hello  *nodev1.Hello
 	join   []byte // the join state that Welcome carried
 	pace   pace

@@ -70,6 +70,7 @@ type Gate interface {
 type Metrics interface {
 	TLSReject(reason string)
 	Shed()
+	Stalled()
 	Opened(outcome string)
 	Refused(reason string)
 	Frame(kind string)
@@ -153,8 +154,9 @@ func New(deps Deps, cfg Config) (*Server, error) {
 		deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), profiles: newProfileBook(),
 		draining: make(chan struct{}),
 	}
-	s.openings = batch.New(256, 2, s.openBatch).Gather(gatherFor)
-	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor)
+	isCrowded := func() bool { return s.admission.crowded(crowd) } // admission is made before Run
+	s.openings = batch.New(256, 2, s.openBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
+	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
 	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func() bool {
 		return s.opening.Load() > yieldTo
 	})
@@ -164,6 +166,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.admission = newAdmission(defaultAdmission, func() time.Duration {
 		return max(s.openings.Delay(), s.confirms.Delay())
 	})
+	s.admission.onStall = func() { s.deps.Metrics.Stalled() }
 	creds := &transport{
 		tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now,
 		onShed: s.shed, admission: s.admission,
@@ -267,6 +270,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	if info.peer.ID.Kind != pki.KindNode || info.peer.ID.IsCanary() {
 		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "")
 	}
+	defer info.conn.leave() // unless it was admitted
 	now := wallclock.Now()
 	who := payer{node: info.peer.ID.Name, serial: info.peer.Serial, source: sourceOf(info.conn.RemoteAddr().String())}
 	who.often = pki.Life(info.peer.Leaf) < shortLife
@@ -295,7 +299,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	sess := s.deps.Roster.Add(ids.New(), ident, stream, now.Add(s.lim.FirstFrame), roster.RetireTime(now, maxAge))
 	defer s.deps.Gone(sess)
 	defer s.deps.Roster.Remove(sess)
-	h := &handler{server: s, stream: stream, sess: sess, leaf: info.peer, who: who}
+	h := &handler{server: s, stream: stream, sess: sess, leaf: info.peer, who: who, conn: info.conn}
 	err = h.run(stream.Context())
 	outcome := "ended"
 	switch {

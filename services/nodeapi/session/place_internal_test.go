@@ -1,0 +1,152 @@
+package session
+
+import (
+	"context"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// fill begins as many openings of a source as may be under way, and returns their places.
+func (a *admissionTest) fill(t *testing.T, name string) []*place {
+	t.Helper()
+	var out []*place
+	for range a.limits.Window {
+		expectTurn(t, "an opening of "+name, start(t.Context(), a.beginOf(name)), nil)
+		out = append(out, a.present)
+		a.rest()
+	}
+	return out
+}
+
+func newWindowTest(window int) *admissionTest {
+	a := newAdmissionTest()
+	a.limits.Window = window
+	return a
+}
+
+// none fails the test if anything of a source is left.
+func (a *admissionTest) none(t *testing.T) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.waiting != 0 || len(a.sources) > 0 || len(a.ready) > 0 || a.running != 0 {
+		t.Errorf("at the end: sources %v, %d ready, %d turns", a.sources, len(a.ready), a.running)
+	}
+}
+
+func TestOpeningsOfASourceAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newWindowTest(2)
+		places := a.fill(t, oneSource)
+		third := start(t.Context(), a.beginOf(oneSource))
+		fourth := start(t.Context(), a.beginOf(oneSource))
+		expectWaits(t, "the third", third)
+		if !a.crowded(1) || a.crowded(2) {
+			t.Errorf("%d handshakes wait to begin, not 2", a.waiting)
+		}
+		expectTurn(t, "one of another source", start(t.Context(), a.beginOf(anotherSource)), nil)
+		other := a.present
+		a.rest()
+		expectWaits(t, "the third", third)
+		places[0].leave()
+		places[0].leave() // counts once
+		expectTurn(t, "the third, after an opening is over", third, nil)
+		last := a.present
+		a.rest()
+		expectWaits(t, "the fourth", fourth)
+		time.Sleep(defaultAdmission.Patience)
+		expectTurn(t, "the fourth, after its patience", fourth, errShed)
+		for _, p := range []*place{places[1], other, last} {
+			p.leave()
+		}
+		a.none(t)
+	})
+}
+
+func TestSourcesTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newWindowTest(100)
+		expectTurn(t, "the first", start(t.Context(), a.beginOf(oneSource)), nil)
+		var many []<-chan error
+		for range 5 {
+			many = append(many, start(t.Context(), a.beginOf(oneSource)))
+		}
+		other := start(t.Context(), a.beginOf(anotherSource))
+		a.rest()
+		expectTurn(t, "the second of the one source", many[0], nil)
+		a.rest()
+		expectTurn(t, "the first of the other source", other, nil)
+		expectWaits(t, "the third of the one source", many[1])
+	})
+}
+
+func TestAStalledOpeningGivesItsPlaceUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newWindowTest(1)
+		p := a.fill(t, oneSource)[0]
+		p.await()
+		time.Sleep(defaultAdmission.Stall - time.Second)
+		p.heard()
+		next := start(t.Context(), a.beginOf(oneSource))
+		time.Sleep(time.Second) // of this side's own work, which does not count
+		expectWaits(t, "the next", next)
+		p.await()
+		p.await() // is awaited already
+		time.Sleep(time.Second - time.Millisecond)
+		expectWaits(t, "the next, until the waits together are too long", next)
+		time.Sleep(time.Millisecond)
+		expectTurn(t, "the next", next, nil)
+		if n := a.stalls.Load(); n != 1 {
+			t.Errorf("%d openings counted as stalled", n)
+		}
+		a.rest()
+		p.heard()
+		p.leave() // it has no place any more
+		expectWaits(t, "one more", start(t.Context(), a.beginOf(oneSource)))
+		time.Sleep(defaultAdmission.Patience)
+		a.present.leave()
+		synctest.Wait()
+		a.none(t)
+	})
+}
+
+// TestAConnectionLeavesItsPlace checks that an opening that ends with its connection has no place afterwards, whether
+// its handshake failed, is over, or has not begun.
+func TestAConnectionLeavesItsPlace(t *testing.T) {
+	for _, sent := range []int{0, 1, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			a := newWindowTest(1)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			client, server := net.Pipe()
+			conn := &turns{Conn: server, admission: a.admission, ctx: ctx}
+			read := make(chan error, 1)
+			go func() {
+				var err error
+				for range 2 {
+					if _, err = conn.Read(make([]byte, 1)); err != nil {
+						break
+					}
+				}
+				conn.end()
+				read <- err
+			}()
+			for range sent {
+				if _, err := client.Write([]byte{22}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			synctest.Wait()
+			if sent > 0 && conn.place() == nil {
+				t.Error("an opening that has begun has no place")
+			}
+			_ = client.Close()
+			<-read
+			_ = conn.Close()
+			synctest.Wait()
+			a.none(t)
+		})
+	}
+}
