@@ -100,9 +100,9 @@ func profilesChanged(ctx context.Context, tx pgx.Tx, records []events.Record) er
 	return nil
 }
 
-// spreadProfiles makes a page of the nodes due that a changed version concerns. One replica at a time does so: it returns
-// false while another one does. The row of the version is changed last, and only as it was read: the consumer changes it
-// after rows of nodes too, so that it cannot be locked before them.
+// spreadProfiles makes a page of the nodes due that a changed version concerns. One replica at a time does so: it
+// returns false while another one does. The row of the version is changed last, and only as it was read: the consumer
+// changes it after rows of nodes too, so that it cannot be locked before them.
 func (j *Judge) spreadProfiles(ctx context.Context) (bool, error) {
 	mine := false
 	err := pg.InTx(ctx, j.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
