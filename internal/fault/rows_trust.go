@@ -17,13 +17,13 @@ var trustRows = map[commonv1.Reason]Row{
 		Impact: "nothing changed; nodes keep the profile that they have",
 	},
 	commonv1.Reason_REASON_PROFILE_UNVERIFIED: {
-		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: time.Minute, Owner: ownerOperator,
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerOperator,
 		Public: "an endpoint of the profile was not reached, or the profile's trust does not verify it",
 		Remedy: "correct the endpoint or the trust bundle that is named, then ask again",
 		Impact: "nothing changed; nodes keep the profile that they have",
 	},
 	commonv1.Reason_REASON_PROFILE_IN_USE: {
-		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: time.Minute, Owner: ownerOperator,
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerOperator,
 		Public: "nodes report this version of the profile, or new nodes are given it",
 		Remedy: "activate another version and wait until no node reports this one (`gpuaas profiles list`)",
 		Impact: "nothing changed; the version stays valid",

@@ -112,7 +112,8 @@ func TestGatesShowTheCordonsThatWait(t *testing.T) {
 			g := k.get(node)
 			list := testkit.Events(t, k.db.Pool(pg.RoleLifecycle), "kind = 'gate.changed' AND aggregate_id = $1", node)
 			last := list[len(list)-1]
-			if g.WaitingCordon == "" != (g.WaitingCordonSince == nil) || g.WaitingCordon == "" != (last.Text("waiting_cordon_since") == "") ||
+			none := g.WaitingCordon == ""
+			if none != (g.WaitingCordonSince == nil) || none != (last.Text("waiting_cordon_since") == "") ||
 				last.Text("waiting_cordon") != g.WaitingCordon || last.AggregateVersion != g.Version {
 				t.Errorf("%s: the gate has %q since %v, its last event %v", what, g.WaitingCordon, g.WaitingCordonSince, last)
 			}

@@ -92,9 +92,9 @@ type fact struct {
 	correlation string
 }
 
-// Session takes a fact and the correlation id of its event. It does not block. Facts of one session may come in another order than that of their versions,
-// because several goroutines report them: an older one takes back nothing that a newer one has reported, even if that
-// is written already.
+// Session takes a fact and the correlation id of its event. It does not block. Facts of one session may come in another
+// order than that of their versions, because several goroutines report them: an older one takes back nothing that a
+// newer one has reported, even if that is written already.
 func (w *Writer) Session(changed *nodev1.SessionChanged, correlationID string) {
 	f := &fact{SessionChanged: changed, correlation: correlationID}
 	w.mu.Lock()

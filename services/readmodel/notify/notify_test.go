@@ -295,8 +295,8 @@ func TestEvidenceThatIsOverBesideSomeThatLastsChangesNothing(t *testing.T) {
 	}
 }
 
-// Scenario: the evidence that touches the workspaces of a machine is over for all of them at once. A round queues a page
-// of them, and the rounds after it the others.
+// Scenario: the evidence that touches the workspaces of a machine is over for all of them at once. A round queues a
+// page of them, and the rounds after it the others.
 func TestEvidenceThatIsOverForManyIsQueuedInPages(t *testing.T) {
 	const workspaces, page = 150, 64
 	k := newKit(t)
@@ -380,7 +380,8 @@ func TestASuspicionOfTheWholeFleetTouchesNothingByItself(t *testing.T) {
 	}
 	k.judge(nodes[0], none)
 	k.endIncident(id, "cloned_identity_detected")
-	if r := k.follow(); r.Began != 2 || r.Changed != 2 || k.userState(all[0]) != normal || k.userState(all[1]) != bySecurity {
+	if r := k.follow(); r.Began != 2 || r.Changed != 2 || k.userState(all[0]) != normal ||
+		k.userState(all[1]) != bySecurity {
 		t.Errorf("the incident is over: %+v", r)
 	}
 }

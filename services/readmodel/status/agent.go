@@ -35,8 +35,9 @@ type AgentStatus struct {
 func DescribeAgent(f NodeFacts) AgentStatus {
 	const workload = "; the workload may well run"
 	node, verdict := Describe(f), verdictOf(f)
-	a := AgentStatus{Connected: f.Connected, Since: node.Since, Reason: node.Reason,
-		Judged: Touching(verdict, f.Ours...), Ours: f.Ours}
+	a := AgentStatus{
+		Connected: f.Connected, Since: node.Since, Reason: node.Reason, Judged: Touching(verdict, f.Ours...), Ours: f.Ours,
+	}
 	if a.Since.Unix() <= 0 {
 		a.Since = time.Time{}
 	}

@@ -39,7 +39,8 @@ func (i Impacts) Keeps(layer readmodelv1.ImpactLayer, reason string) bool {
 		(i.masked || reason == ReasonCrashLoop || reason == ReasonWorkloadStopped)
 }
 
-// Ours reports whether a reason for which a layer was touched touches nothing now, because many machines have it at once.
+// Ours reports whether a reason for which a layer was touched touches nothing now, because many machines have it at
+// once.
 func (i Impacts) Ours(reason string) bool {
 	return slices.ContainsFunc(i.ours, func(r commonv1.DriftReason) bool { return names.Of(r) == reason })
 }

@@ -96,12 +96,12 @@ func (s *Snapshot) Notifications(
 	s.with = &pg.Batch{}
 	stale := s.verdictsStaleSince()
 	items, next, err := run(ctx, s, l, page, func(row notificationRow) (*readmodelv1.Notification, error) {
-		n, err := readNotification(row)
-		if err == nil && !stale.IsZero() && n.GetEndedAt() == nil && fromVerdict(row.Reason) {
+		n := readNotification(row)
+		if !stale.IsZero() && n.GetEndedAt() == nil && fromVerdict(row.Reason) {
 			n.VerdictStaleSince = stamp(*stale)
 			n.Text += " " + staleText(*stale)
 		}
-		return n, err
+		return n, nil
 	})
 	return namePage(ctx, s, func(n *readmodelv1.Notification) lookup.Nameless {
 		return lookup.Nameless{
@@ -111,7 +111,7 @@ func (s *Snapshot) Notifications(
 }
 
 // readNotification returns the message of a row. A value that this build does not know is shown as unspecified.
-func readNotification(row notificationRow) (*readmodelv1.Notification, error) {
+func readNotification(row notificationRow) *readmodelv1.Notification {
 	out := &readmodelv1.Notification{
 		ImpactId: row.ID, WorkspaceId: row.WorkspaceID, TenantId: row.TenantID, AllocationId: row.AllocationID,
 		Layer: known[readmodelv1.ImpactLayer](row.Layer), UserState: known[commonv1.UserState](row.Family),
@@ -126,7 +126,7 @@ func readNotification(row notificationRow) (*readmodelv1.Notification, error) {
 	if row.FirstShownAt != nil {
 		out.FirstShownAt = timestamppb.New(*row.FirstShownAt)
 	}
-	return out, nil
+	return out
 }
 
 // fromVerdict reports whether an impact with a reason follows from the verdict about a node.

@@ -29,7 +29,8 @@ type machineRow struct {
 }
 
 var machineOfWorkspace = pg.Define(pg.RoleReadmodel, "view.machine_of_workspace", `
-	SELECT `+strings.NewReplacer("{evidence}", evidenceHeld, "{ours}", fleetReasons).Replace(pg.Columns[machineRow]("w"))+` FROM readmodel.workspace w
+	SELECT `+strings.NewReplacer("{evidence}", evidenceHeld, "{ours}", fleetReasons).Replace(
+	pg.Columns[machineRow]("w"))+` FROM readmodel.workspace w
 	LEFT JOIN readmodel.verdict v ON v.node_id = w.node_id
 	WHERE w.workspace_id = $1::uuid`)
 

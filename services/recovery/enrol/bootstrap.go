@@ -130,6 +130,11 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name, profile string, l
 	out.Token, out.ExpiresAt = issued.text, issued.expires
 	r.StateReason, r.StateBy = "bootstrap token issued", by
 	save := identity.SaveQuietly
+	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+		r.StateReason = "enrolled, and never connected: another bootstrap token was issued, and takes the place of its " +
+			"certificate as it is used"
+		save = identity.Save // people see it
+	}
 	if moved {
 		save = identity.Save // replicas of nodeapi offer the node its profile
 	}

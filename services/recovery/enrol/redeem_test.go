@@ -402,6 +402,10 @@ func TestIssueBootstrap(t *testing.T) {
 	if _, err := issue("node-1", "k3", "bob"); err != nil {
 		t.Fatal(err)
 	}
+	list := testkit.Events(t, k.pool, "kind = 'node_identity.changed' AND aggregate_id = $1", first.NodeID)
+	if last := list[len(list)-1]; !strings.HasPrefix(last.Text("state_reason"), "enrolled, and never connected") {
+		t.Errorf("people see %q", last.Text("state_reason"))
+	}
 	k.exec(`UPDATE recovery.identity SET current_serial = next_serial, next_serial = ''`)
 	_, err = issue("node-1", "k4", "bob")
 	k.refused(err, commonv1.Reason_REASON_ALREADY_EXISTS)

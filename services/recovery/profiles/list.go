@@ -50,8 +50,8 @@ func withoutBundles(columns string) string {
 }
 
 // ListProfiles returns the versions of one name or of all. Bundles are in a list of one name alone, with the active
-// version and the newest ones that are not retired, up to 4 MiB of them: those of a thousand versions might be hundreds of
-// megabytes. The fingerprint names a bundle with the rest of the content.
+// version and the newest ones that are not retired, up to 4 MiB of them: those of a thousand versions might be hundreds
+// of megabytes. The fingerprint names a bundle with the rest of the content.
 func (s *Server) ListProfiles(ctx context.Context, req *recoveryv1.ListProfilesRequest) (
 	*recoveryv1.ListProfilesResponse, error,
 ) {

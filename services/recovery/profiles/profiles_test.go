@@ -417,8 +417,8 @@ func TestAVersionIsVerifiedBeforeItIsActivated(t *testing.T) {
 	}
 }
 
-// TestAListHasFewBundles: a list of all profiles has none, and one of a name those of all its valid versions, up to 4 MiB
-// of the active one and of the newest.
+// TestAListHasFewBundles: a list of all profiles has none, and one of a name those of all its valid versions, up to 4
+// MiB of the active one and of the newest.
 func TestAListHasFewBundles(t *testing.T) {
 	s := newSite(t)
 	if _, err := s.db.OwnerPool().Exec(s.ctx, `

@@ -144,8 +144,8 @@ func (s *Server) verify(ctx context.Context, list []endpoint) error {
 	}
 }
 
-// verifyAgain verifies the endpoints of a version that is to become active: what proved to be well when it was announced
-// may be gone. A version that is active, or of which there is no such, is left to the change itself.
+// verifyAgain verifies the endpoints of a version that is to become active: what proved to be well when it was
+// announced may be gone. A version that is active, or of which there is no such, is left to the change itself.
 func (s *Server) verifyAgain(ctx context.Context, name string, number int64) error {
 	r, err := pg.One[row](ctx, s.book.deps.Pool, readOfNumber, name, number)
 	if pg.IsNoRows(err) || err == nil && r.Phase != announced && r.Phase != retiring {

@@ -123,7 +123,8 @@ func TestAMismatchThatEndsAfterItsActionFailed(t *testing.T) {
 	if list[1].GetState() != actions.StateSucceeded {
 		t.Errorf("%v", list[1])
 	}
-	if evs := testkit.Events(t, m.pool, "kind = 'recovery_action.changed' AND aggregate_id = $1", a.GetActionId()); len(evs) != 3 {
+	evs := testkit.Events(t, m.pool, "kind = 'recovery_action.changed' AND aggregate_id = $1", a.GetActionId())
+	if len(evs) != 3 {
 		t.Errorf("%d events of it, want those of its begin, its failure and its end", len(evs))
 	}
 }

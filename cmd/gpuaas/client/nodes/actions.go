@@ -129,8 +129,8 @@ func withActions(ctx context.Context, s *kit.Session, n *readmodelv1.Node) outpu
 	v.More = append(slices.Clone(v.More), output.Column[*readmodelv1.Node]{
 		Title: "recovery: open", Of: func(pr *output.Printer, _ *readmodelv1.Node) string {
 			return strings.Join(kit.TextsOf(answer.GetItems(), func(a *recoveryv1.RecoveryAction) string {
-				text := fmt.Sprintf("%s since %s, %d attempts, fails %s", actionKind(a), pr.When(a.GetBegunAt()),
-					a.GetAttempts(), pr.When(a.GetFailsAt()))
+				text := fmt.Sprintf("%s since %s, %s, fails %s", actionKind(a), pr.When(a.GetBegunAt()),
+					human.Counted(a.GetAttempts(), "attempt"), pr.When(a.GetFailsAt()))
 				return text + human.OnlyIf(a.GetOutcome() != "", ": "+a.GetOutcome()) +
 					" (correlation " + a.GetCorrelationId() + ")"
 			}), "\n")

@@ -224,8 +224,9 @@ func countersText(_ *output.Printer, n *readmodelv1.Node) string {
 	if c == nil {
 		return ""
 	}
-	lines := []string{fmt.Sprintf("%d sessions in the last day, %d since it enrolled; %d mints, %d refused registers",
-		c.GetSessionsLastDay(), c.GetSessions(), c.GetMints(), c.GetRefusedRegisters())}
+	lines := []string{fmt.Sprintf("%s in the last day, %d since it enrolled; %s, %s",
+		human.Counted(c.GetSessionsLastDay(), "session"), c.GetSessions(), human.Counted(c.GetMints(), "mint"),
+		human.Counted(c.GetRefusedRegisters(), "refused register"))}
 	for _, each := range c.GetVerdicts() {
 		lines = append(lines, fmt.Sprintf("%s x%d", human.Enum(each.GetReason()), each.GetCount()))
 	}

@@ -45,7 +45,8 @@ type HealthItem struct {
 // Checklist returns the five items that prove a node healthy, in the order of the enum. An item has no age at which it
 // ends: heartbeat and session hold while the session stands, issuer and serial until they change. A probe holds in the
 // session in which it completed, and in later ones of the same enrolment until a reason is concluded, and so does the
-// count of expired tasks.
+// count of expired tasks. No time is before the present session: what was seen before it holds in it from its
+// beginning, and the detail has when it was seen.
 func Checklist(p Proof, now time.Time) []HealthItem {
 	var opened, backlog *drift.Evidence
 	for i := range p.Evidence {
@@ -64,8 +65,8 @@ func Checklist(p Proof, now time.Time) []HealthItem {
 		since = opened.ObservedAt
 	}
 	return []HealthItem{
-		heartbeatItem(p, connected, since), issuerItem(p, now), sessionItem(p, connected, since), probeItem(p),
-		tasksItem(p, backlog),
+		heartbeatItem(p, connected, since), issuerItem(p, now), sessionItem(p, connected, since),
+		probeItem(p, since), tasksItem(p, backlog, since),
 	}
 }
 
@@ -110,14 +111,23 @@ func sessionItem(p Proof, connected bool, since time.Time) HealthItem {
 	return out
 }
 
-func probeItem(p Proof) HealthItem {
+// inSession returns the time from which what was seen at a time holds in a session; a zero session: there is none.
+func inSession(at, session time.Time) time.Time {
+	if session.After(at) {
+		return session
+	}
+	return at
+}
+
+func probeItem(p Proof, since time.Time) HealthItem {
 	out := HealthItem{Check: recoveryv1.HealthCheck_HEALTH_CHECK_PROBE_COMPLETED}
 	switch {
 	case p.ProbedAt.IsZero() || p.ProbeInstance != p.Instance || p.Instance == "":
 		out.Detail = missing(p, unprobed(p))
 	case p.ProbeGeneration != p.Generation:
-		out.Present, out.ObservedAt = true, p.ProbedAt
-		out.Detail = fmt.Sprintf("a no-op completed in generation %d, and no reason was concluded since", p.ProbeGeneration)
+		out.Present, out.ObservedAt = true, inSession(p.ProbedAt, since)
+		out.Detail = fmt.Sprintf("a no-op completed in generation %d at %s, and no reason was concluded since",
+			p.ProbeGeneration, p.ProbedAt.UTC().Format(time.RFC3339))
 	default:
 		out.Present, out.ObservedAt = true, p.ProbedAt
 		out.Detail = fmt.Sprintf("a no-op completed in this session, of generation %d", p.Generation)
@@ -125,7 +135,7 @@ func probeItem(p Proof) HealthItem {
 	return out
 }
 
-func tasksItem(p Proof, backlog *drift.Evidence) HealthItem {
+func tasksItem(p Proof, backlog *drift.Evidence, since time.Time) HealthItem {
 	out := HealthItem{Check: recoveryv1.HealthCheck_HEALTH_CHECK_NO_EXPIRED_TASK_CURRENT}
 	switch {
 	case backlog != nil:
@@ -133,7 +143,10 @@ func tasksItem(p Proof, backlog *drift.Evidence) HealthItem {
 	case p.TasksAt.IsZero() || p.ProbeInstance != p.Instance:
 		out.Detail = missing(p, "its tasks are counted with its next probe")
 	default:
-		out.Present, out.ObservedAt, out.Detail = true, p.TasksAt, "lifecycle had none"
+		out.Present, out.ObservedAt, out.Detail = true, inSession(p.TasksAt, since), "lifecycle had none"
+		if since.After(p.TasksAt) {
+			out.Detail += " at " + p.TasksAt.UTC().Format(time.RFC3339) + ", and has reported none since"
+		}
 	}
 	return out
 }

@@ -526,6 +526,37 @@ func TestASessionOfAnEarlierBuild(t *testing.T) {
 	k.recover(n)
 }
 
+// TestTimesOfTheChecklistAreOfTheSession: of a node that was healthy before it connected again, no time is from before
+// the present session; what was seen before has its own time in the detail.
+func TestTimesOfTheChecklistAreOfTheSession(t *testing.T) {
+	k := newKit(t)
+	n := k.up()
+	k.fail(n)
+	probed := k.now()
+	k.recover(n)
+	k.listen(time.Minute)
+	k.lose(n)
+	k.pass(time.Second)
+	opened := k.now()
+	k.back(n)
+	k.beat()
+	k.round()
+	out, err := judge.NewServer(k.judge).GetNodeHealth(k.ctx, &recoveryv1.GetNodeHealthRequest{NodeId: n.id()})
+	k.must(err)
+	h := out.GetHealth()
+	if at := h.GetHealthySince(); at == nil || at.AsTime().Before(opened) {
+		t.Errorf("healthy since %v, the session since %v", at.AsTime(), opened)
+	}
+	for _, item := range h.GetChecklist() {
+		if !item.GetPresent() || item.GetObservedAt().AsTime().Before(opened) {
+			t.Errorf("%s since %v, the session since %v", item.GetCheck(), item.GetObservedAt().AsTime(), opened)
+		}
+		if item.GetCheck() == probeCheck && !strings.Contains(item.GetDetail(), probed.UTC().Format(time.RFC3339)) {
+			t.Errorf("the probe completed at %v: %s", probed, item.GetDetail())
+		}
+	}
+}
+
 // TestWhatIsKnownOfANode checks what recovery returns of a node of which there is no verdict, of one that waits for its
 // probe, of one that has just lost its session, and of none.
 func TestWhatIsKnownOfANode(t *testing.T) {

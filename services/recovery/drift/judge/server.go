@@ -100,8 +100,9 @@ func (s *Server) read(ctx context.Context, tx pgx.Tx, nodeID string, out *recove
 	list, _ := t.evidenceOf(n, body.GetReason())
 	h := t.healthOf(n, drift.Verdict{Reason: body.GetReason()}, list)
 	out.AsOf, out.Checklist = timestamppb.New(seen.Now), itemMessages(h.items)
-	if h.proven {
-		out.HealthySince = body.GetHealthySince()
+	if since := body.GetHealthySince(); h.proven && since != nil {
+		// The heartbeat holds since the session began.
+		out.HealthySince = timestamppb.New(inSession(since.AsTime(), h.items[0].ObservedAt))
 	}
 	for _, e := range n.Evidence {
 		out.Parts = append(out.Parts, messageOf(e.Evidence))
