@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
@@ -189,16 +190,19 @@ func (anyJoin) Verify(signed []byte) (joinstate.State, error) {
 // play is the agents of all instances: they connect, take work, do it, and report it, until ctx ends.
 func (w *world) play(ctx context.Context) {
 	connected := map[string]string{}
+	worked := time.Now()
 	for ctx.Err() == nil {
 		for _, b := range w.live() {
 			if connected[b.node] == "" {
-				connected[b.node] = w.connect(ctx, b)
+				connected[b.node], worked = w.connect(ctx, b), time.Now()
 				continue
 			}
-			w.work(ctx, b, connected[b.node])
+			if w.work(ctx, b, connected[b.node]) {
+				worked = time.Now()
+			}
 		}
 		select {
-		case <-time.After(2 * time.Millisecond):
+		case <-time.After(testkit.Pause(time.Since(worked))): // each lease is a transaction
 		case <-ctx.Done():
 		}
 	}
@@ -230,14 +234,15 @@ func (w *world) connect(ctx context.Context, b *worldInstance) string {
 	return session
 }
 
-func (w *world) work(ctx context.Context, b *worldInstance, session string) {
+// work has an agent do its tasks, and reports whether there were any.
+func (w *world) work(ctx context.Context, b *worldInstance, session string) bool {
 	res, err := w.tasks.LeaseTasks(ctx,
 		&lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{
 			NodeId: b.node, SessionId: session, Generation: 1,
 			MaxTasks: 8,
 		}}})
 	if err != nil {
-		return
+		return false
 	}
 	report := &lifecyclev1.NodeReport{NodeId: b.node, NodeInstanceId: ids.New(), SessionId: session, Generation: 1}
 	for _, t := range res.GetTasks() {
@@ -245,15 +250,16 @@ func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 		report.Results = append(report.Results, w.act(b, t))
 	}
 	if len(report.GetResults()) == 0 {
-		return
+		return false
 	}
 	// A report that was not acknowledged is sent again, as an agent's ledger does.
 	for ctx.Err() == nil {
 		if _, err := w.tasks.ReportTasks(ctx,
 			&lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{report}}); err == nil {
-			return
+			return true
 		}
 	}
+	return true
 }
 
 // act does what a task asks, once for each attempt.

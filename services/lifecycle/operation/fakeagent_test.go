@@ -192,19 +192,22 @@ func (anyJoin) Verify(signed []byte) (joinstate.State, error) {
 // play runs the agents of all instances: they connect, take tasks, do them, and report the results, until ctx ends.
 func (w *world) play(ctx context.Context) {
 	connected := map[string]string{}
+	worked := time.Now()
 	for ctx.Err() == nil {
 		for _, b := range w.live() {
 			if connected[b.node] == "" {
-				connected[b.node] = w.connect(ctx, b)
+				connected[b.node], worked = w.connect(ctx, b), time.Now()
 				continue
 			}
-			w.work(ctx, b, connected[b.node])
+			if w.work(ctx, b, connected[b.node]) {
+				worked = time.Now()
+			}
 		}
 		w.mu.Lock()
 		w.played++
 		w.mu.Unlock()
 		select {
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(testkit.Pause(time.Since(worked))): // each lease is a transaction
 		case <-ctx.Done():
 		}
 	}
@@ -281,12 +284,13 @@ func (w *world) connect(ctx context.Context, b *worldInstance) string {
 	return session
 }
 
-func (w *world) work(ctx context.Context, b *worldInstance, session string) {
+// work has an agent do its tasks, and reports whether there were any.
+func (w *world) work(ctx context.Context, b *worldInstance, session string) bool {
 	w.mu.Lock()
 	mute := w.mute
 	w.mu.Unlock()
 	if mute {
-		return
+		return false
 	}
 	res, err := w.tasks.LeaseTasks(ctx,
 		&lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{
@@ -294,7 +298,7 @@ func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 			MaxTasks: 8,
 		}}})
 	if err != nil {
-		return
+		return false
 	}
 	report := &lifecyclev1.NodeReport{NodeId: b.node, NodeInstanceId: ids.New(), SessionId: session, Generation: 1}
 	for _, t := range res.GetTasks() {
@@ -302,15 +306,16 @@ func (w *world) work(ctx context.Context, b *worldInstance, session string) {
 		report.Results = append(report.Results, w.act(b, t))
 	}
 	if len(report.GetResults()) == 0 {
-		return
+		return false
 	}
 	// A report that was not accepted is sent again, as an agent does from its ledger.
 	for ctx.Err() == nil {
 		if _, err := w.tasks.ReportTasks(ctx,
 			&lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{report}}); err == nil {
-			return
+			return true
 		}
 	}
+	return true
 }
 
 // act carries a task out, once for each attempt.
