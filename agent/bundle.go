@@ -158,15 +158,16 @@ func bundleRefusal(err error) string {
 	return "a bundle cannot be read"
 }
 
-// RestoreFormer puts the endpoints and the trust from before the last bundle back. It must not be called while Run
-// runs.
-func (a *Agent) RestoreFormer(ctx context.Context) error {
+// RestoreFormer puts the endpoints and the trust from before the last bundle back, and returns the address of the node
+// API among them. It must not be called while Run runs.
+func (a *Agent) RestoreFormer(ctx context.Context) (string, error) {
 	if err := a.store.RestoreFormer(); err != nil {
-		return err
+		return "", err
 	}
+	api := a.store.Env().Get(envfile.APIURL)
 	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "endpoints and trust from before the last bundle are back",
-		slog.String("api", a.store.Env().Get(envfile.APIURL)))
-	return nil
+		slog.String("api", api))
+	return api, nil
 }
 
 // restoreAfter puts back what a bundle replaced if the control plane refuses this node for good. An enrolment that was
@@ -175,7 +176,7 @@ func (a *Agent) restoreAfter(ctx context.Context, from Bundle, err error) error 
 	if _, ok := errors.AsType[*enrol.StopError](err); !ok || from.Path == "" {
 		return err
 	}
-	restored := a.RestoreFormer(ctx)
+	_, restored := a.RestoreFormer(ctx)
 	if errors.Is(restored, identity.ErrNothingBefore) {
 		restored = nil
 	}

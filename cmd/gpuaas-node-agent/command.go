@@ -228,7 +228,12 @@ func (p *program) enrol() *cobra.Command {
 				ctx = limited
 			}
 			if restore {
-				return errors.Join(a.RestoreFormer(ctx), a.Close())
+				api, err := a.RestoreFormer(ctx)
+				if err := errors.Join(err, a.Close()); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintln(p.out, "endpoints and trust from before the last bundle are back; the node API is "+api)
+				return err
 			}
 			err = errors.Join(a.Enrol(ctx, bundle), a.Close())
 			if timeout > 0 && errors.Is(err, context.DeadlineExceeded) {

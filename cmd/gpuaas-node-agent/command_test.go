@@ -8,15 +8,20 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/mesh/agent"
+	"github.com/gpuaas/mesh/agent/agenttest"
 	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/bundle"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -92,6 +97,54 @@ func TestEnrollWithoutATokenIsUsage(t *testing.T) {
 		filepath.Join(root, "state"), "--uid-dir", filepath.Join(root, "uids"))
 	if code != exitUsage {
 		t.Errorf("exit %d: %s", code, text)
+	}
+}
+
+// TestRestorePrintsWhatIsBack: after a bundle was taken, --restore prints the address of the node API from before it.
+func TestRestorePrintsWhatIsBack(t *testing.T) {
+	testkit.IO(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	root := t.TempDir()
+	dirs := identity.Dirs{Etc: filepath.Join(root, "etc"), State: filepath.Join(root, "state")}
+	env := func(api, secret string) []byte {
+		text, err := bundle.RenderEnv(
+			bundle.Variable{Name: bundle.EnvAPIURL, Value: api},
+			bundle.Variable{Name: bundle.EnvRecoveryURL, Value: "https://127.0.0.1:7002"},
+			bundle.Variable{Name: bundle.EnvRecoveryBundle, Value: bundle.FileRecoveryCA},
+			bundle.Variable{Name: bundle.EnvTrustDomain, Value: agenttest.TrustDomain},
+			bundle.Variable{Name: bundle.EnvNodeName, Value: "n1"},
+			bundle.Variable{Name: bundle.EnvToken, Value: "gnb_0123456789abcdef0123456789abcdef_" + secret})
+		must(err)
+		return text
+	}
+	must(os.MkdirAll(dirs.Etc, 0o700))
+	must(os.WriteFile(filepath.Join(dirs.Etc, "node-agent.env"), env("https://127.0.0.1:7001", "former"), 0o600))
+	authority, err := agenttest.NewAuthority("next", time.Now())
+	must(err)
+	by, err := authority.Pair(pki.ServiceID(agenttest.TrustDomain, "recovery"), time.Now().Add(-time.Hour),
+		time.Now().Add(time.Hour))
+	must(err)
+	data, err := bundle.Write(bundle.Manifest{
+		NodeID: ids.New(), NodeName: "n1", TrustDomain: agenttest.TrustDomain, TokenID: ids.New(),
+	}, bundle.Files{Env: env("https://127.0.0.1:8001", "secret"), CA: authority.PEM(), RecoveryCA: authority.PEM()}, by)
+	must(err)
+	archive, err := bundle.Read(data)
+	must(err)
+	given, err := identity.BundleOf(archive)
+	must(err)
+	s, err := identity.Open(dirs)
+	must(err)
+	must(s.InstallBundle(given))
+	must(s.Close())
+	code, out, text := command(t, "enroll", "--restore", "--etc-dir", dirs.Etc, "--state-dir", dirs.State, "--uid-dir",
+		filepath.Join(root, "uids"))
+	if code != exitOK || !strings.Contains(out, "the node API is https://127.0.0.1:7001\n") {
+		t.Errorf("exit %d: %q %s", code, out, text)
 	}
 }
 
