@@ -1,6 +1,7 @@
-// Package drill has the rows of the failure matrix as drills, one file for each: each brings its part of a mesh to a
-// known good state, injects a real fault, measures how long the API takes to report the fault and the mesh takes to
-// recover, and judges both by the row's budgets. Package kit has what they are made of, and runs them.
+// Package drill lists the drills, which are rows of the failure matrix, one file for each in a package for each kind of
+// fault: each brings its part of a mesh to a known good state, injects a real fault, measures how long the API takes to
+// report the fault and the mesh takes to recover, and judges both by the row's budgets. Package kit has what they are
+// made of, and runs them.
 //
 // Drills take verdicts from the public API alone, and evidence of faults from the host alone: processes, signals,
 // files, the launch log that the placement driver keeps for itself, a lock store's own counters. Whether a fault took

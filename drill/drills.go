@@ -1,46 +1,52 @@
 package drill
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/gpuaas/mesh/drill/certificates"
+	"github.com/gpuaas/mesh/drill/hosts"
+	"github.com/gpuaas/mesh/drill/identities"
 	"github.com/gpuaas/mesh/drill/kit"
-	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/drill/outages"
+	"github.com/gpuaas/mesh/drill/unheard"
+	"github.com/gpuaas/mesh/drill/work"
 )
 
 // Drills returns every drill, in the order of the matrix.
 func Drills() []kit.Drill {
 	return []kit.Drill{
-		shortOutage(), longOutage(), staleChain(), nodeAPIOutage(), authorityReplaced(), ingressSwapped(), endpointDrift(),
-		hostTrust(), bothTrusts(), blindSpot(), edgeLimit(), tokenMissing(), fenced(), cloned(), routeDrift(), backlogStale(),
-		resultLost(),
-		versionDrift(), clockSkew(), doubleProvision(), register(), wedged(), releaseFailed(),
-		hostRuntime(), nodesAhead(), restoreReusesNothing(), oldInstance(), diskFull(),
+		outages.ShortOutage(),
+		certificates.LongOutage(),
+		certificates.StaleChain(),
+		outages.NodeAPIOutage(),
+		certificates.AuthorityReplaced(),
+		certificates.IngressSwapped(),
+		unheard.EndpointDrift(),
+		unheard.HostTrust(),
+		unheard.BothTrusts(),
+		unheard.BlindSpot(),
+		unheard.EdgeLimit(),
+		certificates.TokenMissing(),
+		identities.Fenced(),
+		identities.Cloned(),
+		hosts.RouteDrift(),
+		work.BacklogStale(),
+		work.ResultLost(),
+		hosts.VersionDrift(),
+		hosts.ClockSkew(),
+		work.DoubleProvision(),
+		identities.Register(),
+		work.Wedged(),
+		work.ReleaseFailed(),
+		hosts.HostRuntime(),
+		outages.NodesAhead(),
+		outages.RestoreReusesNothing(),
+		outages.OldInstance(),
+		hosts.DiskFull(),
 	}
 }
-
-// restarted returns a mutation that starts replicas of a service anew with settings in their environment; its undo
-// starts them anew without.
-func restarted(of func(*cluster.Cluster) []*cluster.Process, env ...string) func(context.Context, *kit.Run) (
-	func(context.Context) error, error,
-) {
-	return func(ctx context.Context, r *kit.Run) (func(context.Context) error, error) {
-		c, err := r.Mesh.Cluster()
-		if err != nil {
-			return nil, err
-		}
-		back := func(ctx context.Context) error { return r.Mesh.Restart(ctx, of(c)) }
-		return back, r.Mesh.Restart(ctx, of(c), env...)
-	}
-}
-
-func recovery(c *cluster.Cluster) []*cluster.Process { return c.Recovery }
-
-func nodeapi(c *cluster.Cluster) []*cluster.Process { return c.NodeAPI }
-
-func lifecycle(c *cluster.Cluster) []*cluster.Process { return c.Lifecycle }
 
 // Find returns the drills of these names in the order of the matrix; an unknown name is an error that lists the known
 // ones.
