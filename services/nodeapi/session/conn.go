@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
 )
 
 // errNoPeer is returned for a call without the connection's identity, which is a fault of the server's own wiring.
@@ -31,7 +32,7 @@ type transport struct {
 	now         func() time.Time
 	onReject    func(pki.Reject)
 	onShed      func()
-	admission   *admission
+	admission   *admission.Admission
 }
 
 // authInfo is the information about its connection that a call has. It keeps no certificate but the leaf.
@@ -39,7 +40,7 @@ type authInfo struct {
 	credentials.CommonAuthInfo
 
 	peer    pki.Peer
-	conn    *turns
+	conn    *admission.Conn
 	streams *pace // the pace of the streams that it opens
 }
 
@@ -51,11 +52,11 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	//nolint:forbidigo // grpc gives this call no context
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
-	turn := &turns{Conn: raw, admission: t.admission, ctx: ctx}
+	turn := t.admission.Handshaking(ctx, raw, sourceOf(raw.RemoteAddr().String()))
 	conn := tls.Server(turn, t.tls)
 	err := conn.HandshakeContext(ctx)
-	turn.end()
-	if errors.Is(err, errShed) {
+	turn.End()
+	if errors.Is(err, admission.ErrShed) {
 		t.onShed()
 		return nil, nil, errors.Join(err, turn.Close())
 	}

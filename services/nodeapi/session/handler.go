@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
+	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
 )
 
 // handler serves one stream from its first frame to its end. It is the only reader; its fields need no lock.
@@ -33,7 +34,7 @@ type handler struct {
 	sess   *roster.Session
 	leaf   pki.Peer
 	who    payer
-	conn   *turns
+	conn   *admission.Conn
 	hello  *nodev1.Hello
 	join   []byte // the join state that Welcome carried
 	pace   pace

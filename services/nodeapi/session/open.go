@@ -25,7 +25,7 @@ func (h *handler) open(ctx context.Context) error {
 	arrived := h.server.budgets.wait(h.who, h.sess)
 	frame, err := h.recv()
 	arrived()
-	h.conn.place().heard()
+	h.conn.Place().Heard()
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 		Policy: h.policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
 		ProfileFingerprint: h.server.profileTold(h.sess),
 	}}})
-	h.conn.place().await()
+	h.conn.Place().Await()
 	return h.ready(ctx, res.GetGeneration())
 }
 
@@ -106,7 +106,7 @@ func (h *handler) challenge(ctx context.Context) error {
 	nonce := make([]byte, 32)
 	_, _ = rand.Read(nonce)
 	h.sess.SendInline(h.server.challengeFrame(nonce))
-	h.conn.place().await()
+	h.conn.Place().Await()
 	answered := make(chan bool, 1)
 	timer := time.AfterFunc(h.server.lim.Challenge, func() {
 		select {

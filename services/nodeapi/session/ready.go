@@ -43,7 +43,7 @@ func (h *handler) ready(ctx context.Context, generation int64) error {
 }
 
 func (h *handler) confirm(ctx context.Context, generation int64) error {
-	h.conn.place().heard()
+	h.conn.Place().Heard()
 	answered := h.working()
 	res, err := h.server.confirms.Do(ctx, &recoveryv1.ConfirmSession{
 		SessionId: h.sess.ID, NodeId: h.sess.Identity.NodeID, NodeInstanceId: h.hello.GetNodeInstanceId(),
@@ -63,7 +63,7 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 		return err
 	}
 	h.sess.Correlate(res.GetCorrelationId())
-	h.conn.leave()
+	h.conn.Leave()
 	h.server.deps.Roster.Admit(h.sess)
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
 		Generation: generation, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), RunListFollows: true,

@@ -40,6 +40,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/authority"
 	"github.com/gpuaas/mesh/services/nodeapi/batch"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
+	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
 )
 
 // Work takes the agents' reports about their tasks.
@@ -128,7 +129,7 @@ type Server struct {
 	validate  protovalidate.Validator
 	budgets   *budgets
 	profiles  *profileBook
-	admission *admission
+	admission *admission.Admission
 	opening   atomic.Int64 // openings that wait for recovery
 	unseen    sync.Map     // node id to the *roster.Session that was admitted before the view had the node
 
@@ -154,7 +155,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 		deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), profiles: newProfileBook(),
 		draining: make(chan struct{}),
 	}
-	isCrowded := func() bool { return s.admission.crowded(crowd) } // admission is made before Run
+	isCrowded := func() bool { return s.admission.Crowded(crowd) } // admission is made before Run
 	s.openings = batch.New(256, 2, s.openBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
 	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
 	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func() bool {
@@ -163,10 +164,8 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.keys = batch.New(256, 2, s.keysBatch)
 	cfg.TaskKeys.notify(s.sendKeys)
 	cfg.ServiceRoots.notify(s.sendRoots)
-	s.admission = newAdmission(defaultAdmission, func() time.Duration {
-		return max(s.openings.Delay(), s.confirms.Delay())
-	})
-	s.admission.onStall = func() { s.deps.Metrics.Stalled() }
+	s.admission = admission.New(func() time.Duration { return max(s.openings.Delay(), s.confirms.Delay()) },
+		func() { s.deps.Metrics.Stalled() })
 	creds := &transport{
 		tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now,
 		onShed: s.shed, admission: s.admission,
@@ -230,12 +229,12 @@ func (s *Server) Serve(lis net.Listener) error {
 
 func (s *Server) shed() {
 	s.deps.Metrics.Shed()
-	s.admission.shed()
+	s.admission.Shed()
 }
 
 // Crowded returns whether agents were turned away before TLS, or had to wait for the openings of others, since it was
 // called last.
-func (s *Server) Crowded() bool { return s.admission.takeHeld() }
+func (s *Server) Crowded() bool { return s.admission.TakeHeld() }
 
 // Tasks returns the loops of the server, which its owner must run.
 func (s *Server) Tasks() map[string]func(context.Context) error {
@@ -270,7 +269,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	if info.peer.ID.Kind != pki.KindNode || info.peer.ID.IsCanary() {
 		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "")
 	}
-	defer info.conn.leave() // unless it was admitted
+	defer info.conn.Leave() // unless it was admitted
 	now := wallclock.Now()
 	who := payer{node: info.peer.ID.Name, serial: info.peer.Serial, source: sourceOf(info.conn.RemoteAddr().String())}
 	who.often = pki.Life(info.peer.Leaf) < shortLife

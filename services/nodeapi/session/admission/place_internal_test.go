@@ -1,4 +1,4 @@
-package session
+package admission
 
 import (
 	"context"
@@ -9,9 +9,9 @@ import (
 )
 
 // fill begins as many openings of a source as may be under way, and returns their places.
-func (a *admissionTest) fill(t *testing.T, name string) []*place {
+func (a *admissionTest) fill(t *testing.T, name string) []*Place {
 	t.Helper()
-	var out []*place
+	var out []*Place
 	for range a.limits.Window {
 		expectTurn(t, "an opening of "+name, start(t.Context(), a.beginOf(name)), nil)
 		out = append(out, a.present)
@@ -43,7 +43,7 @@ func TestOpeningsOfASourceAreBounded(t *testing.T) {
 		third := start(t.Context(), a.beginOf(oneSource))
 		fourth := start(t.Context(), a.beginOf(oneSource))
 		expectWaits(t, "the third", third)
-		if !a.crowded(1) || a.crowded(2) {
+		if !a.Crowded(1) || a.Crowded(2) {
 			t.Errorf("%d handshakes wait to begin, not 2", a.waiting)
 		}
 		expectTurn(t, "one of another source", start(t.Context(), a.beginOf(anotherSource)), nil)
@@ -56,9 +56,9 @@ func TestOpeningsOfASourceAreBounded(t *testing.T) {
 		last := a.present
 		a.rest()
 		expectWaits(t, "the fourth", fourth)
-		time.Sleep(defaultAdmission.Patience)
-		expectTurn(t, "the fourth, after its patience", fourth, errShed)
-		for _, p := range []*place{places[1], other, last} {
+		time.Sleep(defaults.Patience)
+		expectTurn(t, "the fourth, after its patience", fourth, ErrShed)
+		for _, p := range []*Place{places[1], other, last} {
 			p.leave()
 		}
 		a.none(t)
@@ -86,14 +86,14 @@ func TestAStalledOpeningGivesItsPlaceUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newWindowTest(1)
 		p := a.fill(t, oneSource)[0]
-		p.await()
-		time.Sleep(defaultAdmission.Stall - time.Second)
-		p.heard()
+		p.Await()
+		time.Sleep(defaults.Stall - time.Second)
+		p.Heard()
 		next := start(t.Context(), a.beginOf(oneSource))
 		time.Sleep(time.Second) // of this side's own work, which does not count
 		expectWaits(t, "the next", next)
-		p.await()
-		p.await() // is awaited already
+		p.Await()
+		p.Await() // is awaited already
 		time.Sleep(time.Second - time.Millisecond)
 		expectWaits(t, "the next, until the waits together are too long", next)
 		time.Sleep(time.Millisecond)
@@ -102,10 +102,10 @@ func TestAStalledOpeningGivesItsPlaceUp(t *testing.T) {
 			t.Errorf("%d openings counted as stalled", n)
 		}
 		a.rest()
-		p.heard()
+		p.Heard()
 		p.leave() // it has no place any more
 		expectWaits(t, "one more", start(t.Context(), a.beginOf(oneSource)))
-		time.Sleep(defaultAdmission.Patience)
+		time.Sleep(defaults.Patience)
 		a.present.leave()
 		synctest.Wait()
 		a.none(t)
@@ -121,7 +121,7 @@ func TestAConnectionLeavesItsPlace(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			client, server := net.Pipe()
-			conn := &turns{Conn: server, admission: a.admission, ctx: ctx}
+			conn := a.Handshaking(ctx, server, oneSource)
 			read := make(chan error, 1)
 			go func() {
 				var err error
@@ -130,7 +130,7 @@ func TestAConnectionLeavesItsPlace(t *testing.T) {
 						break
 					}
 				}
-				conn.end()
+				conn.End()
 				read <- err
 			}()
 			for range sent {
@@ -139,7 +139,7 @@ func TestAConnectionLeavesItsPlace(t *testing.T) {
 				}
 			}
 			synctest.Wait()
-			if sent > 0 && conn.place() == nil {
+			if sent > 0 && conn.Place() == nil {
 				t.Error("an opening that has begun has no place")
 			}
 			_ = client.Close()

@@ -1,4 +1,14 @@
-package session
+// Package admission bounds the openings of sessions that are under way at a replica.
+//
+// After an outage all agents connect at once, and each gives up a handshake after some seconds. If all handshakes
+// shared the processors, most would be given up before their end, and what they cost would be lost. Admission bounds
+// what has begun, and lets few handshakes compute at once, of which those that have begun go before others; it begins
+// none while openings wait long for recovery. Sources of connections take turns.
+//
+// A handshake that waits for its client holds no turn. The openings of one source are bounded as well, since many
+// agents may share what is slow: a machine, a link, a balancer. A client that sends nothing keeps those of other
+// sources out never, and those of its own for a short time; see Place.
+package admission
 
 import (
 	"context"
@@ -9,20 +19,13 @@ import (
 	"time"
 )
 
-// errShed is returned for a handshake that was not begun, since this replica could not have opened a session for it in
+// ErrShed is returned for a handshake that was not begun, since this replica could not have opened a session for it in
 // time.
-var errShed = errors.New("shed before TLS: other openings come first")
+var ErrShed = errors.New("shed before TLS: other openings come first")
 
-// After an outage all agents connect at once, and each gives up a handshake after some seconds. If all handshakes
-// shared the processors, most would be given up before their end, and what they cost would be lost. admission bounds
-// what has begun, and lets few handshakes compute at once, of which those that have begun go before others; it begins
-// none while openings wait long for recovery. Sources of connections take turns.
-//
-// A handshake that waits for its client holds no turn. The openings of one source are bounded as well, since many
-// agents may share what is slow: a machine, a link, a balancer. A client that sends nothing keeps those of other
-// sources out never, and those of its own for a short time; see place.
-type admission struct {
-	limits admissionLimits
+// Admission decides when handshakes may begin and go on. Use New; its methods may be called by several goroutines.
+type Admission struct {
+	limits limits
 	// delay returns how long the oldest opening has waited for its call to recovery.
 	delay func() time.Duration
 	// onStall is called when a place is given up since its client was awaited for long; nil: it is not called.
@@ -35,10 +38,10 @@ type admission struct {
 	waiting int         // handshakes that wait to begin
 	ready   []*source   // have handshakes that may begin; the next is the first one's
 	timer   *time.Timer // of the next look at delay; nil: none is needed
-	held    bool        // handshakes had to wait for openings, or were shed, since takeHeld was called
+	held    bool        // handshakes had to wait for openings, or were shed, since TakeHeld was called
 }
 
-// source is where connections come from, see sourceOf. One without connections that open is forgotten.
+// source is where connections come from. One without connections that open is forgotten.
 type source struct {
 	name     string
 	openings int             // that have begun, without those given up
@@ -46,7 +49,7 @@ type source struct {
 	ready    bool            // it is among those that are ready
 }
 
-type admissionLimits struct {
+type limits struct {
 	Turns    int           // handshakes that compute at once; default two for each processor
 	Window   int           // openings of one source under way at once; default 64 for each processor
 	Stall    time.Duration // for which the client of an opening may be awaited, all its waits together
@@ -57,38 +60,46 @@ type admissionLimits struct {
 
 // Stall is as long as an agent waits for a handshake. With less, a machine whose agents are slower than that is given
 // ever more handshakes to do, and ends none of them.
-var defaultAdmission = admissionLimits{
+var defaults = limits{
 	Stall: 4 * time.Second, Delay: 4 * time.Second, Patience: 2500 * time.Millisecond, Look: 50 * time.Millisecond,
 }
 
-func newAdmission(limits admissionLimits, delay func() time.Duration) *admission {
-	if limits.Turns == 0 {
-		limits.Turns = 2 * runtime.GOMAXPROCS(0)
+// New returns an admission with the default limits. The delay is how long the oldest opening has waited for its
+// call to recovery; onStall is called when a place is given up since its client was awaited for long.
+func New(delay func() time.Duration, onStall func()) *Admission {
+	a := limited(defaults, delay)
+	a.onStall = onStall
+	return a
+}
+
+func limited(with limits, delay func() time.Duration) *Admission {
+	if with.Turns == 0 {
+		with.Turns = 2 * runtime.GOMAXPROCS(0)
 	}
-	if limits.Window == 0 {
-		limits.Window = 64 * runtime.GOMAXPROCS(0)
+	if with.Window == 0 {
+		with.Window = 64 * runtime.GOMAXPROCS(0)
 	}
-	return &admission{limits: limits, delay: delay, sources: map[string]*source{}}
+	return &Admission{limits: with, delay: delay, sources: map[string]*source{}}
 }
 
 // begin waits until a handshake of a source may begin, and returns the place of its opening. The turn is to be ended by
 // a call of rest.
-func (a *admission) begin(ctx context.Context, name string) (*place, error) {
+func (a *Admission) begin(ctx context.Context, name string) (*Place, error) {
 	patience := time.NewTimer(a.limits.Patience)
 	defer patience.Stop()
 	from, turn := a.queueFresh(name)
 	select {
 	case <-turn:
-		return &place{admission: a, of: from, left: a.limits.Stall}, nil
+		return &Place{admission: a, of: from, left: a.limits.Stall}, nil
 	case <-patience.C:
-		return nil, a.leaveFresh(from, turn, errShed)
+		return nil, a.leaveFresh(from, turn, ErrShed)
 	case <-ctx.Done():
 		return nil, a.leaveFresh(from, turn, context.Cause(ctx))
 	}
 }
 
 // goOn waits until a handshake that has begun may compute again.
-func (a *admission) goOn(ctx context.Context) error {
+func (a *Admission) goOn(ctx context.Context) error {
 	turn := make(chan struct{})
 	a.mu.Lock()
 	a.begun = append(a.begun, turn)
@@ -102,15 +113,15 @@ func (a *admission) goOn(ctx context.Context) error {
 	}
 }
 
-// shed records that a connection was closed before TLS.
-func (a *admission) shed() {
+// Shed records that a connection was closed before TLS.
+func (a *Admission) Shed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.held = true
 }
 
-// takeHeld returns whether connections were shed, or handshakes had to wait for openings, since it was called last.
-func (a *admission) takeHeld() bool {
+// TakeHeld returns whether connections were shed, or handshakes had to wait for openings, since it was called last.
+func (a *Admission) TakeHeld() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	held := a.held
@@ -118,22 +129,22 @@ func (a *admission) takeHeld() bool {
 	return held
 }
 
-// crowded reports whether more than n handshakes wait to begin.
-func (a *admission) crowded(n int) bool {
+// Crowded reports whether more than n handshakes wait to begin.
+func (a *Admission) Crowded(n int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.waiting > n
 }
 
 // rest ends a turn.
-func (a *admission) rest() {
+func (a *Admission) rest() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.running--
 	a.nextLocked()
 }
 
-func (a *admission) queueFresh(name string) (*source, chan struct{}) {
+func (a *Admission) queueFresh(name string) (*source, chan struct{}) {
 	turn := make(chan struct{})
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -151,7 +162,7 @@ func (a *admission) queueFresh(name string) (*source, chan struct{}) {
 
 // leaveFresh removes a handshake that waits no longer to begin, and returns err. If its turn has come meanwhile, turn
 // and place are given on.
-func (a *admission) leaveFresh(from *source, turn chan struct{}, err error) error {
+func (a *Admission) leaveFresh(from *source, turn chan struct{}, err error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if i := slices.Index(from.fresh, turn); i >= 0 {
@@ -168,7 +179,7 @@ func (a *admission) leaveFresh(from *source, turn chan struct{}, err error) erro
 }
 
 // leaveBegun does the same for a handshake that has begun, and keeps its place.
-func (a *admission) leaveBegun(turn chan struct{}, err error) error {
+func (a *Admission) leaveBegun(turn chan struct{}, err error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if i := slices.Index(a.begun, turn); i >= 0 {
@@ -182,7 +193,7 @@ func (a *admission) leaveBegun(turn chan struct{}, err error) error {
 
 // readyLocked puts a source last among those of which a handshake may begin, if it is one of them, and forgets it if
 // nothing of it is left.
-func (a *admission) readyLocked(s *source) {
+func (a *Admission) readyLocked(s *source) {
 	switch {
 	case s.ready:
 	case len(s.fresh) > 0 && s.openings < a.limits.Window:
@@ -194,7 +205,7 @@ func (a *admission) readyLocked(s *source) {
 }
 
 // nextLocked gives turns to those that wait.
-func (a *admission) nextLocked() {
+func (a *Admission) nextLocked() {
 	for a.running < a.limits.Turns && len(a.begun) > 0 {
 		a.begun = a.giveLocked(a.begun)
 	}
@@ -220,7 +231,7 @@ func (a *admission) nextLocked() {
 	}
 }
 
-func (a *admission) giveLocked(waiting []chan struct{}) []chan struct{} {
+func (a *Admission) giveLocked(waiting []chan struct{}) []chan struct{} {
 	close(waiting[0])
 	waiting[0] = nil
 	a.running++
@@ -231,7 +242,7 @@ func (a *admission) giveLocked(waiting []chan struct{}) []chan struct{} {
 }
 
 // lookAgainLocked has delay read again after a while, as long as handshakes wait to begin.
-func (a *admission) lookAgainLocked() {
+func (a *Admission) lookAgainLocked() {
 	if a.timer != nil {
 		return
 	}

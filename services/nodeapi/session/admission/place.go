@@ -1,4 +1,4 @@
-package session
+package admission
 
 import (
 	"context"
@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// place is one opening among those of its source that are under way: from the begin of its handshake until its session
+// Place is one opening among those of its source that are under way: from the begin of its handshake until its session
 // is admitted or over. It is given up earlier if the client has been awaited for long: the opening goes on, and another
 // may begin. Its methods may be called by several goroutines, and on a nil place.
-type place struct {
-	admission *admission
+type Place struct {
+	admission *Admission
 
 	// All below is guarded by the admission's mutex.
 	of    *source       // nil: given up
@@ -20,8 +20,8 @@ type place struct {
 	timer *time.Timer
 }
 
-// await begins the time in which the client is awaited.
-func (p *place) await() {
+// Await begins the time in which the client is awaited.
+func (p *Place) Await() {
 	if p == nil {
 		return
 	}
@@ -38,8 +38,8 @@ func (p *place) await() {
 	}
 }
 
-// heard ends it.
-func (p *place) heard() {
+// Heard ends the time in which the client is awaited.
+func (p *Place) Heard() {
 	if p == nil {
 		return
 	}
@@ -54,7 +54,7 @@ func (p *place) heard() {
 }
 
 // stalled gives the place up, unless the client was heard just before.
-func (p *place) stalled() {
+func (p *Place) stalled() {
 	p.admission.mu.Lock()
 	defer p.admission.mu.Unlock()
 	if p.of == nil || p.since.IsZero() || time.Since(p.since) < p.left {
@@ -67,7 +67,7 @@ func (p *place) stalled() {
 }
 
 // leave gives the place up.
-func (p *place) leave() {
+func (p *Place) leave() {
 	if p == nil {
 		return
 	}
@@ -79,7 +79,7 @@ func (p *place) leave() {
 	p.giveUpLocked()
 }
 
-func (p *place) giveUpLocked() {
+func (p *Place) giveUpLocked() {
 	from := p.of
 	if from == nil {
 		return
@@ -90,35 +90,41 @@ func (p *place) giveUpLocked() {
 	p.admission.nextLocked()
 }
 
-// turns is a connection of an agent. During its handshake it holds a turn whenever it is not waiting for its client.
-type turns struct {
+// Conn is a connection of an agent. During its handshake it holds a turn whenever it is not waiting for its client.
+type Conn struct {
 	net.Conn
 
-	admission *admission
+	admission *Admission
+	source    string
 	ctx       context.Context       //nolint:containedctx // of the handshake, which gives its own to no method
-	opening   atomic.Pointer[place] // nil: not begun, or over
+	opening   atomic.Pointer[Place] // nil: not begun, or over
 	holds     bool
 	over      bool // the handshake has ended
 }
 
+// Handshaking returns a connection from a source before its handshake, which ends with ctx.
+func (a *Admission) Handshaking(ctx context.Context, conn net.Conn, source string) *Conn {
+	return &Conn{Conn: conn, admission: a, source: source, ctx: ctx}
+}
+
 // Read reads without a turn, and waits for one.
-func (t *turns) Read(b []byte) (int, error) {
+func (t *Conn) Read(b []byte) (int, error) {
 	if t.over {
 		return t.Conn.Read(b)
 	}
 	t.rest()
 	p := t.opening.Load()
-	p.await()
+	p.Await()
 	n, err := t.Conn.Read(b)
 	if err != nil {
 		return n, err
 	}
 	if p == nil {
-		if p, err = t.admission.begin(t.ctx, sourceOf(t.RemoteAddr().String())); err == nil {
+		if p, err = t.admission.begin(t.ctx, t.source); err == nil {
 			t.opening.Store(p)
 		}
 	} else {
-		p.heard()
+		p.Heard()
 		err = t.admission.goOn(t.ctx)
 	}
 	if err != nil {
@@ -128,26 +134,26 @@ func (t *turns) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// end ends the handshake. The opening goes on until leave is called.
-func (t *turns) end() {
+// End ends the handshake. The opening goes on until Leave is called.
+func (t *Conn) End() {
 	t.rest()
 	t.over, t.ctx = true, nil
-	t.opening.Load().await() // its first stream
+	t.opening.Load().Await() // its first stream
 }
 
-// place returns the place of the connection's opening; nil if it is over.
-func (t *turns) place() *place { return t.opening.Load() }
+// Place returns the place of the connection's opening; nil if it is over.
+func (t *Conn) Place() *Place { return t.opening.Load() }
 
 // Close ends the opening and closes the connection.
-func (t *turns) Close() error {
-	t.leave()
+func (t *Conn) Close() error {
+	t.Leave()
 	return t.Conn.Close()
 }
 
-// leave ends the opening.
-func (t *turns) leave() { t.opening.Swap(nil).leave() }
+// Leave ends the opening.
+func (t *Conn) Leave() { t.opening.Swap(nil).leave() }
 
-func (t *turns) rest() {
+func (t *Conn) rest() {
 	if t.holds {
 		t.holds = false
 		t.admission.rest()

@@ -1,4 +1,4 @@
-package session
+package admission
 
 import (
 	"context"
@@ -12,11 +12,11 @@ import (
 
 // admissionTest is an admission of one turn, with the delay of openings.
 type admissionTest struct {
-	*admission
+	*Admission
 
 	wait    atomic.Int64
 	stalls  atomic.Int64
-	present *place // of the opening that began last
+	present *Place // of the opening that began last
 }
 
 const (
@@ -26,9 +26,9 @@ const (
 
 func newAdmissionTest() *admissionTest {
 	a := &admissionTest{}
-	limits := defaultAdmission
-	limits.Turns, limits.Window = 1, 100
-	a.admission = newAdmission(limits, func() time.Duration { return time.Duration(a.wait.Load()) })
+	with := defaults
+	with.Turns, with.Window = 1, 100
+	a.Admission = limited(with, func() time.Duration { return time.Duration(a.wait.Load()) })
 	a.onStall = func() { a.stalls.Add(1) }
 	return a
 }
@@ -38,7 +38,7 @@ func (a *admissionTest) begin(ctx context.Context) error { return a.beginOf(oneS
 
 func (a *admissionTest) beginOf(name string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		p, err := a.admission.begin(ctx, name)
+		p, err := a.Admission.begin(ctx, name)
 		if err == nil {
 			a.present = p
 		}
@@ -99,18 +99,18 @@ func TestHandshakesThatHaveBegunGoFirst(t *testing.T) {
 func TestNoHandshakeBeginsWhileOpeningsWaitLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAdmissionTest()
-		a.wait.Store(int64(defaultAdmission.Delay + 1))
+		a.wait.Store(int64(defaults.Delay + 1))
 		early := start(t.Context(), a.begin)
-		time.Sleep(defaultAdmission.Patience - time.Second)
+		time.Sleep(defaults.Patience - time.Second)
 		late := start(t.Context(), a.begin)
 		expectWaits(t, "the first", early)
 		expectTurn(t, "one that has begun", start(t.Context(), a.goOn), nil)
 		a.rest()
 		time.Sleep(time.Second)
-		expectTurn(t, "the first, after its patience", early, errShed)
+		expectTurn(t, "the first, after its patience", early, ErrShed)
 		expectWaits(t, "the second", late)
-		a.wait.Store(int64(defaultAdmission.Delay))
-		time.Sleep(defaultAdmission.Look)
+		a.wait.Store(int64(defaults.Delay))
+		time.Sleep(defaults.Look)
 		expectTurn(t, "the second, when openings wait less", late, nil)
 	})
 }
@@ -132,7 +132,7 @@ func TestAHandshakeThatLeavesGivesItsTurnOn(t *testing.T) {
 		a.mu.Lock()
 		from := a.sources[oneSource]
 		a.mu.Unlock()
-		if err := a.leaveFresh(from, turn, errShed); !errors.Is(err, errShed) {
+		if err := a.leaveFresh(from, turn, ErrShed); !errors.Is(err, ErrShed) {
 			t.Fatal(err)
 		}
 		expectTurn(t, "the one after it", start(t.Context(), a.begin), nil)
@@ -148,15 +148,15 @@ func TestAClientThatSendsNothingHoldsNoTurn(t *testing.T) {
 		for i := range 5 {
 			client, server := net.Pipe()
 			defer client.Close()
-			conn := &turns{Conn: server, admission: a.admission, ctx: ctx}
-			defer conn.leave()
+			conn := a.Handshaking(ctx, server, oneSource)
+			defer conn.Leave()
 			read := make(chan error, 1)
 			go func() {
 				_, err := conn.Read(make([]byte, 1))
 				if err == nil {
 					_, err = conn.Read(make([]byte, 1)) // what does not come
 				}
-				conn.end()
+				conn.End()
 				read <- err
 			}()
 			if i > 0 { // the first one does not even begin
