@@ -42,6 +42,7 @@ type conn struct {
 	openedAt   time.Time
 
 	interval atomic.Int64  // of heartbeats, in nanoseconds
+	sooner   chan struct{} // has a value when the interval has become shorter
 	burstAt  time.Time     // of the writer alone: the window in which frames are counted
 	burst    int           // frames in it
 	retired  chan struct{} // closed when another session took its place: from then on only heartbeats are sent
@@ -194,7 +195,13 @@ func (k *conn) applyPolicy(policy *commonv1.NodePolicy) {
 	}
 	const least, most = time.Second, 10 * time.Minute
 	if d := policy.GetHeartbeatInterval().AsDuration(); d > 0 {
-		k.interval.Store(int64(min(max(d, least), most)))
+		is := int64(min(max(d, least), most))
+		if was := k.interval.Swap(is); is < was {
+			select {
+			case k.sooner <- struct{}{}:
+			default:
+			}
+		}
 	}
 	if hook := k.client.deps.Hooks.Policy; hook != nil {
 		hook(policy)
@@ -226,6 +233,9 @@ func (k *conn) write() {
 			// A tenth of jitter spreads the heartbeats of agents that were admitted together.
 			interval := time.Duration(k.interval.Load())
 			beat.Reset(interval - interval/20 + k.client.jitter(interval/10))
+		case <-k.sooner:
+			// The peer counts from now on by the shorter interval. Those of all agents change at once, so they are spread.
+			beat.Reset(k.client.jitter(time.Duration(k.interval.Load())))
 		case <-wake:
 			for !k.isRetired() {
 				frame := k.client.out.Next()

@@ -48,6 +48,7 @@ func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn
 	k := &conn{
 		client: c, cc: cc, wire: w, opening: timed, ctx: life, cancel: cancel, cert: cert,
 		retired: make(chan struct{}), leaving: make(chan struct{}), ended: make(chan struct{}),
+		sooner: make(chan struct{}, 1),
 	}
 	k.interval.Store(int64(c.cfg.Heartbeat))
 	err = k.shake(node.NodeID, node.InstanceID, replaces)

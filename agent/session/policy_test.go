@@ -66,3 +66,27 @@ func TestAPolicyOverAFormerSessionIsNotTaken(t *testing.T) {
 		h.stop()
 	})
 }
+
+// Scenario: the policy shortens the time after which a silent agent counts as down, and the interval of heartbeats with
+// it, in the middle of a long one. The next heartbeat comes within the shorter interval.
+func TestAShorterIntervalHoldsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newFakeServer(t)
+		p.interval = 5 * time.Minute
+		h := start(t, p, p.memory(), nil)
+		h.until("admitted", time.Second, h.admitted)
+		beats := func() int { p.mu.Lock(); defer p.mu.Unlock(); return p.beats }
+		h.until("it has sent a heartbeat", 6*time.Minute, func() bool { return beats() > 0 })
+		sent := beats()
+		err := p.session(0).send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_PolicyUpdate{
+			PolicyUpdate: &nodev1.PolicyUpdate{
+				Policy: &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(3 * time.Second)},
+			},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.until("it has sent the next one", 3*time.Second+time.Second/10, func() bool { return beats() > sent })
+		h.stop()
+	})
+}
