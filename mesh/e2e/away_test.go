@@ -28,7 +28,7 @@ func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 	}
 	conn := database(t, c, pg.DatabaseMesh)
 	keysOfNode := func(name string) []string {
-		return column(t, conn, fmt.Sprintf(`SELECT array_to_string(task_keys, ',') FROM lifecycle.node_gate
+		return column(t, conn, fmt.Sprintf(`SELECT COALESCE(array_to_string(task_keys, ','), '') FROM lifecycle.node_gate
 			WHERE name = '%s'`, name))
 	}
 	const kind = recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING
