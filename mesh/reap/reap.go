@@ -149,8 +149,28 @@ func end(ctx context.Context, dir, program string, gentle time.Duration, which f
 		if time.Since(began) > gentle+limit {
 			return len(seen), fmt.Errorf("%d processes below %s do not end", len(procs), dir)
 		}
-		if !app.Sleep(ctx, 20*time.Millisecond) {
+		if waiting {
+			procs = slices.DeleteFunc(procs, func(p Process) bool { return !p.agent() })
+		}
+		if !awaitEnd(ctx, procs) {
 			return len(seen), fmt.Errorf("end leftover processes: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// awaitEnd waits until all of these processes have ended, but half a second at most, and reports whether ctx has not
+// ended. It reads these processes alone, where Under reads all of the host.
+func awaitEnd(ctx context.Context, procs []Process) bool {
+	for until := time.Now().Add(500 * time.Millisecond); ; {
+		if !app.Sleep(ctx, 20*time.Millisecond) {
+			return false
+		}
+		alive := slices.ContainsFunc(procs, func(p Process) bool {
+			now, ok := inspect(p.PID)
+			return ok && now.Parent == p.Parent
+		})
+		if !alive || time.Now().After(until) {
+			return true
 		}
 	}
 }

@@ -22,21 +22,25 @@ const marker = "GPUAAS_BOX"
 // startTicks returns when a process began, in clock ticks since boot (proc(5), field 22 of stat). Zero: there is no
 // such process, or it has ended.
 func startTicks(pid int) uint64 {
+	_, ticks := parentAndStart(pid)
+	return ticks
+}
+
+// parentAndStart returns the parent of a process and when it began, in clock ticks since boot. Zeros: there is no such
+// process, or it has ended.
+func parentAndStart(pid int) (parent int, ticks uint64) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
-		return 0
+		return 0, 0
 	}
 	// The second field is the name in parentheses and may hold anything.
-	i := bytes.LastIndexByte(stat, ')')
-	if i < 0 {
-		return 0
-	}
-	fields := strings.Fields(string(stat[i+1:]))
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
-		return 0
+		return 0, 0 // a zombie has ended and was not waited for
 	}
-	n, _ := strconv.ParseUint(fields[19], 10, 64)
-	return n
+	parent, _ = strconv.Atoi(fields[1])
+	ticks, _ = strconv.ParseUint(fields[19], 10, 64)
+	return parent, ticks
 }
 
 // alive reports whether the process with that pid is still the one that began at that time.
@@ -47,6 +51,7 @@ func alive(pid int, ticks uint64) bool {
 // proc is one process of the host.
 type proc struct {
 	pid, ppid int
+	ticks     uint64 // when it began, in clock ticks since boot
 	instance  string // the id of the instance that it belongs to; empty: none
 	agent     bool   // it is the instance's agent itself
 	nearby    bool   // only its working directory is in the instance's directory
@@ -103,20 +108,10 @@ func scan(root string, of breadth) (map[string][]proc, error) {
 
 func inspect(pid int, root string) (proc, bool) {
 	base := filepath.Join("/proc", strconv.Itoa(pid))
-	stat, err := os.ReadFile(filepath.Join(base, "stat"))
-	if err != nil {
-		return proc{}, false
-	}
-	i := bytes.LastIndexByte(stat, ')')
-	if i < 0 {
-		return proc{}, false
-	}
-	fields := strings.Fields(string(stat[i+1:]))
-	if len(fields) < 2 || fields[0] == "Z" || fields[0] == "X" {
-		return proc{}, false // it has ended and was not waited for
-	}
 	p := proc{pid: pid}
-	p.ppid, _ = strconv.Atoi(fields[1])
+	if p.ppid, p.ticks = parentAndStart(pid); p.ticks == 0 {
+		return proc{}, false
+	}
 	if cmd, err := os.ReadFile(filepath.Join(base, "cmdline")); err == nil {
 		args := strings.Split(string(cmd), "\x00")
 		if p.instance = agentOf(args, root); p.instance != "" {
@@ -221,10 +216,27 @@ func endAll(ctx context.Context, root string, of breadth, ids []string, gentle t
 		if time.Now().After(limit) {
 			return fmt.Errorf("%w: %d left", errAlive, left)
 		}
+		if err := awaitEnd(ctx, procs, ids); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitEnd waits until the agents of these instances have ended, or all found processes where no agent is left, but
+// half a second at most. It reads these processes alone, where a scan reads all of the host.
+func awaitEnd(ctx context.Context, procs map[string][]proc, ids []string) error {
+	for until := time.Now().Add(500 * time.Millisecond); ; {
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		}
+		ended := !slices.ContainsFunc(ids, func(id string) bool {
+			agents := agentLives(procs[id])
+			return slices.ContainsFunc(procs[id], func(p proc) bool { return p.agent == agents && alive(p.pid, p.ticks) })
+		})
+		if ended || time.Now().After(until) {
+			return nil
 		}
 	}
 }
