@@ -75,6 +75,17 @@ type Cluster struct {
 	health    []*readiness // of the replicas behind balancers
 }
 
+// FewConnections returns the environment of services that serve a handful of nodes: pools of the default size fill when
+// all loops of a process begin at once, and each connection plans every statement for itself.
+func FewConnections() []string {
+	const conns = "6"
+	var out []string
+	for _, service := range []string{"RECOVERY", "LIFECYCLE", "READMODEL", "NODEAPI"} {
+		out = append(out, "GPUAAS_"+service+"_DATABASE_CONNS="+conns)
+	}
+	return out
+}
+
 // New makes the directory, starts the stores and renders the configurations. No service runs before Start.
 func New(ctx context.Context, logger *slog.Logger, cfg Config) (*Cluster, error) {
 	if cfg.Replicas < 1 {

@@ -77,7 +77,7 @@ func start(t test, cfg cluster.Config) *cluster.Cluster {
 	cfg.Env = append([]string{
 		"GPUAAS_FAILPOINT_REPORT=" + filepath.Join(cfg.Dir, hitsFile),
 		"GPUAAS_LIFECYCLE_SAGA_LEASE=3s",
-	}, cfg.Env...)
+	}, append(cluster.FewConnections(), cfg.Env...)...)
 	if cfg.Replicas == 0 {
 		cfg.Replicas = 2
 	}

@@ -34,11 +34,11 @@ func Scaled() map[string]string {
 
 // scaledEnv returns the settings of a scaled mesh that are configuration and not policy.
 func scaledEnv() []string {
-	return []string{
-		"GPUAAS_LIFECYCLE_SAGA_LEASE=" + ScaledLease.String(), "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=2s",
+	return append(cluster.FewConnections(),
+		"GPUAAS_LIFECYCLE_SAGA_LEASE="+ScaledLease.String(), "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=2s",
 		"GPUAAS_LIFECYCLE_RELEASE_DEADLINE=5s", "GPUAAS_RECOVERY_MINT_WAIT=6s", "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1s",
 		"GPUAAS_RECOVERY_ADDRESSES_FRESH=10s",
-	}
+	)
 }
 
 // nodes of a mesh of the drills' own: one for the fault, one that must not be affected.
