@@ -42,6 +42,10 @@ type ConsumerConfig struct {
 	Batch int
 	// Poll is how long an unwoken consumer sleeps; 1 s.
 	Poll time.Duration
+	// Gather is the least time between the beginnings of two batches, so that the events which come one after another
+	// share a transaction: after a pause of that length an event is applied at once. A batch that WaitFor waits for in
+	// this process, or that follows a full one, begins at once. 200 ms.
+	Gather time.Duration
 	// AsyncCommit does not wait for the disk at commits. A crash may then undo the latest effects together with the
 	// cursor, and they are applied again: right for projections, wrong if a reply has promised the rows of Apply to a
 	// client.
@@ -56,7 +60,8 @@ var (
 		return `SELECT pos FROM ` + schema + `.event_cursor WHERE name = $1 FOR UPDATE SKIP LOCKED`
 	})
 	makeCursor = pg.DefineByRole(writers, "events.make_cursor", func(schema string) string {
-		return `INSERT INTO ` + schema + `.event_cursor (name) VALUES ($1) ON CONFLICT (name) DO NOTHING`
+		return `INSERT INTO ` + schema + `.event_cursor (name) SELECT $1
+			WHERE NOT EXISTS (SELECT FROM ` + schema + `.event_cursor WHERE name = $1) ON CONFLICT (name) DO NOTHING`
 	})
 	moveCursor = pg.DefineByRole(writers, "events.move_cursor", func(schema string) string {
 		return `UPDATE ` + schema + `.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`
@@ -68,6 +73,7 @@ type Consumer struct {
 	deps     ConsumerDeps
 	cfg      ConsumerConfig
 	advanced Signal
+	awaited  Signal // WaitFor waits for a batch
 
 	slow struct { // the event that timed out last; of Run alone
 		pos   int64
@@ -89,6 +95,9 @@ func NewConsumer(deps ConsumerDeps, cfg ConsumerConfig) (*Consumer, error) {
 	if cfg.Poll <= 0 {
 		cfg.Poll = time.Second
 	}
+	if cfg.Gather <= 0 {
+		cfg.Gather = 200 * time.Millisecond
+	}
 	if cfg.Patience <= 0 {
 		cfg.Patience = 10 * time.Minute
 	}
@@ -103,7 +112,7 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 	var failing backoff
 	known := int64(-1)
 	for {
-		wake := c.deps.Numbered.C()
+		wake, began := c.deps.Numbered.C(), time.Now()
 		res, err := c.runOnce(ctx, apply, known, c.sharedHorizon)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
@@ -127,7 +136,7 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 		if res.busy {
 			rest = c.cfg.Poll // the replica that holds the cursor may die
 		}
-		if !sleep(ctx, rest, wake) {
+		if !sleep(ctx, rest, wake) || !c.gather(ctx, began) {
 			return nil
 		}
 		select {
@@ -136,6 +145,13 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 		default:
 		}
 	}
+}
+
+// gather sleeps until a batch may follow the one that began at began, and reports whether ctx is still alive.
+func (c *Consumer) gather(ctx context.Context, began time.Time) bool {
+	awaited := c.awaited.C()
+	pause := c.cfg.Gather - time.Since(began)
+	return pause <= 0 || sleep(ctx, pause, awaited)
 }
 
 // Drain applies events until the end of the log, for tests and tools. It waits for other replicas of the consumer.
@@ -287,7 +303,8 @@ func (c *Consumer) lockCursor(ctx context.Context, tx pgx.Tx) (int64, bool, erro
 	if !pg.IsNoRows(err) {
 		return 0, false, fmt.Errorf("take cursor: %w", err)
 	}
-	// Not there yet, or taken. Inserting waits for another replica that is just inserting it.
+	// Not there yet, or taken. Only what is not there is inserted, since an insertion waits for the transaction of the
+	// replica that has the cursor, or is just inserting it.
 	tag, err := pg.Exec(ctx, tx, makeCursor.For(c.cfg.Schema), c.cfg.Name)
 	if err != nil {
 		return 0, false, fmt.Errorf("make cursor: %w", err)

@@ -218,3 +218,48 @@ func TestASequencerIsUrgedByWhoWaits(t *testing.T) {
 	})
 	reached(t, c, token) // for a caller that waits the linger ends
 }
+
+// TestAConsumerGathers checks that a consumer that gathers for an hour applies the first event at once, and a later one
+// at once if WaitFor waits for it, and not otherwise.
+func TestAConsumerGathers(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	var wake, numbered events.Signal
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{Poll: time.Hour}).Run)
+	applied := make(chan int64, 10)
+	c := newConsumer(t, events.ConsumerDeps{
+		Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered, Wake: &wake,
+		Committed: func(records []events.Record) {
+			for _, r := range records {
+				applied <- r.AggregateVersion
+			}
+		},
+	}, events.ConsumerConfig{
+		Name: "probe", Schema: "readmodel", Kinds: []string{"e"}, Gather: time.Hour, Poll: time.Hour,
+	})
+	token := appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1))
+	start(t, func(ctx context.Context) error {
+		return c.Run(ctx, func(context.Context, pgx.Tx, events.Record) error { return nil })
+	})
+	reached(t, c, token)
+	other := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered, Wake: &wake},
+		events.ConsumerConfig{Name: "other", Schema: "readmodel", Kinds: []string{"e"}})
+	start(t, func(ctx context.Context) error {
+		return other.Run(ctx, func(context.Context, pgx.Tx, events.Record) error { return nil })
+	})
+	token = appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 2))
+	wake.Notify()
+	reached(t, other, token)
+	if got := <-applied; got != 1 || len(applied) > 0 {
+		t.Errorf("version %d was applied, and %d more within the pause", got, len(applied))
+	}
+	reached(t, c, token) // for a caller that waits the pause ends
+	select {
+	case got := <-applied:
+		if got != 2 {
+			t.Errorf("version %d was applied", got)
+		}
+	case <-ctx.Done():
+		t.Fatal("the event was not applied")
+	}
+}

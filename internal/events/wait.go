@@ -130,9 +130,12 @@ func (c *Consumer) waitFor(ctx context.Context, read *pg.Statement, event any) e
 		case ctx.Err() == nil && err != nil:
 			return fmt.Errorf("wait for position: %w", err)
 		}
-		if err == nil && pos == 0 {
+		switch {
+		case err == nil && pos == 0:
 			c.deps.Wake.Urge()
 			advanced = numbered
+		case err == nil:
+			c.awaited.Notify()
 		}
 		timer := time.NewTimer(tick)
 		select {

@@ -69,9 +69,9 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sessions, err := p.consumer(events.ConsumerConfig{
+	sessions, err := p.batches(events.ConsumerConfig{
 		Name: "sessions", Schema: "lifecycle", Kinds: []string{"session.changed"},
-	})
+	}, applyAll)
 	if err != nil {
 		return err
 	}
@@ -167,16 +167,24 @@ func announced() []reannounce.Source {
 		runs.Announced(), []reannounce.Source{claims.Announced(), gate.Announced(), task.Announced(), finding.Announced()})
 }
 
-// apply applies nodeapi's events about sessions.
+// apply applies one of nodeapi's events about sessions.
 func apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	f := &nodev1.SessionChanged{}
-	if err := r.Decode(f); err != nil {
+	return applyAll(ctx, tx, []events.Record{r})
+}
+
+// applyAll applies nodeapi's events about sessions.
+func applyAll(ctx context.Context, tx pgx.Tx, records []events.Record) error {
+	reports := make([]*nodev1.SessionChanged, len(records))
+	for i, r := range records {
+		reports[i] = &nodev1.SessionChanged{}
+		if err := r.Decode(reports[i]); err != nil {
+			return err
+		}
+	}
+	if err := gate.OnSessions(ctx, tx, reports...); err != nil {
 		return err
 	}
-	if err := gate.OnSession(ctx, tx, f); err != nil {
-		return err
-	}
-	return findings.OnSession(ctx, tx, f)
+	return findings.OnSessions(ctx, tx, reports)
 }
 
 // sweepWoken checks the instances that agents refused, after each event and at the cadence of the configuration.

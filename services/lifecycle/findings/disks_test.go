@@ -39,18 +39,28 @@ func (b *bed) machine() *machine {
 // reports applies a session's report of its host's disk.
 func (m *machine) reports(session string, full bool) {
 	m.b.t.Helper()
+	m.b.applies(m.report(session, full))
+}
+
+func (m *machine) report(session string, full bool) *nodev1.SessionChanged {
 	disk := &commonv1.StateDisk{Full: full, Path: "/var/lib/gpuaas", Since: timestamppb.Now()}
 	if full {
 		disk.Detail = "12 KiB of 24576 KiB are free"
 	}
-	err := pg.InTx(m.b.t.Context(), m.b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-		return OnSession(ctx, tx, &nodev1.SessionChanged{
-			NodeId: m.node, SessionId: session, State: commonv1.SessionState_SESSION_STATE_ADMITTED,
-			Host: &commonv1.HostFacts{Hostname: "m1", StateDisk: disk},
-		})
+	return &nodev1.SessionChanged{
+		NodeId: m.node, SessionId: session, State: commonv1.SessionState_SESSION_STATE_ADMITTED,
+		Host: &commonv1.HostFacts{Hostname: "m1", StateDisk: disk},
+	}
+}
+
+// applies applies reports that are read together.
+func (b *bed) applies(reports ...*nodev1.SessionChanged) {
+	b.t.Helper()
+	err := pg.InTx(b.t.Context(), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
+		return OnSessions(ctx, tx, reports)
 	})
 	if err != nil {
-		m.b.t.Fatal(err)
+		b.t.Fatal(err)
 	}
 }
 
@@ -112,6 +122,21 @@ func TestAFullDiskCordonsItsNodeUntilThereIsRoom(t *testing.T) {
 	m.wants("a person's cordon that ends passes to the finding", true, "finding")
 	m.reports(m.session, false)
 	m.wants("with room at last", false, "")
+}
+
+// TestReportsThatAreReadTogether holds that of the reports of one machine the last one counts, and that those of other
+// machines and those without facts change nothing of it.
+func TestReportsThatAreReadTogether(t *testing.T) {
+	b := newBed(t, Config{})
+	m, other := b.machine(), b.machine()
+	m.reports(m.session, false)
+	b.applies(m.report(m.session, true), other.report(other.session, true), m.report(m.session, false),
+		m.report(ids.New(), true), &nodev1.SessionChanged{NodeId: other.node, SessionId: other.session})
+	m.wants("full for a moment", false, "")
+	other.wants("full", true, "finding")
+	b.applies(other.report(other.session, false), m.report(m.session, true))
+	m.wants("full", true, "finding")
+	other.wants("with room again", false, "")
 }
 
 // TestASweepFindsAFullDiskByItself holds that a sweep finds a full disk whose report was never read, or was read before

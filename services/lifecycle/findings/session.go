@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/names"
@@ -26,9 +28,53 @@ var diskFinding = pg.Define(pg.RoleLifecycle, "findings.disk_finding",
 	`SELECT `+finding.Columns+` FROM lifecycle.finding f
 		WHERE f.kind = $1 AND f.subject_type = 'node' AND f.subject_id = $2 AND f.resolved_at IS NULL FOR UPDATE`)
 
-// OnSession applies the facts that a session reports of its host: it stores them in the gate, and opens or resolves the
-// finding about its agent's disk at once. It ignores a report of any session but the gate's own.
-func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
+// hostsChanged reads, of sessions with facts of their hosts, the nodes whose gate is that session's and has other
+// facts, or a finding about the disk that is not as they say.
+var hostsChanged = pg.Define(pg.RoleLifecycle, "findings.hosts_changed", `
+	SELECT g.node_id::text FROM unnest($1::uuid[], $2::uuid[], $3::jsonb[], $4::boolean[])
+			AS n (node_id, session_id, host, is_full)
+		JOIN lifecycle.node_gate g ON g.node_id = n.node_id AND g.session_id = n.session_id
+	WHERE NOT g.retired AND (g.host <> n.host OR n.is_full <> EXISTS (SELECT 1 FROM lifecycle.finding f
+		WHERE f.kind = $5 AND f.subject_id = n.node_id::text AND f.resolved_at IS NULL))`)
+
+// OnSessions applies, in their order, the facts that sessions report of their hosts: it stores them in the gates, and
+// opens or resolves the findings about their agents' disks at once. It ignores a report of any session but the gate's
+// own. Most of a fleet that returns change nothing: one statement finds the others.
+func OnSessions(ctx context.Context, tx pgx.Tx, reports []*nodev1.SessionChanged) error {
+	var told []*nodev1.SessionChanged
+	var nodes, sessions, hosts []string
+	var full []bool
+	for _, f := range reports {
+		if f.GetHost() == nil {
+			continue
+		}
+		host, err := protojson.Marshal(f.GetHost())
+		if err != nil {
+			return fmt.Errorf("encode host facts: %w", err)
+		}
+		told, nodes, sessions = append(told, f), append(nodes, f.GetNodeId()), append(sessions, f.GetSessionId())
+		hosts, full = append(hosts, string(host)), append(full, f.GetHost().GetStateDisk().GetFull())
+	}
+	if len(told) == 0 {
+		return nil
+	}
+	changed, err := pg.Values[string](ctx, tx, hostsChanged, nodes, sessions, hosts, full, names.Of(detect.NodeDiskFull))
+	if err != nil {
+		return fmt.Errorf("compare facts of hosts: %w", err)
+	}
+	for _, f := range told {
+		if !slices.Contains(changed, f.GetNodeId()) {
+			continue
+		}
+		if err := onSession(ctx, tx, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onSession applies the facts of one report.
+func onSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 	host := f.GetHost()
 	if host == nil {
 		return nil

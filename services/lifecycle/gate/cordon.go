@@ -110,14 +110,20 @@ func cordoned(g Gate, reason, by string) audit.Entry {
 	}
 }
 
-// OnSession applies nodeapi's report that a session ended: its node has no session until the next one is ready.
-func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
-	if f.GetState() != commonv1.SessionState_SESSION_STATE_CLOSED {
+// OnSessions applies those of nodeapi's reports that sessions ended: their nodes have no session until the next one is
+// ready.
+func OnSessions(ctx context.Context, tx pgx.Tx, reports ...*nodev1.SessionChanged) error {
+	var nodes, sessions []string
+	for _, f := range reports {
+		if f.GetState() == commonv1.SessionState_SESSION_STATE_CLOSED {
+			nodes, sessions = append(nodes, f.GetNodeId()), append(sessions, f.GetSessionId())
+		}
+	}
+	if len(nodes) == 0 {
 		return nil
 	}
-	_, err := pg.Exec(ctx, tx, closeSession, f.GetNodeId(), f.GetSessionId())
-	if err != nil {
-		return fmt.Errorf("close session of gate: %w", err)
+	if _, err := pg.Exec(ctx, tx, closeSessions, nodes, sessions); err != nil {
+		return fmt.Errorf("close sessions of gates: %w", err)
 	}
 	return nil
 }

@@ -54,11 +54,16 @@ type heard struct {
 	instances []string
 	failures  []string
 	refuse    error
+	idle      bool // no node has tasks in flight
 }
 
-func (h *heard) Lock(_ context.Context, _ pgx.Tx, ready gate.Ready) error {
+func (h *heard) Lock(_ context.Context, _ pgx.Tx, ready gate.Ready) (map[string]bool, error) {
 	h.locked, h.order = append(h.locked, ready), append(h.order, "lock")
-	return nil
+	busy := map[string]bool{}
+	for _, id := range ready.NodeIDs {
+		busy[id] = !h.idle
+	}
+	return busy, nil
 }
 
 func (h *heard) Reconcile(_ context.Context, _ pgx.Tx, _ gate.Gate, newLedger bool,
@@ -183,7 +188,7 @@ func (k *kit) tx(fn func(ctx context.Context, tx pgx.Tx) error) {
 func (k *kit) closed(node, sessionID string, state commonv1.SessionState) {
 	k.t.Helper()
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
-		return gate.OnSession(ctx, tx, &nodev1.SessionChanged{NodeId: node, SessionId: sessionID, State: state})
+		return gate.OnSessions(ctx, tx, &nodev1.SessionChanged{NodeId: node, SessionId: sessionID, State: state})
 	})
 }
 

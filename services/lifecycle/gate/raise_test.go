@@ -65,3 +65,24 @@ func TestABatchRaisesTheGatesOfItsNodes(t *testing.T) {
 		}
 	}
 }
+
+// TestAnIdleNodeHasNothingToReconcile checks that the tasks of a session are compared only if its node has tasks in
+// flight, or its agent reports any.
+func TestAnIdleNodeHasNothingToReconcile(t *testing.T) {
+	k := newKit(t)
+	k.heard.idle = true
+	node, busy := ids.New(), ids.New()
+	k.fence(node, 1, true)
+	k.fence(busy, 1, true)
+	reports := session(busy, ids.New(), 1)
+	reports.TasksInFlight = []*commonv1.TaskInFlight{{TaskId: ids.New(), Attempt: 1}}
+	k.heard.order = nil
+	for i, r := range k.ready(ids.New(), session(node, ids.New(), 1), reports) {
+		if !r.GetAccepted() {
+			t.Errorf("session %d: %v", i, r)
+		}
+	}
+	if got := k.heard.order; !slices.Equal(got, []string{"lock", "reconcile"}) {
+		t.Errorf("calls %v", got)
+	}
+}

@@ -37,10 +37,12 @@ type Ready struct {
 // Tasks reconciles the tasks that a new session reports as in flight.
 type Tasks interface {
 	// Lock locks, after the gates, the tasks that Reconcile of these sessions may change and then the runs that they wake,
-	// each in the order of their ids.
-	Lock(ctx context.Context, tx pgx.Tx, ready Ready) error
+	// each in the order of their ids. It returns the nodes that have tasks in flight, or have reported ones: for any other
+	// there is nothing to reconcile as long as its gate is locked.
+	Lock(ctx context.Context, tx pgx.Tx, ready Ready) (map[string]bool, error)
 	// Reconcile runs in the transaction that raises the gate, whose row is locked. newLedger is true if the agent's ledger
-	// is not the one of the session before.
+	// is not the one of the session before. It is not called for a session that reports no task in flight, of a node that
+	// Lock did not return.
 	Reconcile(ctx context.Context, tx pgx.Tx, g Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (Reconciled,
 		error)
 	// Fenced runs in the transaction that shuts the gate, whose row is locked, before the gate's event.
@@ -152,7 +154,8 @@ func (s *Server) SessionsReady(ctx context.Context,
 		if err != nil {
 			return err
 		}
-		if err := s.deps.Tasks.Lock(ctx, tx, readyOf(gates, req.GetSessions())); err != nil {
+		busy, err := s.deps.Tasks.Lock(ctx, tx, readyOf(gates, req.GetSessions()))
+		if err != nil {
 			return fmt.Errorf("lock tasks: %w", err)
 		}
 		raised, err := s.raiseMachines(ctx, tx, gates, req.GetReplicaId(), req.GetSessions())
@@ -164,9 +167,9 @@ func (s *Server) SessionsReady(ctx context.Context,
 			g, ok := raised[i]
 			var result *lifecyclev1.SessionReadyResult
 			if ok {
-				result, err = s.settle(ctx, tx, gates[r.GetNodeId()], g, r)
+				result, err = s.settle(ctx, tx, gates[r.GetNodeId()], g, r, busy)
 			} else {
-				g, result, err = s.open(ctx, tx, gates[r.GetNodeId()], req.GetReplicaId(), r)
+				g, result, err = s.open(ctx, tx, gates[r.GetNodeId()], req.GetReplicaId(), r, busy)
 			}
 			if _, typed := fault.As(err); err != nil && !typed {
 				return err
@@ -232,9 +235,9 @@ func (g Gate) renewsLedger(r *lifecyclev1.SessionReady) bool {
 
 // open checks one session and raises its gate; the caller appends the event of the gate. With an error nothing is
 // written for the session: a fault is its denial, any other error fails the whole batch.
-func (s *Server) open(ctx context.Context, tx pgx.Tx, g Gate, replicaID string, r *lifecyclev1.SessionReady) (
-	Gate, *lifecyclev1.SessionReadyResult, error,
-) {
+func (s *Server) open(ctx context.Context, tx pgx.Tx, g Gate, replicaID string, r *lifecyclev1.SessionReady,
+	busy map[string]bool,
+) (Gate, *lifecyclev1.SessionReadyResult, error) {
 	if err := s.check(g, r); err != nil {
 		return g, nil, err
 	}
@@ -247,7 +250,7 @@ func (s *Server) open(ctx context.Context, tx pgx.Tx, g Gate, replicaID string, 
 			return err
 		}
 		raised = rows[r.GetNodeId()]
-		res, err = s.settle(ctx, tx, g, raised, r)
+		res, err = s.settle(ctx, tx, g, raised, r, busy)
 		return err
 	})
 	return raised, res, err
@@ -285,14 +288,18 @@ func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
 	return nil
 }
 
-// settle compares the tasks of a session whose gate was raised with those of the agent, and notifies the workspace of
-// an instance.
-func (s *Server) settle(ctx context.Context, tx pgx.Tx, before, raised Gate, r *lifecyclev1.SessionReady) (
-	*lifecyclev1.SessionReadyResult, error,
-) {
-	settled, err := s.deps.Tasks.Reconcile(ctx, tx, raised, before.renewsLedger(r), r.GetTasksInFlight())
-	if err != nil {
-		return nil, fmt.Errorf("reconcile tasks: %w", err)
+// settle compares the tasks of a session whose gate was raised with those of the agent, if the node is busy or the agent
+// reports any, and notifies the workspace of an instance.
+func (s *Server) settle(ctx context.Context, tx pgx.Tx, before, raised Gate, r *lifecyclev1.SessionReady,
+	busy map[string]bool,
+) (*lifecyclev1.SessionReadyResult, error) {
+	var settled Reconciled
+	if busy[raised.NodeID] || len(r.GetTasksInFlight()) > 0 {
+		var err error
+		settled, err = s.deps.Tasks.Reconcile(ctx, tx, raised, before.renewsLedger(r), r.GetTasksInFlight())
+		if err != nil {
+			return nil, fmt.Errorf("reconcile tasks: %w", err)
+		}
 	}
 	if raised.InstanceID != "" {
 		if err := s.deps.Instances.SessionReady(ctx, tx, raised); err != nil {

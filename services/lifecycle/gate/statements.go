@@ -105,8 +105,12 @@ var (
 	passCordon = pg.Define(pg.RoleLifecycle, "gate.pass_cordon", `
 		UPDATE lifecycle.node_gate g SET cordoned = $4 <> '', cordon_reason = $3, cordoned_by = $4, version = g.version + 1
 		WHERE g.node_id = $1 AND g.cordoned AND g.cordoned_by = $2 RETURNING `+columns)
-	closeSession = pg.Define(pg.RoleLifecycle, "gate.close_session", `
-		UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1 AND session_id = $2 AND session_open`)
+	closeSessions = pg.Define(pg.RoleLifecycle, "gate.close_sessions", `
+		UPDATE lifecycle.node_gate SET session_open = false
+		WHERE node_id IN (
+			SELECT g.node_id FROM unnest($1::uuid[], $2::uuid[]) AS n (node_id, session_id)
+				JOIN lifecycle.node_gate g ON g.node_id = n.node_id AND g.session_id = n.session_id
+			WHERE g.session_open ORDER BY g.node_id FOR NO KEY UPDATE OF g)`)
 	nextCordon = pg.Define(pg.RoleLifecycle, "gate.next_cordon", `
 		SELECT w.by, w.reason FROM (
 			SELECT 'finding:' || f.finding_id AS by, f.summary AS reason, f.first_seen_at AS since

@@ -60,7 +60,7 @@ func (h *handler) open(ctx context.Context) error {
 		h.server.budgets.judged(h.who, nil, wallclock.Now())
 		return h.welcome(ctx, res)
 	case recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE:
-		return h.challenge(ctx)
+		return h.challenge(ctx, time.AfterFunc)
 	default:
 		if res.GetDenial() == nil {
 			return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the session cannot be opened now")
@@ -102,14 +102,15 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 
 // challenge asks a session that presented an old generation for a signature. An answer in time proves a second live
 // copy of the node. No answer means a dead connection, such as one that a replica has kept from before it was paused.
-func (h *handler) challenge(ctx context.Context) error {
+// The clock decides what is in time; the timer that after starts, which may be late, only ends the wait.
+func (h *handler) challenge(ctx context.Context, after func(time.Duration, func()) *time.Timer) error {
 	nonce := make([]byte, 32)
 	_, _ = rand.Read(nonce)
 	asked := wallclock.Now()
 	h.sess.SendInline(h.server.challengeFrame(nonce))
 	h.conn.Place().Await()
 	answered := make(chan bool, 1)
-	timer := time.AfterFunc(h.server.lim.Challenge, func() {
+	timer := after(h.server.lim.Challenge, func() {
 		select {
 		case answered <- false:
 			// The read below ends with the connection.
@@ -118,7 +119,7 @@ func (h *handler) challenge(ctx context.Context) error {
 		}
 	})
 	defer timer.Stop()
-	ok := h.readAnswer(nonce) && wallclock.Now().Sub(asked) <= h.server.lim.Challenge // the timer may come late
+	ok := h.readAnswer(nonce) && wallclock.Now().Sub(asked) <= h.server.lim.Challenge
 	select {
 	case answered <- ok:
 	default:

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Tables whose rows are written one by one, in the order of their events, because earlier rows determine the value of a
-// row or which rows are deleted with it.
+// Tables whose rows are all written, in the order of their events, because earlier rows determine the value of a row or
+// which rows are deleted with it. Of sessions only those of one node depend on each other.
 const (
 	tableSession  = "session"
 	tableObserved = "observed"
@@ -24,7 +24,7 @@ const (
 // applyAll applies events together. The result is as if each had been applied by itself, but of the rows of one key
 // only the last is written, and a table's rows in one statement.
 func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Record) error {
-	b := batch{applier: a, rows: map[string]map[string]row{}}
+	b := batch{applier: a, rows: map[string]map[string]row{}, counts: map[any]int{}}
 	for _, r := range records {
 		read := rowsOf[r.Kind]
 		if read == nil {
@@ -53,12 +53,16 @@ func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Recor
 type batch struct {
 	applier
 	rows map[string]map[string]row // by table and key
+
+	sessions [][]row     // the n-th rows of all nodes
+	counts   map[any]int // of rows of sessions, by node
 }
 
 func (b *batch) add(ctx context.Context, tx pgx.Tx, w row) error {
 	switch w.table {
 	case tableSession:
-		return b.putSession(ctx, tx, w)
+		b.addSession(w)
+		return nil
 	case tableObserved:
 		// The workspace's current node determines which observations are deleted, so its row is written first.
 		if err := b.flushTable(ctx, tx, "workspace"); err != nil {
@@ -94,6 +98,11 @@ func (w row) version() int64 {
 
 // flush writes the collected rows in the order of the names of the tables and of their keys.
 func (b *batch) flush(ctx context.Context, tx pgx.Tx) error {
+	for _, rows := range b.sessions {
+		if err := b.putSessions(ctx, tx, rows); err != nil {
+			return err
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(b.rows)) {
 		if err := b.flushTable(ctx, tx, name); err != nil {
 			return err
@@ -141,12 +150,32 @@ func (b *batch) put(ctx context.Context, tx pgx.Tx, rows ...row) (int64, error) 
 	return tag.RowsAffected(), nil
 }
 
-func (b *batch) putSession(ctx context.Context, tx pgx.Tx, w row) error {
-	changed, err := b.put(ctx, tx, w)
+// addSession adds a row of a session to the rows that are written with it: each of another node.
+func (b *batch) addSession(w row) {
+	node := w.values[sessionNode]
+	n := b.counts[node]
+	b.counts[node]++
+	if n == len(b.sessions) {
+		b.sessions = append(b.sessions, nil)
+	}
+	b.sessions[n] = append(b.sessions[n], w)
+}
+
+// sessionNode is the place of the node's id among the values of a row of a session.
+const sessionNode = 2
+
+// putSessions writes rows of sessions of different nodes, in the order of the sessions, and prunes the nodes' sessions.
+func (b *batch) putSessions(ctx context.Context, tx pgx.Tx, rows []row) error {
+	slices.SortFunc(rows, func(a, b row) int { return strings.Compare(a.key(), b.key()) })
+	changed, err := b.put(ctx, tx, rows...)
 	if err != nil || changed == 0 {
 		return err
 	}
-	if _, err := pg.Exec(ctx, tx, b.sql.prune, w.values[2]); err != nil {
+	nodes := make([]any, len(rows))
+	for i, w := range rows {
+		nodes[i] = w.values[sessionNode]
+	}
+	if _, err := pg.Exec(ctx, tx, b.sql.prune, nodes); err != nil {
 		return fmt.Errorf("prune sessions: %w", err)
 	}
 	return nil

@@ -106,12 +106,14 @@ var (
 	emptyTable = pg.DefineDynamic(pg.RoleReadmodel, "project.empty_table",
 		func(t target) string { return "DELETE FROM " + t.table() }, targets("")...)
 
-	// pruneSessions deletes closed sessions of a node beyond the newest sessionsKept: they have no bearing on the node's
-	// state.
+	// pruneSessions deletes closed sessions of nodes beyond the newest sessionsKept of each: they have no bearing on the
+	// node's state.
 	pruneSessions = pg.DefineDynamic(pg.RoleReadmodel, "project.prune_sessions", func(t target) string {
-		return fmt.Sprintf(`DELETE FROM %[1]s WHERE node_id = $1 AND state = 'closed' AND session_id NOT IN (
-		SELECT k.session_id FROM %[1]s k WHERE k.node_id = $1 ORDER BY k.generation DESC, k.version DESC, k.session_id DESC
-			LIMIT %[2]d)`,
+		return fmt.Sprintf(`DELETE FROM %[1]s o WHERE o.session_id = ANY (ARRAY(
+		SELECT x.session_id FROM unnest($1::uuid[]) AS n (node_id), LATERAL (
+			SELECT k.session_id, k.state FROM %[1]s k WHERE k.node_id = n.node_id
+			ORDER BY k.generation DESC, k.version DESC, k.session_id DESC OFFSET %[2]d) x
+		WHERE x.state = 'closed'))`,
 			t.table(), sessionsKept)
 	}, target{"", "session"}, target{scratchPrefix, "session"})
 

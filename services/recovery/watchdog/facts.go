@@ -11,7 +11,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -23,7 +22,7 @@ const ConsumerName = "watchdog"
 // Kinds returns the kinds of events that the watchdog consumes.
 func Kinds() []string {
 	return []string{
-		"workspace.changed", "run.changed", "step.changed", "instance.changed", "session.changed", "finding.changed",
+		"workspace.changed", "run.changed", "step.changed", "instance.changed", kindSession, "finding.changed",
 	}
 }
 
@@ -41,8 +40,8 @@ func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		return stepChanged(ctx, tx, r)
 	case "instance.changed":
 		return instanceChanged(ctx, tx, r)
-	case "session.changed":
-		return sessionChanged(ctx, tx, r)
+	case kindSession:
+		return sessionsChanged(ctx, tx, []events.Record{r})
 	case "finding.changed":
 		return findingChanged(ctx, tx, r)
 	default:
@@ -190,30 +189,6 @@ func instanceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		moment(i.GetStartedAt()))
 	if err != nil {
 		return fmt.Errorf("note instance: %w", err)
-	}
-	return nil
-}
-
-func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	s := &nodev1.SessionChanged{}
-	if err := r.Decode(s); err != nil {
-		return err
-	}
-	serving := !s.GetLate() && (s.GetState() == commonv1.SessionState_SESSION_STATE_ADMITTED ||
-		s.GetState() == commonv1.SessionState_SESSION_STATE_DRAINING)
-	err := pg.Queue(ctx, tx, noteSession,
-		s.GetSessionId(), r.AggregateVersion, s.GetNodeId(), s.GetReplicaId(), s.GetGeneration(), serving, r.CreatedAt,
-		names.OfSet(s.GetCloseReason()))
-	if err != nil {
-		return fmt.Errorf("note session: %w", err)
-	}
-	if serving {
-		return nil
-	}
-	err = pg.Queue(ctx, tx, forgetSessions,
-		s.GetNodeId())
-	if err != nil {
-		return fmt.Errorf("forget sessions: %w", err)
 	}
 	return nil
 }

@@ -37,19 +37,23 @@ var (
 			placement = EXCLUDED.placement, node_id = EXCLUDED.node_id, started_at = EXCLUDED.started_at
 		WHERE t.instance_id <> EXCLUDED.instance_id OR t.version < EXCLUDED.version`)
 
-	noteSession = pg.Define(pg.RoleRecovery, "watchdog.note_session", `
+	// noteSessions and forgetSessions are for events of different nodes.
+	noteSessions = pg.Define(pg.RoleRecovery, "watchdog.note_sessions", `
 		INSERT INTO recovery.watch_session AS t (session_id, version, node_id, replica_id, generation, serving, since,
 			close_reason)
-		VALUES ($1, $2, $3, NULLIF($4, '')::uuid, $5, $6, $7, $8)
+		SELECT n.session_id, n.version, n.node_id, NULLIF(n.replica_id, '')::uuid, n.generation, n.serving, n.since,
+			n.close_reason
+		FROM unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::text[], $5::bigint[], $6::boolean[], $7::timestamptz[],
+			$8::text[]) AS n (session_id, version, node_id, replica_id, generation, serving, since, close_reason)
 		ON CONFLICT (session_id) DO UPDATE
 			SET version = EXCLUDED.version, replica_id = EXCLUDED.replica_id, generation = EXCLUDED.generation,
 			serving = EXCLUDED.serving, close_reason = EXCLUDED.close_reason,
 			since = CASE WHEN t.serving = EXCLUDED.serving THEN t.since ELSE EXCLUDED.since END
 		WHERE t.version < EXCLUDED.version`)
 
-	forgetSessions = pg.Define(pg.RoleRecovery, "watchdog.forget_sessions_of_node", `
+	forgetSessions = pg.Define(pg.RoleRecovery, "watchdog.forget_sessions_of_nodes", `
 		DELETE FROM recovery.watch_session o USING recovery.watch_session n
-		WHERE o.node_id = $1 AND n.node_id = $1 AND NOT o.serving
+		WHERE o.node_id = ANY($1::uuid[]) AND n.node_id = o.node_id AND NOT o.serving
 			AND (n.generation, n.session_id) > (o.generation, o.session_id)`)
 
 	noteEmptied = pg.Define(pg.RoleRecovery, "watchdog.note_emptied", `

@@ -98,8 +98,8 @@ func New(deps Deps, cfg Config) (*Watchdog, error) {
 		return nil, err
 	}
 	w.consumer, err = events.NewConsumer(events.ConsumerDeps{
-		Pool: deps.Pool, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger,
-	}, events.ConsumerConfig{Name: ConsumerName, Schema: "recovery", Kinds: Kinds()})
+		Pool: deps.Pool, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger, Together: Together,
+	}, events.ConsumerConfig{Name: ConsumerName, Schema: "recovery", Kinds: Kinds(), Gather: w.cfg.Every / 2})
 	if err != nil {
 		return nil, err
 	}

@@ -79,8 +79,12 @@ func TestABatchOfSessionsLocksItsTasks(t *testing.T) {
 	waits := k.enqueue(second)
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		ready := gate.Ready{NodeIDs: []string{first.id, second.id}, TaskIDs: []string{named.TaskID}}
-		if err := k.tasks.Lock(ctx, tx, ready); err != nil {
+		busy, err := k.tasks.Lock(ctx, tx, ready)
+		if err != nil {
 			return err
+		}
+		if !busy[first.id] || !busy[second.id] || len(busy) != 2 {
+			t.Errorf("busy nodes %v, want %s and %s", busy, first.id, second.id)
 		}
 		for id, want := range map[string]bool{
 			flying.TaskID: true, named.TaskID: true, waits.TaskID: false,

@@ -19,20 +19,26 @@ import (
 
 // Lock locks the rows that Reconcile of these sessions may change: their tasks, and then the runs that it wakes, with
 // those that wait for a launched instance. Reconcile wakes a run if it ends a task of the run: one that was to be
-// cancelled, or that was in a ledger that is lost.
-func (s *Reports) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
+// cancelled, or that was in a ledger that is lost. Lock returns the nodes that have any of these tasks: the others get
+// none as long as their gates are locked, since a lease locks the gate first.
+func (s *Reports) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) (map[string]bool, error) {
 	if len(ready.NodeIDs) == 0 {
-		return nil
+		return nil, nil
 	}
-	if _, err := pg.Exec(ctx, tx, lockInFlight, ready.NodeIDs, append([]string{}, ready.TaskIDs...)); err != nil {
-		return fmt.Errorf("lock tasks in flight: %w", err)
+	nodes, err := pg.Values[string](ctx, tx, lockInFlight, ready.NodeIDs, append([]string{}, ready.TaskIDs...))
+	if err != nil {
+		return nil, fmt.Errorf("lock tasks in flight: %w", err)
 	}
-	_, err := pg.Exec(ctx, tx, lockRunsInFlight,
+	busy := make(map[string]bool, len(nodes))
+	for _, id := range nodes {
+		busy[id] = true
+	}
+	_, err = pg.Exec(ctx, tx, lockRunsInFlight,
 		ready.NodeIDs, append([]string{}, ready.NewLedgers...), append([]string{}, ready.Workspaces...))
 	if err != nil {
-		return fmt.Errorf("lock runs of tasks in flight: %w", err)
+		return nil, fmt.Errorf("lock runs of tasks in flight: %w", err)
 	}
-	return nil
+	return busy, nil
 }
 
 // Reconcile compares the tasks that the agent of a new session has in flight with the rows, in the transaction that

@@ -14,7 +14,7 @@ func inFlight(nodes string) string {
 
 var (
 	lockInFlight = pg.Define(pg.RoleLifecycle, "report.lock_in_flight", `
-		SELECT FROM lifecycle.task t
+		SELECT t.node_id::text FROM lifecycle.task t
 		WHERE t.task_id IN (`+inFlight("ANY ($1::uuid[])")+`) AND t.node_id = ANY ($1::uuid[])
 			AND (t.open AND t.state <> 'queued' OR t.task_id = ANY ($2::uuid[])) ORDER BY t.task_id FOR UPDATE`)
 	lockRunsInFlight = pg.Define(pg.RoleLifecycle, "report.lock_runs_in_flight", `
