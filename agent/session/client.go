@@ -26,7 +26,8 @@ type Client struct {
 	cfg    Config
 	deps   Deps
 	out    *outbox.Outbox
-	retry  *backoff.Backoff // of opens; an admission resets it. Used by Run's goroutine alone
+	retry  *backoff.Backoff // of opens without an answer; an admission resets it. Used by Run's goroutine alone
+	denied *backoff.Backoff // of opens that the control plane answered with a refusal, likewise
 	losses *backoff.Backoff // of sessions that ended soon after their admission; Run's goroutine alone
 	route  *transport.Route
 	events chan event
@@ -57,7 +58,8 @@ func New(deps Deps, cfg Config) (*Client, error) {
 		Reports: out.Reports, out: out,
 		cfg: cfg, deps: deps, route: transport.NewRoute(deps.Lookup, deps.Dial, cfg.Draw),
 		events: make(chan event, 16), ledger: ids.New(),
-		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw), losses: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
+		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw), denied: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
+		losses: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
 	}, nil
 }
 
@@ -143,7 +145,9 @@ func (r *runner) loop(ctx context.Context) error {
 		case result := <-r.opened:
 			r.opening = false
 			if result.err != nil {
-				err = r.failed(ctx, failure{err: result.err, cert: r.c.deps.Identity.Certificate(), waits: r.c.retry})
+				err = r.failed(ctx, failure{
+					err: result.err, cert: r.c.deps.Identity.Certificate(), waits: r.c.waitsAfter(result.err),
+				})
 			} else {
 				r.promote(ctx, result.conn)
 			}
@@ -182,7 +186,7 @@ func (r *runner) promote(ctx context.Context, k *conn) {
 	old := r.active
 	r.active, r.flips, r.timeouts = k, 0, 0
 	r.refused, r.rejected = refusals{}, nil
-	r.c.retry.Reset()
+	r.c.restartWaits()
 	r.c.route.Admitted()
 	r.c.generation.Store(k.generation)
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "session admitted", slog.String("session_id", k.sessionID),

@@ -10,7 +10,7 @@ func (c *Client) Redial(ctx context.Context) { c.tell(ctx, event{redial: true}) 
 
 // redial opens a session anew, after the one that is being opened.
 func (r *runner) redial() {
-	r.c.retry.Reset()
+	r.c.restartWaits()
 	r.timeouts = 0
 	if r.opening {
 		r.again = true

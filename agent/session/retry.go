@@ -24,6 +24,22 @@ type failure struct {
 	waits *backoff.Backoff
 }
 
+// waitsAfter returns the waits that follow an open which failed with err. Refusals are counted by themselves: a control
+// plane that answers again after an outage is coming back, and what it lacks at first it soon has. By the count of the
+// outage the first refusal would be followed by the longest wait.
+func (c *Client) waitsAfter(err error) *backoff.Backoff {
+	if _, answered := fault.As(err); answered {
+		return c.denied
+	}
+	return c.retry
+}
+
+// restartWaits has the next failed open be followed by the shortest wait.
+func (c *Client) restartWaits() {
+	c.retry.Reset()
+	c.denied.Reset()
+}
+
 // failed decides what follows a failed open or a lost session: the next open after a wait, or the end of Run. The
 // diagnostic is on disk before it returns, so before any retry.
 func (r *runner) failed(ctx context.Context, f failure) error {

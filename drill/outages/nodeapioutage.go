@@ -31,7 +31,7 @@ const (
 
 // patientAfter is the node.heartbeat_stale_after_seconds of a scaled run. With the amnesty after an outage it is longer
 // than the longest wait of an agent between two attempts, as in production: an agent that draws 30 s just before the
-// return is not blamed.
+// return is not blamed, and its workspace is not recreated.
 const patientAfter = "32"
 
 // noTasks is how many tasks of one node an outage may leave: probes and observations of before wait for its end.

@@ -19,6 +19,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/mesh/agents"
 )
 
@@ -55,11 +56,20 @@ func runRollback(ctx context.Context, r *kit.Run) error {
 	}
 	r.About(held.ID, held.Node)
 	defer r.Leave(ctx, held.ID)
+	if m.Scaled {
+		if err := m.SetPolicy(ctx, policy.HeartbeatStaleAfterSeconds, patientAfter); err != nil {
+			return stage.At(stage.Good, err)
+		}
+		before, _ := r.Policy.Get(policy.HeartbeatStaleAfterSeconds)
+		defer r.Finally(ctx, func(ctx context.Context) {
+			r.Left("the policy", m.SetPolicy(ctx, policy.HeartbeatStaleAfterSeconds, before))
+		})
+	}
+	h := &history{run: r, held: held}
 	b, err := restored.Take(ctx, m, c)
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	h := &history{run: r, held: held}
 	if err := h.goOn(ctx); err != nil {
 		return stage.At(stage.Good, err)
 	}
@@ -68,8 +78,8 @@ func runRollback(ctx context.Context, r *kit.Run) error {
 		between = func(context.Context) error { return b.HideNewer(c) }
 		defer func() { _ = b.ShowNewer(ctx, m, c) }() // the drill has failed by then, as it had to
 	}
-	err = r.Inject(ctx, fmt.Sprintf("the database is put back to a copy from before generation %d of %s",
-		h.before.GetConfirmed(), held.Machine.Name()),
+	err = r.Inject(ctx, fmt.Sprintf("the database is put back to a copy with generation %d of %s, which has "+
+		"generation %d", h.copied, held.Machine.Name(), h.before.GetConfirmed()),
 		func(ctx context.Context) error { return b.PutBack(ctx, c, between) },
 		func(context.Context) error { return b.InPlace(c) })
 	if err != nil {
@@ -108,6 +118,7 @@ func runRollback(ctx context.Context, r *kit.Run) error {
 type history struct {
 	run    *kit.Run
 	held   mesh.Held
+	copied int64                    // the node's generation in the copy of the database
 	before *recoveryv1.NodeIdentity // as the database had it last
 	starts map[string]string        // of the workloads
 	closed int                      // incidents of rollbacks before
@@ -117,6 +128,11 @@ type history struct {
 // goOn has the machine's agent open sessions that the copy of the database does not have.
 func (h *history) goOn(ctx context.Context) error {
 	m := h.run.Mesh
+	node, err := m.Node(ctx, h.held.Node)
+	if err != nil {
+		return err
+	}
+	h.copied = node.GetIdentity().GetConfirmed()
 	for range 2 {
 		h.held.Machine.LetDie()
 		if err := h.held.Machine.Kill9(); err != nil {
@@ -126,9 +142,12 @@ func (h *history) goOn(ctx context.Context) error {
 			return err
 		}
 	}
-	node, err := m.Node(ctx, h.held.Node)
-	if err != nil {
+	if node, err = m.Node(ctx, h.held.Node); err != nil {
 		return err
+	}
+	if is := node.GetIdentity().GetConfirmed(); is <= h.copied {
+		return fmt.Errorf("%s is in generation %d, and the copy of the database has %d: there is nothing to remember",
+			h.held.Machine.Name(), is, h.copied)
 	}
 	h.before = node.GetIdentity()
 	if h.starts, err = host.WorkloadStarts(h.held.Dir); err != nil {

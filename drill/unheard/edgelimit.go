@@ -24,8 +24,8 @@ func EdgeLimit() kit.Drill {
 	return kit.Drill{
 		Name: "edge-rate-limited", Slow: true,
 		Injects: "the port of the node API is led to an edge that ends TLS, and the agent of a machine that serves a " +
-			"workspace is killed; it is started again, and the edge answers its streams with a page and then with 429 and " +
-			"a Retry-After of 62 s",
+			"workspace is killed; it is started again, and the edge answers its streams with a page, then once with 429 " +
+			"and a Retry-After of 62 s, and then with the page again",
 		Sees: "by the API alone `agent_down`; once the record on the host is brought, `edge_rate_limited` and temporary; " +
 			"the workload serves; the agent asks again no sooner than the edge wants, and once",
 		Recovers: "the edge is taken away: the agent opens a session by itself at its next try",
@@ -62,12 +62,13 @@ func runEdgeLimit(ctx context.Context, r *kit.Run) error {
 		"of %s, process %d, killed", addr, u.held.Machine.Name(), u.pid),
 		func(context.Context) error { return errors.Join(u.c.Divert(addr, e.Addr()), u.held.Machine.Kill9()) },
 		func(context.Context) error {
-			if len(e.Requests()) > 0 {
+			if len(e.Requests()) > 0 && len(limited(e)) == 0 {
 				e.Set("", edge.Limited(edgeWait))
 			}
 			if len(limited(e)) == 0 {
 				return fmt.Errorf("of %d requests none was refused as one too many", len(e.Requests()))
 			}
+			e.Set("", edge.Page()) // the next request is answered so that the agent comes back soon
 			return nil
 		})
 	if err != nil {
@@ -94,18 +95,21 @@ func runEdgeLimit(ctx context.Context, r *kit.Run) error {
 
 // limited returns the requests that the edge refused as one too many.
 func limited(e *edge.Edge) []edge.Request {
-	return slices.DeleteFunc(e.Requests(), func(q edge.Request) bool { return q.Answer.RetryAfter == 0 })
+	return slices.DeleteFunc(e.Requests(), func(q edge.Request) bool { return !refused(q) })
 }
 
-// slowsDown waits for the next request after the first that was refused, which must not come sooner than was asked for.
+func refused(q edge.Request) bool { return q.Answer.RetryAfter != 0 }
+
+// slowsDown waits for the next request after the one that was refused, which must not come sooner than was asked for.
 func slowsDown(ctx context.Context, r *kit.Run, e *edge.Edge) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*edgeWait)
 	defer cancel()
 	for n := len(e.Requests()); ; n++ {
-		if got := limited(e); len(got) > 1 {
-			gap := got[1].At.Sub(got[0].At)
-			if gap < edgeWait-100*time.Millisecond || len(got) > 2 {
-				return fmt.Errorf("the agent asked %d times, and again after %s where %s was asked for", len(got), gap, edgeWait)
+		got := e.Requests()
+		if i := slices.IndexFunc(got, refused); i+1 < len(got) {
+			gap := got[i+1].At.Sub(got[i].At)
+			if gap < edgeWait-100*time.Millisecond {
+				return fmt.Errorf("the agent asked again after %s where %s was asked for", gap, edgeWait)
 			}
 			r.Note("the agent asked again %s after the edge had asked for %s", gap.Round(time.Millisecond), edgeWait)
 			return nil

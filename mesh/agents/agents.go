@@ -188,6 +188,21 @@ func (a *Agent) PID() int {
 	return a.process.PID()
 }
 
+// Running reports whether the agent's process runs.
+func (a *Agent) Running() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.process == nil {
+		return false
+	}
+	select {
+	case <-a.process.Done():
+		return false
+	default:
+		return true
+	}
+}
+
 // Kill9 kills the agent with SIGKILL. The processes that it runs for workspaces live on.
 func (a *Agent) Kill9() error {
 	a.mu.Lock()

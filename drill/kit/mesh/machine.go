@@ -53,8 +53,19 @@ func (m *Mesh) Node(ctx context.Context, ref string) (*readmodelv1.Node, error) 
 	return resp.GetNode(), err
 }
 
-// StartMachine starts a machine's agent again, and waits until the node is connected and admitted.
+// StartMachine starts a machine's agent again, and waits until the node is connected and admitted. If the agent does
+// not run, that must be in a session which it has opened since: the API shows the last one as connected for a moment
+// after its agent has ended.
 func (m *Mesh) StartMachine(ctx context.Context, machine *agents.Agent) error {
+	ended := ""
+	if !machine.Running() {
+		node, err := await.Answer(ctx, "the last session of "+machine.Name(),
+			func(ctx context.Context) (*readmodelv1.Node, error) { return m.Node(ctx, machine.Name()) })
+		if err != nil {
+			return err
+		}
+		ended = node.GetSession().GetSessionId()
+	}
 	if err := machine.Start(); err != nil {
 		return err
 	}
@@ -62,6 +73,9 @@ func (m *Mesh) StartMachine(ctx context.Context, machine *agents.Agent) error {
 		node, err := m.Node(ctx, machine.Name())
 		if err == nil && (!node.GetConnected() || !node.GetGate().GetAdmitted()) {
 			err = errors.New("it is not")
+		}
+		if err == nil && ended != "" && node.GetSession().GetSessionId() == ended {
+			err = fmt.Errorf("its session is %s, which its agent had before it ended", ended)
 		}
 		return err
 	})
