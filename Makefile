@@ -62,6 +62,9 @@ fuzz: ## Every fuzzer, a minute each (ARGS="./internal/bundle")
 check: $(BUF) $(LINTER) ## What is checked without running it: the release build, lint with vet, generated code
 	@scripts/check.sh
 
+.PHONY: tools
+tools: $(BUF) $(LINTER) $(GRPCURL) ## Build the tools that test and check need
+
 .PHONY: test-fast
 test-fast: ## The tests without I/O, in seconds (ARGS="./internal/fault/...")
 	@scripts/gotest.sh -short $(or $(ARGS),./...)

@@ -131,7 +131,7 @@ const meshes = 3
 
 // TestDrillsAndTheirControls runs every drill in its scaled form, as `gpuaas drill run --all --controls` does, on some
 // meshes beside each other: each takes the next drill when it has ended one. The first begins when the faults have run
-// that drills are made of. The controls of slow ones run with GPUAAS_TEST_LONG.
+// that drills are made of. The control without a fault, and both of slow drills, run with GPUAAS_TEST_LONG.
 func TestDrillsAndTheirControls(t *testing.T) {
 	drills := make(chan kit.Drill, len(drill.Drills()))
 	for _, d := range drill.Drills() {
@@ -158,10 +158,9 @@ func runAll(t *testing.T, drills <-chan kit.Drill) {
 	defer cancel()
 	m := up(ctx, t)
 	for d := range drills {
-		controls := testkit.Repeat(!d.Slow, true)
-		want := 1
-		if controls {
-			want = 3
+		controls := testkit.Repeat([]kit.Control{kit.Mutated}, kit.Controls())
+		if d.Slow {
+			controls = testkit.Repeat(nil, controls)
 		}
 		results, err := kit.All(ctx, m, []kit.Drill{d}, kit.Options{
 			Logger: testkit.Logger(t), Controls: controls, Each: func(r kit.Result) { tell(t, r) },
@@ -178,7 +177,7 @@ func runAll(t *testing.T, drills <-chan kit.Drill) {
 				t.Errorf("%s passed and says too little: %+v", r.Name, r)
 			}
 		}
-		if len(results) != want {
+		if want := 1 + len(controls); len(results) != want {
 			t.Errorf("%s has %d results, not %d", d.Name, len(results), want)
 		}
 	}

@@ -69,23 +69,23 @@ func newDrillListCommand(program *kit.Program) *cobra.Command {
 
 // listedDrill is a line of `drill list`: a drill with its production budgets.
 type listedDrill struct {
-	Row                    int      `json:"row"`
-	Name                   string   `json:"name"`
-	Severity               string   `json:"severity"`
-	Reason                 string   `json:"reason"`
-	UserState              string   `json:"user_state"`
-	Owner                  string   `json:"owner"`
-	DetectionBudgetSeconds float64  `json:"detection_budget_seconds"`
-	DetectionBudgetKey     string   `json:"detection_budget_key"` // a policy key whose value is added
-	RecoveryBudgetSeconds  float64  `json:"recovery_budget_seconds"`
-	Recovery               string   `json:"recovery"`
-	Context                bool     `json:"context"` // whether it can be run with --context
-	Injects                string   `json:"injects"`
-	Sees                   string   `json:"sees"`
-	Recovers               string   `json:"recovers"`
-	Needs                  string   `json:"needs"`
-	Controls               []string `json:"controls"`
-	Mutation               string   `json:"mutation"`
+	Row                    int                `json:"row"`
+	Name                   string             `json:"name"`
+	Severity               string             `json:"severity"`
+	Reason                 string             `json:"reason"`
+	UserState              string             `json:"user_state"`
+	Owner                  string             `json:"owner"`
+	DetectionBudgetSeconds float64            `json:"detection_budget_seconds"`
+	DetectionBudgetKey     string             `json:"detection_budget_key"` // a policy key whose value is added
+	RecoveryBudgetSeconds  float64            `json:"recovery_budget_seconds"`
+	Recovery               string             `json:"recovery"`
+	Context                bool               `json:"context"` // whether it can be run with --context
+	Injects                string             `json:"injects"`
+	Sees                   string             `json:"sees"`
+	Recovers               string             `json:"recovers"`
+	Needs                  string             `json:"needs"`
+	Controls               []drillkit.Control `json:"controls"`
+	Mutation               string             `json:"mutation"`
 }
 
 func row(d drillkit.Drill) listedDrill {
@@ -95,7 +95,7 @@ func row(d drillkit.Drill) listedDrill {
 		Owner: d.Expect.Owner, DetectionBudgetSeconds: b.Detect.Seconds(), DetectionBudgetKey: b.DetectKey,
 		RecoveryBudgetSeconds: b.RecoverWithin().Seconds(), Recovery: string(b.Recovery), Context: d.Outside,
 		Injects: d.Injects, Sees: d.Sees, Recovers: d.Recovers, Needs: d.Needs,
-		Controls: []string{string(drillkit.Withheld), string(drillkit.Mutated)}, Mutation: d.Mutation,
+		Controls: drillkit.Controls(), Mutation: d.Mutation,
 	}
 }
 
@@ -205,8 +205,12 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 				r.Name, r.ElapsedSeconds, r.Why)
 		}
 	}
+	var controls []drillkit.Control
+	if o.controls {
+		controls = drillkit.Controls()
+	}
 	results, err := drillkit.Beside(ctx, targets, repeated(drills, o.runs),
-		drillkit.Options{Logger: logger, Controls: o.controls, Each: tell})
+		drillkit.Options{Logger: logger, Controls: controls, Each: tell})
 	err = errors.Join(err, ended(), unwritten)
 	if printErr := kit.Records(program, cmd, func(r drillkit.Result) string { return r.Name }, drillColumns,
 		results); printErr != nil {

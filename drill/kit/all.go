@@ -13,8 +13,8 @@ import (
 // Options of a run of drills.
 type Options struct {
 	Logger *slog.Logger
-	// Controls runs each drill's two controls after it, and inverts their results.
-	Controls bool
+	// Controls run after each drill, with their results inverted.
+	Controls []Control
 	// Each is called with every result as it comes; it may be nil.
 	Each func(Result)
 }
@@ -24,12 +24,8 @@ type Options struct {
 func All(ctx context.Context, m *mesh.Mesh, drills []Drill, o Options) ([]Result, error) {
 	var out []Result
 	for _, d := range drills {
-		controls := []Control{None}
-		if o.Controls {
-			controls = append(controls, Withheld, Mutated)
-		}
 		var seenIn time.Duration
-		for _, c := range controls {
+		for _, c := range append([]Control{None}, o.Controls...) {
 			if err := ctx.Err(); err != nil {
 				return out, context.Cause(ctx)
 			}

@@ -16,6 +16,9 @@ const (
 	Mutated  Control = "detector-mutated"
 )
 
+// Controls returns the controls of a drill, in the order in which they run.
+func Controls() []Control { return []Control{Withheld, Mutated} }
+
 // Result is the result of one drill. Durations are seconds of wall time.
 type Result struct {
 	Name                   string   `json:"name"`
