@@ -21,7 +21,7 @@ import (
 // that verify no signatures now.
 func TestAnAgentFollowsTwoRotationsThatItMissed(tt *testing.T) {
 	t := beside(tt, 8*time.Minute)
-	c := start(t, cluster.Config{Nodes: 2})
+	c := start(t, cluster.Config{Nodes: 2, Replicas: 1})
 	security, err := c.Person(t.ctx, "", person.Session{Subject: "sam", Roles: []string{"security"}, Life: time.Hour})
 	if err != nil {
 		t.Fatal(err)

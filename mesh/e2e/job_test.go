@@ -79,7 +79,7 @@ func answers(ctx context.Context, url string) error {
 func TestAWorkspaceIsProvisionedByTheRealPrograms(tt *testing.T) {
 	t := beside(tt, 8*time.Minute)
 	ctx := t.ctx
-	c := start(t, cluster.Config{Nodes: 1, GPUs: 2})
+	c := start(t, cluster.Config{Nodes: 1, GPUs: 2, Replicas: 1})
 	run := cli(t, c)
 	run("tenants", "create", "acme")
 	began := time.Now()

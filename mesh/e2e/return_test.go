@@ -20,7 +20,7 @@ var errOther = errors.New("the node is another than it should be")
 func TestAReactivatedNodeReturns(tt *testing.T) {
 	tt.Parallel() // it mostly waits
 	t := within(tt, 8*time.Minute)
-	c := start(t, cluster.Config{Nodes: 1})
+	c := start(t, cluster.Config{Nodes: 1, Replicas: 1})
 	before := machines(t, c)
 	change := func(verb recoveryv1.IdentityVerb) {
 		t.must("the verb "+verb.String(), 20*time.Second, func(ctx context.Context) error {
