@@ -30,8 +30,6 @@ type Config struct {
 	ClaimLease time.Duration
 	// SignTimeout of one attempt at the authority, shorter than the lease: 7 s.
 	SignTimeout time.Duration
-	// LaunchSecretLife is how long an instance may take to register: 24 h.
-	LaunchSecretLife time.Duration
 	// MintWait and MintLimit bound how another key may take a launch secret whose first certificate was never used: after
 	// 30 s, 3 times.
 	MintWait  time.Duration
@@ -52,7 +50,7 @@ type Config struct {
 }
 
 var defaults = Config{
-	ClaimLease: 10 * time.Second, SignTimeout: 7 * time.Second, LaunchSecretLife: 24 * time.Hour,
+	ClaimLease: 10 * time.Second, SignTimeout: 7 * time.Second,
 	MintWait: 30 * time.Second, MintLimit: 3, PerAddress: 50, PerAddressBurst: 500, PerToken: 2, PerTokenBurst: 20,
 	PerSecond: 200, Burst: 400,
 	Signings: 16,
