@@ -1,4 +1,9 @@
-package session
+// Package bounds cuts what an agent reports of itself and its host to what a working agent reports, before it is kept
+// or passed on: lengths, counts, times, characters.
+//
+// What a host reports is its claim, and one agent's report must not fail the batch that it shares with others. The
+// package decides nothing about what is reported.
+package bounds
 
 import (
 	"strings"
@@ -12,25 +17,25 @@ import (
 )
 
 const (
-	// mostRecordText bounds the detail of a diagnostic, and mostRecordID its ids, in bytes: an agent keeps no longer ones.
-	mostRecordText = 512
+	// MostRecordText bounds the detail of a diagnostic, and mostRecordID its ids, in bytes: an agent keeps no longer ones.
+	MostRecordText = 512
 	mostRecordID   = 64
-	// mostRecordWait bounds how long an agent may announce to wait.
-	mostRecordWait = 24 * time.Hour
+	// MostRecordWait bounds how long an agent may announce to wait.
+	MostRecordWait = 24 * time.Hour
 )
 
-// scrubRecords bounds and cleans the diagnostics of a host, which are its claim: one line of text, ids and times that
+// Records bounds and cleans the diagnostics of a host, which are its claim: one line of text, ids and times that
 // can be stored. A code that this build does not know is kept, for a reader that does. The list itself is bounded by
 // the frame's rules.
-func scrubRecords(list []*commonv1.Diagnostic) {
+func Records(list []*commonv1.Diagnostic) {
 	for _, d := range list {
-		d.Detail = oneLine(d.GetDetail(), mostRecordText)
-		d.RetryCorrelationId = oneLine(d.GetRetryCorrelationId(), mostRecordID)
-		d.DedupeKeyHash = oneLine(d.GetDedupeKeyHash(), mostRecordID)
+		d.Detail = OneLine(d.GetDetail(), MostRecordText)
+		d.RetryCorrelationId = OneLine(d.GetRetryCorrelationId(), mostRecordID)
+		d.DedupeKeyHash = OneLine(d.GetDedupeKeyHash(), mostRecordID)
 		d.Count = max(d.GetCount(), 1)
 		d.ObservedAt, d.FirstSeenAt, d.EndedAt = sound(d.GetObservedAt()), sound(d.GetFirstSeenAt()), sound(d.GetEndedAt())
 		if wait := d.GetNextRetry(); wait != nil {
-			d.NextRetry = durationpb.New(min(max(wait.AsDuration(), 0), mostRecordWait))
+			d.NextRetry = durationpb.New(min(max(wait.AsDuration(), 0), MostRecordWait))
 		}
 	}
 }
@@ -43,8 +48,8 @@ func sound(at *timestamppb.Timestamp) *timestamppb.Timestamp {
 	return at
 }
 
-// oneLine returns a text without control characters, cut to a length in bytes.
-func oneLine(s string, most int) string {
+// OneLine returns a text without control characters, cut to a length in bytes.
+func OneLine(s string, most int) string {
 	s = strings.ToValidUTF8(s[:min(len(s), most)], "")
 	return strings.Map(func(c rune) rune {
 		switch {
