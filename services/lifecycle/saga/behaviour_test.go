@@ -187,7 +187,9 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 
 func TestHundredStartsMakeOneRun(t *testing.T) {
 	testkit.IO(t)
-	b := sagatest.NewBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
+	b := sagatest.NewBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States(),
+	})
 	ws, first := b.Create("toy")
 	cfg := b.Config("a")
 	stop := b.Drive(cfg)
@@ -231,7 +233,9 @@ func TestHundredStartsMakeOneRun(t *testing.T) {
 
 func TestOtherKindIsRefusedWithItsID(t *testing.T) {
 	testkit.IO(t)
-	b := sagatest.NewBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
+	b := sagatest.NewBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States(),
+	})
 	ws, id := b.Create("toy")
 	err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
 		_, err := b.Core.Start(ctx, tx,

@@ -15,8 +15,8 @@ func StaleSince(through *time.Time, now time.Time) time.Time {
 	return *through
 }
 
-// StaleText returns the sentence that tells a workspace's user of which time the verdicts are from which
-// its state follows.
+// StaleText returns the sentence that tells a workspace's user of which time the verdicts are from
+// which its state follows.
 func StaleText(at time.Time) string {
 	return "What it runs on was last checked at " + at.UTC().Format(time.RFC3339) + ": it may have changed since."
 }

@@ -114,7 +114,8 @@ func newKit(t *testing.T) *kit {
 	}
 	k.policy = &policyOf{}
 	k.enroller = k.replica()
-	if k.instances, err = instance.New(instance.Deps{Logger: testkit.Logger(t), Pool: k.pool}, instance.Config{}); err != nil {
+	k.instances, err = instance.New(instance.Deps{Logger: testkit.Logger(t), Pool: k.pool}, instance.Config{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	return k

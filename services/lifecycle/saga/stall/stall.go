@@ -1,7 +1,7 @@
 // Package stall finds runs and steps that show no progress, and flags them with a reason.
 //
-// It decides when something counts as stalled, by the database's clock, and nothing else: a flag stops no step and takes
-// no lease. It knows the core of the sagas by its definitions and its database.
+// It decides when something counts as stalled, by the database's clock, and nothing else: a flag stops no step and
+// takes no lease. It knows the core of the sagas by its definitions and its database.
 package stall
 
 import (

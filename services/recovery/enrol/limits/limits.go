@@ -1,6 +1,5 @@
 // Package limits bounds how often callers may attempt to enrol: by a bucket for each address, token or node, and by one
-// for all. It decides nothing else, and knows no node. A replica has its own buckets, and a process that starts has full
-// ones.
+// for all. It decides nothing else, and knows no node. Each replica has its own buckets, which are full when it starts.
 package limits
 
 import (
