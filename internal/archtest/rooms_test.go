@@ -180,6 +180,10 @@ func identityRooms() []wall {
 		name: "identities know neither who enrols nor how lifecycle is told", from: []string{r + "identity"},
 		to: []string{r + "authority", r + "enrol", r + "fences", r + "instance"}, product: true,
 	}, {
+		name: "opened sessions, keys and their nodes are decided without the records of nodes",
+		from: []string{r + "identity/opened", r + "identity/joinkeys", r + "identity/keyowner"},
+		to:   []string{r + "identity"}, product: true,
+	}, {
 		name: "which instance may enrol is decided without knowing how one does", from: []string{r + "instance"},
 		to: []string{r + "enrol", r + "tokens"}, product: true,
 	}, {
