@@ -178,7 +178,17 @@ func identityRooms() []wall {
 	const r = "services/recovery/"
 	return []wall{{
 		name: "identities know neither who enrols nor how lifecycle is told", from: []string{r + "identity"},
-		to: []string{r + "authority", r + "enrol", r + "fences"}, product: true,
+		to: []string{r + "authority", r + "enrol", r + "fences", r + "instance"}, product: true,
+	}, {
+		name: "opened sessions, keys and their nodes are decided without the records of nodes",
+		from: []string{r + "identity/opened", r + "identity/joinkeys", r + "identity/keyowner"},
+		to:   []string{r + "identity"}, product: true,
+	}, {
+		name: "which instance may enrol is decided without knowing how one does", from: []string{r + "instance"},
+		to: []string{r + "enrol", r + "tokens"}, product: true,
+	}, {
+		name: "the roots that replicas are sent are kept without knowing why", from: []string{r + "trust/roots"},
+		to: []string{r + "trust", r + "trust/canary"}, product: true,
 	}, {
 		name: "what follows from evidence is decided without knowing how it is kept", from: []string{r + "drift"},
 		to: []string{r + "drift/collect", r + "drift/judge"}, product: true,

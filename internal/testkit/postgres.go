@@ -280,6 +280,14 @@ func (d *Database) WorkloadURL() string {
 	return d.url(pg.RoleWorkloadAdmin, name)
 }
 
+// Exec runs a statement that a test makes up, as a role, on d.
+func Exec(d *Database, role, sql string, args ...any) {
+	d.t.Helper()
+	if _, err := d.Pool(role).Exec(Context(d.t), sql, args...); err != nil {
+		d.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
 // SetClockOffset sets how far the mesh clock of d is ahead of the real one (behind, if negative).
 func SetClockOffset(d *Database, by time.Duration) {
 	d.t.Helper()

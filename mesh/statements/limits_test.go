@@ -37,7 +37,7 @@ func boundWithoutOrder(sql string) []string {
 
 // unordered are the statements in which a bound may leave out any rows, with the reason.
 var unordered = map[string]string{
-	"saga.find_stalls":                  "what it finds is flagged, and not found again",
+	"stall.find":                        "what it finds is flagged, and not found again",
 	"spec.bare_operation_keys":          "what it finds is written, and not found again",
 	"people.sweep_sessions":             "what it finds is taken away",
 	"people.sweep_people":               "what it finds is taken away",

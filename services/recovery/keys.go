@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/rpc/assertion"
-	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/joinkeys"
 	"github.com/gpuaas/mesh/services/recovery/keys"
 )
 
@@ -43,7 +43,7 @@ func (s *Service) openKeys(ctx context.Context) error {
 	parts := []keyset.Part{
 		{
 			Kind: keyset.JoinState, Signs: true, Files: keyset.DirFiles(s.cfg.JoinStateKeys, "join-"),
-			Outstanding: identity.NeedKey,
+			Outstanding: joinkeys.Outstanding,
 			Changed: func(v keyset.View) error {
 				k.join.Replace(joinstate.NewKeysOf(v.Signing, v.Privates, v.Verify))
 				k.join.Guard(v.Confirmed)

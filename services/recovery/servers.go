@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/authority"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/instance"
 	"github.com/gpuaas/mesh/services/recovery/profiles"
 )
 
@@ -77,13 +78,13 @@ func (s *sessions) WatchAuthority(ctx context.Context,
 }
 
 // instances implements InstanceService.
-type instances struct{ enroller *enrol.Enroller }
+type instances struct{ instances *instance.Instances }
 
 // PrepareInstance records an instance that will be launched and returns the node that it will be.
 func (s *instances) PrepareInstance(ctx context.Context,
 	req *recoveryv1.PrepareInstanceRequest,
 ) (*recoveryv1.PrepareInstanceResponse, error) {
-	nodeID, err := s.enroller.Prepare(ctx, req)
+	nodeID, err := s.instances.Prepare(ctx, req)
 	return &recoveryv1.PrepareInstanceResponse{NodeId: nodeID}, shown(err)
 }
 
@@ -91,7 +92,7 @@ func (s *instances) PrepareInstance(ctx context.Context,
 func (s *instances) RetireInstance(ctx context.Context,
 	req *recoveryv1.RetireInstanceRequest,
 ) (*recoveryv1.RetireInstanceResponse, error) {
-	return &recoveryv1.RetireInstanceResponse{}, shown(s.enroller.RetireInstance(ctx, req))
+	return &recoveryv1.RetireInstanceResponse{}, shown(s.instances.Retire(ctx, req))
 }
 
 // persons implements IdentityService.

@@ -28,6 +28,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/fences"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/instance"
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
 	"github.com/gpuaas/mesh/services/recovery/profiles"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
@@ -128,8 +129,13 @@ func (s *Service) build(ctx context.Context) error {
 		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, MintWait: s.cfg.MintWait,
 		SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
 		PerTokenBurst: s.cfg.EnrollPerTokenBurst, PerSecond: s.cfg.EnrollPerSecond, Burst: s.cfg.EnrollBurst,
-		LaunchSecretLife: s.cfg.LaunchSecretLife,
 	})
+	if err != nil {
+		return err
+	}
+	prepared, err := instance.New(instance.Deps{
+		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told,
+	}, instance.Config{LaunchSecretLife: s.cfg.LaunchSecretLife})
 	if err != nil {
 		return err
 	}
@@ -159,7 +165,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.serveInternal(ctx, identities, enroller, poller, admin); err != nil {
+	if err := s.serveInternal(ctx, identities, prepared, enroller, poller, admin); err != nil {
 		return err
 	}
 	err = errors.Join(s.addWatchdog(lc), s.addDrift(lc), s.addRollback(), s.addKeys(), s.addTokens(),
@@ -197,8 +203,8 @@ func (s *Service) openAuthority(ctx context.Context) error {
 }
 
 func (s *Service) serveInternal(
-	ctx context.Context, identities *identity.Identities, enroller *enrol.Enroller, poller *authority.Poller,
-	admin *policyadmin.Server,
+	ctx context.Context, identities *identity.Identities, prepared *instance.Instances, enroller *enrol.Enroller,
+	poller *authority.Poller, admin *policyadmin.Server,
 ) error {
 	var err error
 	if s.internal, err = s.base.InternalServer(ctx, s.keys.persons); err != nil {
@@ -213,7 +219,7 @@ func (s *Service) serveInternal(
 				identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy, profiles: s.profiles,
 			}, opts...)),
 		mount(commonv1connect.NewAnnounceServiceHandler(rows, opts...)),
-		mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)),
+		mount(recoveryv1connect.NewInstanceServiceHandler(&instances{instances: prepared}, opts...)),
 		mount(recoveryv1connect.NewIdentityServiceHandler(
 			&persons{identities: identities, enroller: enroller, audit: s.base.Audit}, opts...)),
 		mount(recoveryv1connect.NewPolicyServiceHandler(admin, opts...)),

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/stall"
 )
 
 // The time for which the model and the concurrent clients run; GPUAAS_MODEL_FOR changes it, and GPUAAS_MODEL_SEED
@@ -152,7 +153,7 @@ func (a *scenario) stays(within time.Duration) {
 		})
 	}
 	a.jump(6 * time.Minute)
-	if _, err := a.seats[0].core.MarkStalls(testkit.Context(a.t), 100000*time.Hour); err != nil {
+	if _, err := stall.Mark(testkit.Context(a.t), a.seats[0].core, 100000*time.Hour); err != nil {
 		a.fail("flag what stalls: %v", err)
 	}
 	if a.s.ID != "" {

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/stall"
 )
 
 // A workload that runs and is never ready is probed every second, and its wait is flagged as stalled even so: after the
@@ -62,7 +63,7 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 	}
 	more(3)
 	p.unleased(run().ID, func() { testkit.SetClockOffset(p.db, 5*time.Minute) })
-	if _, err := p.seats[0].core.MarkStalls(testkit.Context(t), time.Hour); err != nil {
+	if _, err := stall.Mark(testkit.Context(t), p.seats[0].core, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if r := run(); r.StepName() != provision.StepReady || r.StuckReason != "" {

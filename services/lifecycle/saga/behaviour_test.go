@@ -50,11 +50,11 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 	steps[1].Retain = true
 	steps[1].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		if !flip.Load() {
-			return saga.Outcome{}, errBoom
+			return saga.Outcome{}, sagatest.ErrBoom
 		}
 		return saga.Done(nil), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	b := sagatest.NewBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
 	ws, id := b.Create("toy")
 	b.Await(id, 10*time.Second, "failed")
@@ -129,7 +129,7 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 			steps[1].Undo = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 				if !mended.Load() {
 					return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_STORAGE_FAILED,
-						"disk will not go", errBoom)
+						"disk will not go", sagatest.ErrBoom)
 				}
 				claims, err := env.Claims(ctx, "storage")
 				if err != nil {
@@ -137,7 +137,7 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 				}
 				return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return env.ReleaseTx(ctx, tx, claims[0]) }), nil
 			}
-			b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+			b := sagatest.NewBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 			b.Drive(b.Config("a"))
 			ws, id := b.Create("toy")
 			r := b.Await(id, 10*time.Second, "stuck")
@@ -187,7 +187,9 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 
 func TestHundredStartsMakeOneRun(t *testing.T) {
 	testkit.IO(t)
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
+	b := sagatest.NewBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States(),
+	})
 	ws, first := b.Create("toy")
 	cfg := b.Config("a")
 	stop := b.Drive(cfg)
@@ -231,7 +233,9 @@ func TestHundredStartsMakeOneRun(t *testing.T) {
 
 func TestOtherKindIsRefusedWithItsID(t *testing.T) {
 	testkit.IO(t)
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
+	b := sagatest.NewBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States(),
+	})
 	ws, id := b.Create("toy")
 	err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
 		_, err := b.Core.Start(ctx, tx,
@@ -260,7 +264,7 @@ func TestWaitAndWake(t *testing.T) {
 		}
 		return saga.Done(nil), nil
 	}
-	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	b := sagatest.NewBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
 	_, id := b.Create("toy")
 	r := b.Await(id, 10*time.Second, "waiting")
@@ -280,7 +284,7 @@ func TestWaitAndWake(t *testing.T) {
 func TestWakeIsNeverLost(t *testing.T) {
 	testkit.IO(t)
 	const runs = 40
-	var b *bed
+	var b *sagatest.Bed
 	var signalled sync.Map
 	steps := sagatest.PureSteps("wait")
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
@@ -305,7 +309,7 @@ func TestWakeIsNeverLost(t *testing.T) {
 		}()
 		return saga.Wait(saga.WaitFor{For: time.Hour, Why: "a signal", WakeOnSignal: true}), nil
 	}
-	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	b = sagatest.NewBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
 	var all []string
 	for range runs {

@@ -114,6 +114,21 @@ func (c *Core) Logger() *slog.Logger { return c.log }
 // Stats returns this core's counters.
 func (c *Core) Stats() *Stats { return &c.stats }
 
+// StallAfter returns how long a step may show no progress by the policy in force or its definition; without a step, how
+// long a run may last.
+func (c *Core) StallAfter(def *Definition, step *Step) time.Duration {
+	name, after := "", def.StallAfter
+	if step != nil {
+		name, after = step.Name, step.StallAfter
+	}
+	if c.stalls != nil {
+		if by := c.stalls(def.Name, name); by > 0 {
+			return by
+		}
+	}
+	return after
+}
+
 // FencedWrites returns the counter of the writes that the fences of runs refused.
 func (c *Core) FencedWrites() prometheus.Collector {
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{

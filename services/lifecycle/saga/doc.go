@@ -1,8 +1,9 @@
 // Package saga has the operations of workspaces as durable sagas on Postgres: their definitions, and what is asked of
-// their runs. It starts, joins, cancels, wakes and retries runs, helps stuck ones, flags stalls, and gives a step the
-// environment in which it is called. Package saga/lease decides who may drive a run, and package saga/drive drives it.
+// their runs. It starts, joins, cancels, wakes and retries runs, helps stuck ones, and gives a step the environment in
+// which it is called. Package saga/lease decides who may drive a run, package saga/drive drives it, and package
+// saga/stall flags what makes no progress.
 //
-// The three own the rows saga_run (the run's state, its queue entry, its lease and its fence in one row), saga_step
+// They own the rows saga_run (the run's state, its queue entry, its lease and its fence in one row), saga_step
 // (the timeline) and the core columns of workspace; what an undo works from is the ledger of package claims. They trust
 // only a fence that SQL confirmed in the same transaction, and compare leases, deadlines and stalls with mesh.clock(),
 // never with a Go clock. They do not know what a step does.

@@ -13,7 +13,7 @@ var (
 	readProgress = pg.Define(pg.RoleLifecycle, "saga.read_progress", `
 		SELECT COALESCE(o.progress->>'note' = $6, false), COALESCE((
 			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
-			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' AND `+sameTry("p")+`
+			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' AND `+runs.SameTry("p")+`
 			ORDER BY p.attempt DESC LIMIT 1), true), COALESCE((
 			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
 			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' ORDER BY p.attempt DESC

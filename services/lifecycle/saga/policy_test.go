@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/stall"
 )
 
 // The policy is read whenever it is needed, so that it applies to live runs too.
@@ -35,7 +36,7 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 		<-held // it does not end with its context
 		return saga.Done(nil), nil
 	}
-	b := newBed(t)
+	b := sagatest.NewBed(t)
 	registry, err := saga.NewRegistry(saga.Definition{
 		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(),
 		StallAfter: 500 * time.Hour, Deadline: 1000 * time.Hour,
@@ -63,7 +64,7 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	testkit.SetClockOffset(b.DB, 50*time.Hour)
 	flagged := func(prefix string, want int) {
 		t.Helper()
-		n, err := b.Core.MarkStalls(testkit.Context(t), 1000*time.Hour)
+		n, err := stall.Mark(testkit.Context(t), b.Core, 1000*time.Hour)
 		if r := b.Run(id); err != nil || n != want || !strings.HasPrefix(r.StuckReason, prefix) ||
 			(prefix == "" && r.StuckReason != "") {
 			t.Fatalf("%d flagged, %q: %v", n, r.StuckReason, err)
@@ -80,7 +81,7 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if r := b.Run(id); r.StepName() != "wedged" {
-			return errBoom
+			return sagatest.ErrBoom
 		}
 		return nil
 	})

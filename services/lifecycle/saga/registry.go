@@ -16,6 +16,9 @@ func (c *Core) Cancellable(r *runs.Run) bool {
 	return !known || !def.Uncancellable
 }
 
+// Key returns the name and version of the definition, as "name:version".
+func (d *Definition) Key() string { return key(d.Name, d.Version) }
+
 // key names one version of a definition.
 func key(name string, version int) string { return fmt.Sprintf("%s:%d", name, version) }
 
@@ -37,7 +40,7 @@ func NewRegistry(definitions ...Definition) (*Registry, error) {
 			problems = append(problems, err)
 			continue
 		}
-		k := key(d.Name, d.Version)
+		k := d.Key()
 		if r.byKey[k] != nil {
 			problems = append(problems, fmt.Errorf("definition %s is registered twice", k))
 			continue
@@ -69,6 +72,15 @@ func (r *Registry) All() []*Definition {
 	return out
 }
 
+// Versions returns every version of every definition, in the order in which they were registered.
+func (r *Registry) Versions() []*Definition {
+	out := make([]*Definition, 0, len(r.keys))
+	for _, k := range r.keys {
+		out = append(out, r.byKey[k])
+	}
+	return out
+}
+
 // Get returns one version of a definition.
 func (r *Registry) Get(name string, version int) (*Definition, bool) {
 	d, ok := r.byKey[key(name, version)]
@@ -82,7 +94,7 @@ func (c *Core) Drivable(r *runs.Run) (*Definition, error) {
 	case !ok:
 		return nil, errors.New("its definition is not registered")
 	case r.Step >= len(def.Steps) || !slices.Equal(r.StepNames, def.stepNames()):
-		return nil, fmt.Errorf("its steps are not those of %s", key(def.Name, def.Version))
+		return nil, fmt.Errorf("its steps are not those of %s", def.Key())
 	}
 	return def, nil
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
+
 	"buf.build/go/protovalidate"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -108,7 +110,7 @@ func FuzzFrame(f *testing.F) {
 			len(p.GetApiHost()) > mostProfileText || strings.ContainsAny(p.GetApiHost(), "\n\x1b") {
 			t.Fatalf("profile %v", p)
 		}
-		if c := boundedRecovery(hello.GetRecovery()); c.GetAttempts() < 0 || len(c.GetLastOutcome()) > 64 ||
+		if c := bounds.Recovery(hello.GetRecovery()); c.GetAttempts() < 0 || len(c.GetLastOutcome()) > 64 ||
 			strings.ContainsAny(c.GetLastOutcome(), "\n\x1b") || c.GetLastAttemptAt() != nil && !c.GetLastAttemptAt().IsValid() {
 			t.Fatalf("counters %v", c)
 		}
@@ -116,9 +118,9 @@ func FuzzFrame(f *testing.F) {
 			t.Fatalf("%d diagnostics of %d", len(merged), len(hello.GetDiagnostics()))
 		}
 		again := proto.CloneOf(frame)
-		scrub(again.ProtoReflect())
-		scrubRecords(again.GetHello().GetDiagnostics())
-		scrubRecords(again.GetDiagnostic().GetDiagnostics())
+		bounds.Frame(again.ProtoReflect())
+		bounds.Records(again.GetHello().GetDiagnostics())
+		bounds.Records(again.GetDiagnostic().GetDiagnostics())
 		if !proto.Equal(frame, again) {
 			t.Fatalf("%v became %v", frame, again)
 		}
@@ -129,7 +131,7 @@ func FuzzFrame(f *testing.F) {
 func bounded(t *testing.T, d *commonv1.Diagnostic) {
 	t.Helper()
 	for _, text := range []string{d.GetDetail(), d.GetRetryCorrelationId(), d.GetDedupeKeyHash()} {
-		if len(text) > mostRecordText || strings.ContainsAny(text, "\x00\n\r\t\x1b\u202e") {
+		if len(text) > bounds.MostRecordText || strings.ContainsAny(text, "\x00\n\r\t\x1b\u202e") {
 			t.Fatalf("text %q", text)
 		}
 	}
@@ -138,7 +140,7 @@ func bounded(t *testing.T, d *commonv1.Diagnostic) {
 			t.Fatalf("time %v", at)
 		}
 	}
-	if d.GetCount() < 1 || d.GetNextRetry().AsDuration() < 0 || d.GetNextRetry().AsDuration() > mostRecordWait {
+	if d.GetCount() < 1 || d.GetNextRetry().AsDuration() < 0 || d.GetNextRetry().AsDuration() > bounds.MostRecordWait {
 		t.Fatalf("%v", d)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
+
 	"buf.build/go/protovalidate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -133,9 +135,9 @@ func checked(v protovalidate.Validator, frame *nodev1.ConnectRequest) error {
 			fault.WithAction(commonv1.Action_ACTION_WAIT),
 			fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
-	scrub(frame.ProtoReflect())
-	scrubRecords(frame.GetHello().GetDiagnostics())
-	scrubRecords(frame.GetDiagnostic().GetDiagnostics())
+	bounds.Frame(frame.ProtoReflect())
+	bounds.Records(frame.GetHello().GetDiagnostics())
+	bounds.Records(frame.GetDiagnostic().GetDiagnostics())
 	return nil
 }
 

@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"time"
 
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
+
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -83,7 +85,7 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: boundedProfile(hello.GetProfile()),
 		Diags:     hello.GetDiagnostics(),
 		TaskTypes: hello.GetTaskTypes(),
-		Recovery:  boundedRecovery(hello.GetRecovery()),
+		Recovery:  bounds.Recovery(hello.GetRecovery()),
 	})
 	h.host.reported(hello.GetHost())
 	h.clock.begin(h.server.cfg.Clock)

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
+
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -203,7 +205,7 @@ func (h *handler) profileAnswered(f *nodev1.ProfileAnswer) {
 		Detail:     names.OfSet(f.GetRefused().GetReason()) + ": " + f.GetRefused().GetMessage(),
 		ObservedAt: timestamppb.New(h.server.cfg.Clock.Now()), FirstSeenAt: timestamppb.New(h.server.cfg.Clock.Now()),
 	}
-	scrubRecords([]*commonv1.Diagnostic{refusal})
+	bounds.Records([]*commonv1.Diagnostic{refusal})
 	h.diagnose(h.diags.take([]*commonv1.Diagnostic{refusal}, wallclock.Now()))
 }
 
@@ -218,11 +220,11 @@ func boundedProfile(f *commonv1.ProfileFacts) *commonv1.ProfileFacts {
 	if f == nil {
 		return nil
 	}
-	text := func(s string) string { return oneLine(s, mostProfileText) }
+	text := func(s string) string { return bounds.OneLine(s, mostProfileText) }
 	return &commonv1.ProfileFacts{
-		Fingerprint: oneLine(f.GetFingerprint(), mostFingerprint), ApiHost: text(f.GetApiHost()),
+		Fingerprint: bounds.OneLine(f.GetFingerprint(), mostFingerprint), ApiHost: text(f.GetApiHost()),
 		RecoveryHost: text(f.GetRecoveryHost()), TerminalHost: text(f.GetTerminalHost()),
 		InstallRoot: text(f.GetInstallRoot()), Unit: text(f.GetUnit()), PackageSource: text(f.GetPackageSource()),
-		Name: oneLine(f.GetName(), mostFingerprint),
+		Name: bounds.OneLine(f.GetName(), mostFingerprint),
 	}
 }

@@ -111,7 +111,7 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*
 			n, err := s.readNode(row, *all)
 			if err == nil {
 				n.VerdictStaleSince = stamp(*stale)
-				shownHealth(n)
+				status.ShownHealth(n)
 			}
 			return n, err
 		})

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/lookup"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
 // Audiences of notifications, as readmodel.notification spells them.
@@ -99,7 +100,7 @@ func (s *Snapshot) Notifications(
 		n := readNotification(row)
 		if !stale.IsZero() && n.GetEndedAt() == nil && fromVerdict(row.Reason) {
 			n.VerdictStaleSince = stamp(*stale)
-			n.Text += " " + staleText(*stale)
+			n.Text += " " + status.StaleText(*stale)
 		}
 		return n, nil
 	})

@@ -11,11 +11,8 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/list"
+	"github.com/gpuaas/mesh/services/readmodel/status"
 )
-
-// judgedFresh is how long after the time up to which recovery has judged everything its verdicts are up to date: it
-// notes that time every five seconds.
-const judgedFresh = 15 * time.Second
 
 var judgedThrough = pg.Define(pg.RoleReadmodel, "view.judged_through", `
 	SELECT (SELECT j.through FROM mesh.judged j WHERE j.service = 'recovery')`)
@@ -30,24 +27,10 @@ func (s *Snapshot) verdictsStaleSince() *time.Time {
 		if err := row.Scan(&through); err != nil {
 			return fmt.Errorf("read how far nodes were judged: %w", err)
 		}
-		*at = staleSince(through, s.Now)
+		*at = status.StaleSince(through, s.Now)
 		return nil
 	})
 	return at
-}
-
-// staleSince returns the time up to which recovery has judged everything, if that is too long ago for its verdicts to
-// be up to date; zero if they are, or if that time is not known.
-func staleSince(through *time.Time, now time.Time) time.Time {
-	if through == nil || now.Sub(*through) <= judgedFresh {
-		return time.Time{}
-	}
-	return *through
-}
-
-// staleText says for a workspace's user that the verdicts from which its state follows are of a time.
-func staleText(at time.Time) string {
-	return "What it runs on was last checked at " + at.UTC().Format(time.RFC3339) + ": it may have changed since."
 }
 
 // present returns a verdict without the period that it ended, which is part of the history. It changes v, which may

@@ -293,8 +293,8 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Worksp
 	}
 	out.UserText = status.FamilyOf(out.GetUserState()).Text
 	if w.GetNodeId() != "" && w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
-		if out.VerdictStaleSince = stamp(staleSince(row.JudgedThrough, row.Now)); out.GetVerdictStaleSince() != nil {
-			out.UserText += " " + staleText(out.GetVerdictStaleSince().AsTime())
+		if out.VerdictStaleSince = stamp(status.StaleSince(row.JudgedThrough, row.Now)); out.GetVerdictStaleSince() != nil {
+			out.UserText += " " + status.StaleText(out.GetVerdictStaleSince().AsTime())
 		}
 	}
 	if r.GetRunId() != "" && project.LiveRun(r.GetState()) {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/services/recovery/trust"
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
 )
 
 // issuersEvery is how often the roots that replicas of nodeapi are sent are read.
@@ -29,7 +29,7 @@ func (p *Poller) readIssuers(ctx context.Context, now time.Time) (*recoveryv1.Au
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
-	list, err := trust.Certificates(ctx, p.deps.Pool)
+	list, err := roots.Certificates(ctx, p.deps.Pool)
 	if err != nil {
 		return nil, err
 	}

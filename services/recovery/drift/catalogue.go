@@ -38,17 +38,18 @@ func (s sources) has(source commonv1.EvidenceSource) bool {
 	return source > 0 && source < 32 && s&(1<<source) != 0
 }
 
+// The sources of evidence.
 const (
-	identity = commonv1.EvidenceSource_EVIDENCE_SOURCE_IDENTITY
-	session  = commonv1.EvidenceSource_EVIDENCE_SOURCE_SESSION
-	gate     = commonv1.EvidenceSource_EVIDENCE_SOURCE_GATE
-	replicas = commonv1.EvidenceSource_EVIDENCE_SOURCE_REPLICAS
-	rollback = commonv1.EvidenceSource_EVIDENCE_SOURCE_ROLLBACK
-	host     = commonv1.EvidenceSource_EVIDENCE_SOURCE_HOST
-	ingress  = commonv1.EvidenceSource_EVIDENCE_SOURCE_INGRESS
-	attempts = commonv1.EvidenceSource_EVIDENCE_SOURCE_ENROLLMENT
+	FromIdentity  = commonv1.EvidenceSource_EVIDENCE_SOURCE_IDENTITY
+	FromSession   = commonv1.EvidenceSource_EVIDENCE_SOURCE_SESSION
+	FromGate      = commonv1.EvidenceSource_EVIDENCE_SOURCE_GATE
+	FromReplicas  = commonv1.EvidenceSource_EVIDENCE_SOURCE_REPLICAS
+	FromRollback  = commonv1.EvidenceSource_EVIDENCE_SOURCE_ROLLBACK
+	FromHost      = commonv1.EvidenceSource_EVIDENCE_SOURCE_HOST
+	FromIngress   = commonv1.EvidenceSource_EVIDENCE_SOURCE_INGRESS
+	FromEnrolment = commonv1.EvidenceSource_EVIDENCE_SOURCE_ENROLLMENT
 
-	taskRecord = commonv1.EvidenceSource_EVIDENCE_SOURCE_TASKS
+	FromTasks = commonv1.EvidenceSource_EVIDENCE_SOURCE_TASKS
 )
 
 // condition is what has to be so, beside fresh evidence, for a reason to hold.

@@ -76,10 +76,10 @@ func (e *Evidence) hearing() hearing {
 	if e.NodeID == "" {
 		return unknown
 	}
-	if e.Source == identity && e.Reason == 0 && e.Detail == DetailPending {
+	if e.Source == FromIdentity && e.Reason == 0 && e.Detail == DetailPending {
 		return pending
 	}
-	if e.Source != session || e.Part != commonv1.DriftPart_DRIFT_PART_PROCESS {
+	if e.Source != FromSession || e.Part != commonv1.DriftPart_DRIFT_PART_PROCESS {
 		return unknown
 	}
 	switch e.Reason {
@@ -114,7 +114,7 @@ func (e *Evidence) counts(h hearing) bool {
 		return false
 	}
 	connects := h == heard || h == pending
-	if (unproven.has(e.Source) || e.Source == attempts) && connects {
+	if (unproven.has(e.Source) || e.Source == FromEnrolment) && connects {
 		return false
 	}
 	switch row.holds {
@@ -129,7 +129,7 @@ func (e *Evidence) counts(h hearing) bool {
 
 // explains reports whether evidence of the host names no reason and tells why the agent is not heard.
 func (e *Evidence) explains(h hearing) bool {
-	return e.Source == host && e.Reason == 0 && e.Detail != "" && (h == silent || h == unknown)
+	return e.Source == FromHost && e.Reason == 0 && e.Detail != "" && (h == silent || h == unknown)
 }
 
 func classify(evidence []Evidence, now time.Time, h hearing) Verdict {
@@ -267,10 +267,10 @@ func (v Verdict) Missing(evidence []Evidence) []string {
 		}
 	}
 	out := []string{"session: whether its agent is heard"}
-	if !fresh.has(identity) {
+	if !fresh.has(FromIdentity) {
 		out = append(out, "identity: the state of its identity")
 	}
-	if !fresh.has(host) {
+	if !fresh.has(FromHost) {
 		out = append(out, "host: its diagnostics")
 	}
 	slices.Sort(stale)

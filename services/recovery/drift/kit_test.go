@@ -18,13 +18,13 @@ const (
 	hostPart    = commonv1.DriftPart_DRIFT_PART_HOST
 	ofControl   = commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE
 
-	identity = commonv1.EvidenceSource_EVIDENCE_SOURCE_IDENTITY
-	session  = commonv1.EvidenceSource_EVIDENCE_SOURCE_SESSION
-	gate     = commonv1.EvidenceSource_EVIDENCE_SOURCE_GATE
-	replicas = commonv1.EvidenceSource_EVIDENCE_SOURCE_REPLICAS
-	rollback = commonv1.EvidenceSource_EVIDENCE_SOURCE_ROLLBACK
-	host     = commonv1.EvidenceSource_EVIDENCE_SOURCE_HOST
-	ingress  = commonv1.EvidenceSource_EVIDENCE_SOURCE_INGRESS
+	identity = drift.FromIdentity
+	session  = drift.FromSession
+	gate     = drift.FromGate
+	replicas = drift.FromReplicas
+	rollback = drift.FromRollback
+	host     = drift.FromHost
+	ingress  = drift.FromIngress
 
 	unspecified   = commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED
 	agentDown     = commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN

@@ -14,40 +14,49 @@ const (
 )
 
 const (
-	records  = sources(1<<identity | 1<<session | 1<<gate)
-	unproven = sources(1<<host | 1<<ingress)
+	records  = sources(1<<FromIdentity | 1<<FromSession | 1<<FromGate)
+	unproven = sources(1<<FromHost | 1<<FromIngress)
 )
 
 // ordered are the rows of all reasons that evidence proves, the one that wins over all others first. A row never
 // follows one of a lower severity.
 var ordered = []Row{
-	{Reason: commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED, UserState: security, by: of(identity, attempts)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE, UserState: security, by: of(identity)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED, UserState: operator, by: of(identity)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK, UserState: operator, by: of(rollback)},
+	{
+		Reason: commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED, UserState: security,
+		by: of(FromIdentity, FromEnrolment),
+	},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE, UserState: security, by: of(FromIdentity)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REVOKED_OR_FENCED, UserState: operator, by: of(FromIdentity)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK, UserState: operator, by: of(FromRollback)},
 	{
 		Reason: commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS, UserState: operator,
-		by: records | of(replicas, ingress),
+		by: records | of(FromReplicas, FromIngress),
 	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD, UserState: operator, by: of(identity)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_JOIN_STATE_LOST, UserState: operator, by: of(identity, host)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD, UserState: operator, by: of(FromIdentity)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_JOIN_STATE_LOST, UserState: operator, by: of(FromIdentity, FromHost)},
 	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE, UserState: temporary, by: of(replicas),
+		Reason: commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE, UserState: temporary, by: of(FromReplicas),
 		holds: unheard,
 	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, UserState: operator, by: of(session, gate, host)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT, UserState: operator, by: of(session, gate, host)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, UserState: operator, by: records | of(host)},
+	{
+		Reason: commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, UserState: operator,
+		by: of(FromSession, FromGate, FromHost),
+	},
+	{
+		Reason: commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT, UserState: operator,
+		by: of(FromSession, FromGate, FromHost),
+	},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, UserState: operator, by: records | of(FromHost)},
 	{
 		Reason:    commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING,
-		UserState: operator, by: records | of(host, attempts),
+		UserState: operator, by: records | of(FromHost, FromEnrolment),
 	},
 	{
 		Reason:    commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED,
-		UserState: operator, by: records | of(host, attempts),
+		UserState: operator, by: records | of(FromHost, FromEnrolment),
 	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED, UserState: repairing, by: records | of(host)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT, UserState: operator, by: records | of(host)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED, UserState: repairing, by: records | of(FromHost)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT, UserState: operator, by: records | of(FromHost)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED, UserState: repairing, by: records | unproven},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REJECTED, UserState: repairing, by: records | unproven},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE, UserState: temporary},
@@ -55,16 +64,16 @@ var ordered = []Row{
 		Reason: commonv1.DriftReason_DRIFT_REASON_EDGE_RATE_LIMITED, UserState: temporary, by: records | unproven,
 		explains: true,
 	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, UserState: temporary, by: of(session), holds: unheard},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, UserState: temporary, by: of(FromSession), holds: unheard},
 	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED, UserState: temporary, by: of(gate),
+		Reason: commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED, UserState: temporary, by: of(FromGate),
 		holds: connected,
 	},
 	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE, UserState: temporary, by: records | of(taskRecord),
+		Reason: commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE, UserState: temporary, by: records | of(FromTasks),
 		holds: connected,
 	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, UserState: normal, by: records | of(taskRecord)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, UserState: normal, by: records | of(FromTasks)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, UserState: normal, by: records},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_DISCONNECTED, UserState: temporary},
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/instance"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
@@ -194,11 +195,11 @@ func bundleRefusal(r *identity.Record) commonv1.Reason {
 
 // presentEpoch refuses an instance whose epoch, or whose place in its epoch, another instance has.
 func presentEpoch(ctx context.Context, tx pgx.Tx, r *identity.Record) error {
-	highest, err := pg.One[epochHolder](ctx, tx, readEpoch, r.WorkspaceID)
+	highest, err := instance.HighestEpoch(ctx, tx, r.WorkspaceID)
 	if err != nil {
-		return fmt.Errorf("read epoch of workspace: %w", err)
+		return err
 	}
-	if r.Epoch < highest.Epoch || highest.InstanceID != r.LaunchedInstanceID {
+	if r.Epoch < highest.Number || highest.InstanceID != r.LaunchedInstanceID {
 		return fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "")
 	}
 	return nil

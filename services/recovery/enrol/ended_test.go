@@ -39,7 +39,7 @@ func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	ws := ids.New()
 	b := k.prepare(ws, 1)
 	enrolled := k.mustEnroll(b.secret, k.csr())
-	err := k.enroller.RetireInstance(k.ctx,
+	err := k.instances.Retire(k.ctx,
 		&recoveryv1.RetireInstanceRequest{InstanceId: b.instance, WorkspaceId: ws, Epoch: 1})
 	if err != nil {
 		t.Fatal(err)

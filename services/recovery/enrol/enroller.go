@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/recovery/enrol/limits"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
@@ -30,8 +31,6 @@ type Config struct {
 	ClaimLease time.Duration
 	// SignTimeout of one attempt at the authority, shorter than the lease: 7 s.
 	SignTimeout time.Duration
-	// LaunchSecretLife is how long an instance may take to register: 24 h.
-	LaunchSecretLife time.Duration
 	// MintWait and MintLimit bound how another key may take a launch secret whose first certificate was never used: after
 	// 30 s, 3 times.
 	MintWait  time.Duration
@@ -52,7 +51,7 @@ type Config struct {
 }
 
 var defaults = Config{
-	ClaimLease: 10 * time.Second, SignTimeout: 7 * time.Second, LaunchSecretLife: 24 * time.Hour,
+	ClaimLease: 10 * time.Second, SignTimeout: 7 * time.Second,
 	MintWait: 30 * time.Second, MintLimit: 3, PerAddress: 50, PerAddressBurst: 500, PerToken: 2, PerTokenBurst: 20,
 	PerSecond: 200, Burst: 400,
 	Signings: 16,
@@ -91,9 +90,9 @@ type Profiles interface {
 type Enroller struct {
 	deps      Deps
 	cfg       Config
-	addresses *limits
-	tokens    *limits
-	nodes     *limits
+	addresses *limits.ByKey
+	tokens    *limits.ByKey
+	nodes     *limits.ByKey
 	all       *rate.Limiter
 	signing   chan struct{}
 	outcomes  *prometheus.CounterVec
@@ -122,8 +121,8 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 	}
 	e := &Enroller{
 		deps: deps, cfg: cfg, recovery: recovery, signing: make(chan struct{}, cfg.Signings),
-		addresses: newLimits(cfg.PerAddress, cfg.PerAddressBurst), tokens: newLimits(cfg.PerToken, cfg.PerTokenBurst),
-		nodes: newLimits(cfg.PerToken, cfg.PerTokenBurst), all: rate.NewLimiter(rate.Limit(cfg.PerSecond), cfg.Burst),
+		addresses: limits.New(cfg.PerAddress, cfg.PerAddressBurst), tokens: limits.New(cfg.PerToken, cfg.PerTokenBurst),
+		nodes: limits.New(cfg.PerToken, cfg.PerTokenBurst), all: rate.NewLimiter(rate.Limit(cfg.PerSecond), cfg.Burst),
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "recovery_enrollments_total",
 			Help: "Attempts to obtain a certificate, by way and outcome: issued, repeated, or the reason of the refusal.",
@@ -141,10 +140,10 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 // its token and key.
 func (e *Enroller) allowNode(nodeID string) error {
 	now := time.Now()
-	if err := e.nodes.allow(nodeID, now); err != nil {
+	if err := e.nodes.Allow(nodeID, now); err != nil {
 		return err
 	}
-	return take(e.all, now)
+	return limits.Take(e.all, now)
 }
 
 // count counts an attempt under the label of its outcome. The labels are a closed set.

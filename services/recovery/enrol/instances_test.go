@@ -20,7 +20,7 @@ func TestPrepareIsIdempotent(t *testing.T) {
 	ws := ids.New()
 	b := k.prepare(ws, 1)
 	again := func(epoch int64, instance string, hash []byte) (string, error) {
-		return k.enroller.Prepare(k.ctx, &recoveryv1.PrepareInstanceRequest{
+		return k.instances.Prepare(k.ctx, &recoveryv1.PrepareInstanceRequest{
 			WorkspaceId: ws, TenantId: ids.New(), Epoch: epoch, InstanceId: instance, SecretSha256: hash, NodeName: "box",
 		})
 	}
@@ -122,7 +122,7 @@ func TestRetireInstance(t *testing.T) {
 	k.mustEnroll(b.secret, k.csr())
 	retire := func(instance string) {
 		t.Helper()
-		err := k.enroller.RetireInstance(k.ctx,
+		err := k.instances.Retire(k.ctx,
 			&recoveryv1.RetireInstanceRequest{InstanceId: instance, WorkspaceId: ws, Epoch: 1, Reason: "ended"})
 		if err != nil {
 			t.Fatal(err)
@@ -143,7 +143,7 @@ func TestRetireInstance(t *testing.T) {
 	late := ids.New()
 	retire(late)
 	_, hash := newSecret(late)
-	_, err = k.enroller.Prepare(k.ctx, &recoveryv1.PrepareInstanceRequest{
+	_, err = k.instances.Prepare(k.ctx, &recoveryv1.PrepareInstanceRequest{
 		WorkspaceId: ws, TenantId: ids.New(), Epoch: 1, InstanceId: late, SecretSha256: hash, NodeName: "box",
 	})
 	k.refused(err, commonv1.Reason_REASON_EPOCH_ENDED)

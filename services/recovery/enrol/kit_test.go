@@ -29,6 +29,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/instance"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -66,14 +67,15 @@ func (a *authority) afterSigning(fn func(ca.Issued) error) {
 }
 
 type kit struct {
-	t        *testing.T
-	ctx      context.Context
-	db       *testkit.Database
-	pool     *pgxpool.Pool
-	ca       *authority
-	enroller *enrol.Enroller
-	keys     *joinstate.Keys
-	policy   *policyOf
+	t         *testing.T
+	ctx       context.Context
+	db        *testkit.Database
+	pool      *pgxpool.Pool
+	ca        *authority
+	enroller  *enrol.Enroller
+	instances *instance.Instances
+	keys      *joinstate.Keys
+	policy    *policyOf
 }
 
 // policyOf is a policy that a test changes.
@@ -112,6 +114,10 @@ func newKit(t *testing.T) *kit {
 	}
 	k.policy = &policyOf{}
 	k.enroller = k.replica()
+	k.instances, err = instance.New(instance.Deps{Logger: testkit.Logger(t), Pool: k.pool}, instance.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	return k
 }
 
@@ -225,8 +231,8 @@ func (k *kit) exec(sql string, args ...any) {
 	}
 }
 
-// instance is a prepared instance with its launch secret.
-type instance struct{ instance, workspace, node, secret string }
+// launched is a prepared instance with its launch secret.
+type launched struct{ instance, workspace, node, secret string }
 
 func newSecret(instance string) (string, []byte) {
 	raw := make([]byte, 32)
@@ -236,13 +242,13 @@ func newSecret(instance string) (string, []byte) {
 	return text, sum[:]
 }
 
-func (k *kit) prepare(workspace string, epoch int64) instance {
+func (k *kit) prepare(workspace string, epoch int64) launched {
 	k.t.Helper()
-	b := instance{instance: ids.New(), workspace: workspace}
+	b := launched{instance: ids.New(), workspace: workspace}
 	var hash []byte
 	b.secret, hash = newSecret(b.instance)
 	var err error
-	b.node, err = k.enroller.Prepare(k.ctx, &recoveryv1.PrepareInstanceRequest{
+	b.node, err = k.instances.Prepare(k.ctx, &recoveryv1.PrepareInstanceRequest{
 		WorkspaceId: workspace, TenantId: ids.New(), Epoch: epoch, InstanceId: b.instance, SecretSha256: hash,
 		NodeName: "box",
 	})

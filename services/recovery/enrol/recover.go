@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/recoverykey"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/instance"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
 )
@@ -165,11 +166,11 @@ func (e *Enroller) checkLaunched(ctx context.Context, tx pgx.Tx, r *identity.Rec
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
 		return refuseEnded(ctx, tx, r)
 	}
-	highest, err := pg.One[epochHolder](ctx, tx, readEpoch, r.WorkspaceID)
+	highest, err := instance.HighestEpoch(ctx, tx, r.WorkspaceID)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read epoch of workspace: %w", err)
+		return nil, nil, err
 	}
-	if r.Epoch < highest.Epoch || highest.InstanceID != r.LaunchedInstanceID {
+	if r.Epoch < highest.Number || highest.InstanceID != r.LaunchedInstanceID {
 		return nil, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, ""), nil
 	}
 	return nil, nil, nil

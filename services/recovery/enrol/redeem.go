@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/keyowner"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
 	"github.com/gpuaas/mesh/services/recovery/trust"
@@ -71,7 +72,7 @@ func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.Enro
 
 // noteForeignKey adds to an audit entry the node that a refused key certifies.
 func noteForeignKey(entry *audit.Entry, err error) {
-	var foreign *identity.ForeignKeyError
+	var foreign *keyowner.OtherNodeError
 	if errors.As(err, &foreign) {
 		entry.Details["certified_node_id"] = foreign.NodeID
 	}
@@ -82,7 +83,7 @@ func noteForeignKey(entry *audit.Entry, err error) {
 func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest,
 	who *audit.Entry,
 ) (*recoveryv1.EnrollResponse, Kind, bool, error) {
-	if err := e.addresses.allow(from, time.Now()); err != nil {
+	if err := e.addresses.Allow(from, time.Now()); err != nil {
 		return nil, "", false, err
 	}
 	presented, err := ParseToken(req.GetToken())
@@ -98,7 +99,7 @@ func (e *Enroller) redeem(ctx context.Context, presented Presented, req *recover
 	who *audit.Entry,
 ) (*recoveryv1.EnrollResponse, bool, error) {
 	// The bucket's key is the hash of the whole token, so that a caller without the token cannot empty its owner's bucket.
-	if err := e.tokens.allow(string(presented.Hash), time.Now()); err != nil {
+	if err := e.tokens.Allow(string(presented.Hash), time.Now()); err != nil {
 		return nil, false, err
 	}
 	a, err := e.prove(ctx, presented, req)
@@ -349,5 +350,5 @@ func unusedKey(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption
 		return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was used by this node before",
 			fault.Remedy("make a new key and ask again"))
 	}
-	return identity.RefuseForeignKey(ctx, tx, r.NodeID, a.key)
+	return keyowner.Refuse(ctx, tx, r.NodeID, a.key)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/keyowner"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
 	"github.com/gpuaas/mesh/services/recovery/trust"
 	"github.com/gpuaas/mesh/services/recovery/wave"
@@ -164,7 +165,7 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 			found.offered, err = e.offer(ctx, tx, r, s.Serial, req.GetRecoveryPublicKey(), m.Era)
 			return err
 		}
-		if err := identity.RefuseForeignKey(ctx, tx, r.NodeID, key); err != nil {
+		if err := keyowner.Refuse(ctx, tx, r.NodeID, key); err != nil {
 			return err
 		}
 		c, err = takeClaim(ctx, tx, r, token{}, key, e.cfg.ClaimLease, m.Now)
@@ -188,7 +189,7 @@ func (e *Enroller) storeRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 		if err != nil {
 			return err // decided while the authority signed
 		}
-		if err := identity.RefuseForeignKey(ctx, tx, r.NodeID, s.KeySHA256); err != nil {
+		if err := keyowner.Refuse(ctx, tx, r.NodeID, s.KeySHA256); err != nil {
 			return err // certified for another node while the authority signed
 		}
 		if err := endClaim(ctx, tx, c.id, "done", s.Serial, ""); err != nil {

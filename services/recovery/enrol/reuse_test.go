@@ -12,7 +12,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
-	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/keyowner"
 )
 
 // TestAKeyCertifiesOneNode enrols a second node with the key of the first: an enrolled one, one that was replaced
@@ -34,7 +34,7 @@ func TestAKeyCertifiesOneNode(t *testing.T) {
 		if !fault.Has(err, commonv1.Reason_REASON_KEY_REUSE) || fault.ActionOf(err) != commonv1.Action_ACTION_RECOVER {
 			t.Fatalf("the key of a node that is %s: %v", life, err)
 		}
-		var foreign *identity.ForeignKeyError
+		var foreign *keyowner.OtherNodeError
 		if !errors.As(err, &foreign) || foreign.NodeID != first.NodeID {
 			t.Errorf("the record does not name the node: %v", err)
 		}

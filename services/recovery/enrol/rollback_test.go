@@ -40,7 +40,7 @@ func TestRollbackModeStopsNoInstance(t *testing.T) {
 	_, err := k.enroll(old.secret, k.csr())
 	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
 	ended := k.prepare(ids.New(), 1)
-	if err := k.enroller.RetireInstance(k.ctx, &recoveryv1.RetireInstanceRequest{
+	if err := k.instances.Retire(k.ctx, &recoveryv1.RetireInstanceRequest{
 		InstanceId:  ended.instance,
 		WorkspaceId: ids.New(), Epoch: 1,
 	}); err != nil {
@@ -89,11 +89,11 @@ func TestRollbackModeEndsAndBeginsNothing(t *testing.T) {
 	k.enter()
 	before := k.snapshot()
 	_, hash := newSecret(ids.New())
-	_, err := k.enroller.Prepare(k.ctx, &recoveryv1.PrepareInstanceRequest{
+	_, err := k.instances.Prepare(k.ctx, &recoveryv1.PrepareInstanceRequest{
 		WorkspaceId: ids.New(), TenantId: ids.New(), Epoch: 1, InstanceId: ids.New(), SecretSha256: hash, NodeName: "box",
 	})
 	k.waits("prepare", err)
-	k.waits("retire", k.enroller.RetireInstance(k.ctx, &recoveryv1.RetireInstanceRequest{
+	k.waits("retire", k.instances.Retire(k.ctx, &recoveryv1.RetireInstanceRequest{
 		InstanceId:  b.instance,
 		WorkspaceId: b.workspace, Epoch: 1,
 	}))

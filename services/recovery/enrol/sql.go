@@ -27,20 +27,6 @@ type issuedToken struct {
 	Name   string `db:"name" expr:"i.name"`
 }
 
-// epochHolder is a workspace's highest epoch and the instance that has it.
-type epochHolder struct {
-	Epoch      int64  `db:"epoch"`
-	InstanceID string `db:"instance_id" expr:"@.instance_id::text"`
-}
-
-// instance is a row.
-type instance struct {
-	NodeID      string `db:"node_id" expr:"COALESCE(@.node_id::text, '')"`
-	WorkspaceID string `db:"workspace_id" expr:"@.workspace_id::text"`
-	Epoch       int64  `db:"epoch"`
-	Retired     bool   `db:"retired" expr:"@.retired_at IS NOT NULL"`
-}
-
 // heldLease is an enrolment that is under way.
 type heldLease struct {
 	ID    string    `db:"enrollment_id" expr:"@.enrollment_id::text"`
@@ -69,9 +55,6 @@ var (
 		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock()
 			WHERE node_id = $1 AND state IN ('issued', 'used')`)
 
-	revokeUnused = pg.Define(pg.RoleRecovery, "enrol.revoke_unused_token", `
-		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE token_id = $1 AND state = 'issued'`)
-
 	renewToken = pg.Define(pg.RoleRecovery, "enrol.renew_token", `
 		UPDATE recovery.token SET secret_sha256 = $2, expires_at = mesh.clock() + make_interval(secs => $3)
 		WHERE token_id = $1 AND state = 'issued' RETURNING expires_at`)
@@ -85,51 +68,9 @@ var (
 		UPDATE recovery.token SET state = 'used', state_at = mesh.clock(), used_key_sha256 = $2, used_serial = $3
 		WHERE token_id = $1 AND kind = 'launch' AND state IN ('issued', 'used', 'expired')`)
 
-	insertLaunch = pg.Define(pg.RoleRecovery, "enrol.insert_launch_secret", `
-		INSERT INTO recovery.token (token_id, kind, node_id, secret_sha256, state, issued_by, expires_at)
-		VALUES ($1, 'launch', $2, $3, 'issued', 'lifecycle', mesh.clock() + make_interval(secs => $4))`)
-
-	renewLaunch = pg.Define(pg.RoleRecovery, "enrol.renew_launch_secret", `
-		UPDATE recovery.token SET secret_sha256 = $2,
-			expires_at = CASE WHEN secret_sha256 = $2 THEN expires_at ELSE mesh.clock() + make_interval(secs => $3) END
-		WHERE token_id = $1 AND (state = 'issued' OR secret_sha256 = $2)`)
-
 	useToken = pg.Define(pg.RoleRecovery, "enrol.use_token", `
 		UPDATE recovery.token SET state = 'used', state_at = mesh.clock(), used_key_sha256 = $2, used_serial = $3
 		WHERE token_id = $1 AND secret_sha256 = $4 AND state IN ('issued', 'used')`)
-)
-
-// Instances and the epochs of workspaces.
-var (
-	readEpoch = pg.Define(pg.RoleRecovery, "enrol.read_epoch", `
-		SELECT `+pg.Columns[epochHolder]("w")+` FROM recovery.workspace_epoch w WHERE w.workspace_id = $1`)
-
-	raiseEpoch = pg.Define(pg.RoleRecovery, "enrol.raise_epoch", `
-		INSERT INTO recovery.workspace_epoch AS w (workspace_id, epoch, instance_id) VALUES ($1, $2, $3)
-		ON CONFLICT (workspace_id) DO UPDATE SET epoch = EXCLUDED.epoch, instance_id = EXCLUDED.instance_id
-			WHERE w.epoch < EXCLUDED.epoch`)
-
-	lockWorkspaceEpoch = pg.Define(pg.RoleRecovery, "enrol.lock_epoch", `
-		SELECT `+pg.Columns[epochHolder]("w")+` FROM recovery.workspace_epoch w WHERE w.workspace_id = $1 FOR UPDATE`)
-
-	nameHolder = pg.Define(pg.RoleRecovery, "enrol.name_instance_of_epoch",
-		`UPDATE recovery.workspace_epoch SET instance_id = $2 WHERE workspace_id = $1`)
-
-	lockInstance = pg.Define(pg.RoleRecovery, "enrol.lock_instance", `
-		SELECT `+pg.Columns[instance]("i")+` FROM recovery.instance i WHERE i.instance_id = $1 FOR UPDATE`)
-
-	insertInstance = pg.Define(pg.RoleRecovery, "enrol.insert_instance", `
-		INSERT INTO recovery.instance (instance_id, workspace_id, epoch, node_id, prepared_at)
-			VALUES ($1, $2, $3, $4, mesh.clock())`)
-
-	isRegistered = pg.Define(pg.RoleRecovery, "enrol.is_instance_registered", `
-		SELECT COALESCE(i.retired_at IS NULL AND t.state = 'used', false)
-		FROM recovery.instance i LEFT JOIN recovery.token t ON t.token_id = i.instance_id WHERE i.instance_id = $1`)
-
-	endInstance = pg.Define(pg.RoleRecovery, "enrol.end_instance", `
-		INSERT INTO recovery.instance AS i (instance_id, workspace_id, epoch, retired_at) VALUES ($1, $2, $3, mesh.clock())
-		ON CONFLICT (instance_id) DO UPDATE SET retired_at = COALESCE(i.retired_at, EXCLUDED.retired_at)
-		RETURNING COALESCE(node_id::text, '')`)
 )
 
 // Claims.

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/keyowner"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
 	"github.com/gpuaas/mesh/services/recovery/trust"
 )
@@ -39,7 +40,7 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		if err := a.mayStore(r); err != nil {
 			return err // decided while the authority signed
 		}
-		if err := identity.RefuseForeignKey(ctx, tx, c.nodeID, a.key); err != nil {
+		if err := keyowner.Refuse(ctx, tx, c.nodeID, a.key); err != nil {
 			return err // certified for another node while the authority signed
 		}
 		if err := endClaim(ctx, tx, c.id, "done", issued.serial, ""); err != nil {

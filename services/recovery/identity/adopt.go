@@ -11,6 +11,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/recovery/identity/joinkeys"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
@@ -22,7 +23,7 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Prese
 	}
 	b.evidence = append(b.evidence, evidenceOf(r, p, v))
 	if shown, err := joinstate.KeyID(o.GetJoinState()); err == nil {
-		r.issuedWith(shown) // the node keeps this join state until it confirms the next
+		r.JoinKeys = joinkeys.With(r.JoinKeys, shown) // the node keeps this join state until it confirms the next
 	}
 	if v.Adopt > 0 {
 		r.Issued, r.Confirmed = max(r.Issued, v.Adopt), v.Adopt

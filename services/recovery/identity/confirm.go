@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity/opened"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
@@ -60,7 +61,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 	if err != nil {
 		return fail(err)
 	}
-	known, err := loadOpened(ctx, tx, sessionIDs)
+	known, err := opened.Load(ctx, tx, sessionIDs)
 	if err != nil {
 		return fail(err)
 	}
@@ -180,7 +181,7 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx,
 	if err != nil {
 		return 0, false, err
 	}
-	known, err := loadOpened(ctx, tx, []string{req.GetSessionId()})
+	known, err := opened.Load(ctx, tx, []string{req.GetSessionId()})
 	if err != nil {
 		return 0, false, err
 	}
@@ -204,12 +205,8 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx,
 	if reason, err = s.brakeHold(ctx, tx, r, rollback.Soften(reason, m.RolledBack)); err != nil {
 		return 0, false, err
 	}
-	tag, err := pg.Exec(ctx, tx, recordAnswer, row.SessionID, names.Of(reason))
-	if err != nil {
-		return 0, false, fmt.Errorf("record answer: %w", err)
-	}
-	if tag.RowsAffected() != 1 {
-		return 0, false, fault.New(commonv1.Reason_REASON_CONFLICT, "")
+	if err := opened.Answer(ctx, tx, row.SessionID, reason); err != nil {
+		return 0, false, err
 	}
 	switch reason { // every other reason closes the stream and no more
 	case commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED:

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity/opened"
 )
 
 // reportEvery is the least time between two reports of one instance that keeps connecting: a host that starts the
@@ -82,7 +83,8 @@ func ReportWoken(ctx context.Context, tx pgx.Tx, r *Record, by Caller) (bool, er
 		AggregateVersion: due.Refusals,
 		Payload: &recoveryv1.InstanceRefused{
 			InstanceId: r.LaunchedInstanceID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, NodeId: r.NodeID,
-			Reason: r.ended, RemoteAddress: cut(by.RemoteAddress), MachineId: cut(by.MachineID), BootId: cut(by.BootID),
+			Reason: r.ended, RemoteAddress: opened.Cut(by.RemoteAddress), MachineId: opened.Cut(by.MachineID),
+			BootId: opened.Cut(by.BootID),
 			RefusedAt: timestamppb.New(due.RefusedAt),
 			Version:   due.Refusals,
 		},

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
-	"fmt"
 	"log/slog"
 
 	"github.com/jackc/pgx/v5"
@@ -15,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
-	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity/opened"
 )
 
 // forgedBy reports whether a connection presents a certificate of this serial with another key than the one issued,
@@ -39,7 +38,7 @@ func (s *Identities) reportForged(ctx context.Context, o *recoveryv1.OpenSession
 		Action: "session.open", Actor: "node/" + o.GetNodeId(), SubjectType: "node", SubjectID: o.GetNodeId(),
 		NodeID: o.GetNodeId(),
 		Details: map[string]any{
-			"evidence": "forged_certificate", "serial": o.GetSerial(), "remote_address": cut(o.GetRemoteAddress()),
+			"evidence": "forged_certificate", "serial": o.GetSerial(), "remote_address": opened.Cut(o.GetRemoteAddress()),
 			"key_fingerprint": hex.EncodeToString(o.GetKeySha256()),
 		},
 	}, refusal)
@@ -58,27 +57,3 @@ func adoptableKey(ctx context.Context, tx pgx.Tx, r *Record, o *recoveryv1.OpenS
 	}
 	return o.GetKeySha256(), nil
 }
-
-// RefuseForeignKey refuses, as fault key_reuse, a key that was ever certified for another node, retired ones included:
-// the caller is that node, or has a copy of its disk. Of concurrent transactions that certify one key for several
-// nodes, the first to commit wins: each holds a lock on the key until it ends.
-func RefuseForeignKey(ctx context.Context, tx pgx.Tx, nodeID string, keySHA256 []byte) error {
-	if _, err := pg.Exec(ctx, tx, takeKeyLock, keySHA256); err != nil {
-		return fmt.Errorf("lock key: %w", err)
-	}
-	other, err := pg.Value[string](ctx, tx, readOtherHolder, nodeID, keySHA256)
-	switch {
-	case pg.IsNoRows(err):
-		return nil
-	case err != nil:
-		return fmt.Errorf("read nodes of key: %w", err)
-	}
-	return fault.New(commonv1.Reason_REASON_KEY_REUSE, "", fault.Cause(&ForeignKeyError{NodeID: other}))
-}
-
-// ForeignKeyError names the node that a refused key certifies. It is for logs and the audit log alone, since the caller
-// has proved only that it has the key.
-type ForeignKeyError struct{ NodeID string }
-
-// Error returns a message that names the node.
-func (e *ForeignKeyError) Error() string { return "the key was certified for node " + e.NodeID }

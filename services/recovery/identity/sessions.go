@@ -21,6 +21,8 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/recovery/identity/joinkeys"
+	"github.com/gpuaas/mesh/services/recovery/identity/opened"
 	"github.com/gpuaas/mesh/services/recovery/keys"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
@@ -160,8 +162,8 @@ type opening struct {
 	moment     Moment
 	records    map[string]*Record
 	serials    map[string]Serial
-	known      map[string]*opened
-	fresh      []*opened
+	known      map[string]*opened.Row
+	fresh      []*opened.Row
 	keyID      string             // of the key that signs
 	issued     map[string]*Record // nodes of which only the issued generation was raised
 	changed    []*Record
@@ -189,7 +191,7 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 	if b.moment, err = ReadMoment(b.ctx, tx); err != nil {
 		return err
 	}
-	if b.known, err = loadOpened(b.ctx, tx, sessionIDs); err != nil {
+	if b.known, err = opened.Load(b.ctx, tx, sessionIDs); err != nil {
 		return err
 	}
 	if b.serials, err = loadUses(b.ctx, tx, serials); err != nil {
@@ -210,7 +212,7 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 			return err
 		}
 	}
-	if err := insertOpened(b.ctx, tx, b.fresh); err != nil {
+	if err := opened.Insert(b.ctx, tx, b.fresh); err != nil {
 		return err
 	}
 	if err := b.report(tx); err != nil {
@@ -251,9 +253,9 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 	verdict := Judge(r.Standing(b.moment.Era), Hello{
 		InstanceID: o.GetNodeInstanceId(), Serial: o.GetSerial(), Presented: presented, Certificate: certificate.Use(r),
 	})
-	row := &opened{
+	row := &opened.Row{
 		SessionID: o.GetSessionId(), NodeID: r.NodeID, InstanceID: r.InstanceID, Serial: o.GetSerial(),
-		FenceEpoch: r.FenceEpoch, Era: b.moment.Era, ReplacesNonce: o.GetReplacesNonce(), facts: o,
+		FenceEpoch: r.FenceEpoch, Era: b.moment.Era, ReplacesNonce: o.GetReplacesNonce(), Facts: o,
 	}
 	switch verdict.Ruling {
 	case RulingChallenge:
@@ -266,7 +268,7 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 		b.issued[r.NodeID] = r
 		row.Verdict, row.Generation = verdictWelcome, r.Issued
 		row.KeyID = b.keyID
-		r.issuedWith(row.KeyID)
+		r.JoinKeys = joinkeys.With(r.JoinKeys, row.KeyID)
 	case RulingDeny:
 		if verdict.Reason == commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN {
 			b.unknown = append(b.unknown, keys.Unknown{KeyID: presented.KeyID, NodeID: r.NodeID})
@@ -294,7 +296,7 @@ func (b *opening) woken(tx pgx.Tx, o *recoveryv1.OpenSession) error {
 
 // again returns the result that the session's row records, so that a repeated request gets the same answer as the
 // first.
-func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened) (*recoveryv1.OpenResult, error) {
+func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened.Row) (*recoveryv1.OpenResult, error) {
 	if row.NodeID != o.GetNodeId() || row.InstanceID != o.GetNodeInstanceId() {
 		return b.denied(o, r, commonv1.Reason_REASON_IDENTITY_MISMATCH), nil
 	}

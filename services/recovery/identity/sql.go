@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity/joinkeys"
 )
 
 // epochHolder is a workspace and the instance that has its highest epoch.
@@ -61,7 +62,7 @@ var (
 	raiseGenerations = pg.Define(pg.RoleRecovery, "identity.raise_generations", `
 		UPDATE recovery.identity i
 			SET issued = n.issued, join_keys = array_remove(array_remove(i.join_keys, $3),
-			'`+noKey+`') || $3 FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, issued)
+			'`+joinkeys.None+`') || $3 FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, issued)
 		WHERE i.node_id = n.node_id AND i.issued < n.issued`)
 
 	takeAuthorityLock = pg.Define(pg.RoleRecovery, "identity.take_authority_lock", `SELECT pg_advisory_xact_lock($1)`)
@@ -76,33 +77,6 @@ var (
 			ORDER BY told_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED)
 		RETURNING `+pg.Columns[storedRecord]("i"))
 )
-
-// readNeeding finds nodes that may hold a join state of a key, at most four. $2 is whether the key existed before keys
-// were recorded, $3 when it was made, and $4 whether it came back from its file: a node that has confirmed no
-// generation since the database was restored may have a join state of each key from before that, which the database has
-// lost. Nodes are read by the few distinct sets of keys; all nodes are read only if the key may be from before a
-// restore.
-var readNeeding = pg.Define(pg.RoleRecovery, "identity.read_nodes_that_need_key", `
-	WITH RECURSIVE sets AS (
-		(SELECT i.join_keys FROM recovery.identity i WHERE i.state <> 'retired' ORDER BY i.join_keys LIMIT 1)
-		UNION ALL
-		SELECT (SELECT i.join_keys FROM recovery.identity i WHERE i.state <> 'retired' AND i.join_keys > s.join_keys
-			ORDER BY i.join_keys LIMIT 1)
-		FROM sets s WHERE s.join_keys IS NOT NULL
-	)
-	SELECT x.name FROM (
-		(SELECT i.name FROM sets s, LATERAL (
-			SELECT n.name FROM recovery.identity n
-				WHERE n.state <> 'retired' AND n.join_keys >= s.join_keys AND n.join_keys <= s.join_keys
-			ORDER BY n.join_keys LIMIT 4) i
-			WHERE $1 = ANY (s.join_keys) LIMIT 4)
-		UNION
-		(SELECT i.name FROM recovery.identity i WHERE $2 AND i.state <> 'retired' AND i.join_keys = '{}' AND i.issued > 0
-			ORDER BY i.join_keys LIMIT 4)
-		UNION
-		(SELECT i.name FROM mesh.era e JOIN recovery.identity i ON i.confirmed < e.era << 40
-			WHERE e.era > 0 AND ($3::timestamptz < e.raised_at OR $4) AND i.state <> 'retired' AND i.issued > 0 LIMIT 4)
-	) x ORDER BY x.name LIMIT 4`)
 
 // Certificates and tokens.
 var (
@@ -138,34 +112,10 @@ var (
 	revokeTokens = pg.Define(pg.RoleRecovery, "identity.revoke_tokens", `
 		UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock()
 			WHERE node_id = $1 AND state IN ('issued', 'used')`)
-
-	takeKeyLock = pg.Define(pg.RoleRecovery, "identity.take_key_lock", `
-		SELECT pg_advisory_xact_lock(hashtextextended('recovery.key/' || encode($1::bytea, 'hex'), 0))`)
-
-	readOtherHolder = pg.Define(pg.RoleRecovery, "identity.read_other_node_of_key", `
-		SELECT node_id::text FROM recovery.serial WHERE csr_key_sha256 = $2 AND node_id <> $1 ORDER BY issued_at LIMIT 1`)
 )
 
 // Sessions and instances.
 var (
-	readOpened = pg.Define(pg.RoleRecovery, "identity.read_opened_sessions", `
-		SELECT `+pg.Columns[storedOpened]("o")+` FROM recovery.session_open o WHERE o.session_id = ANY($1::uuid[])`)
-
-	insertSessions = pg.Define(pg.RoleRecovery, "identity.insert_opened_sessions", `
-		INSERT INTO recovery.session_open (session_id, node_id, node_instance_id, verdict, serial, put_for, replaces_nonce,
-			replica_id, boot_id, machine_id, remote_address, agent_version, generation, era, fence_epoch, key_id)
-		SELECT o.session_id, o.node_id, o.node_instance_id, o.verdict, o.serial, o.put_for, o.replaces_nonce, o.replica_id,
-			o.boot_id, o.machine_id, o.remote_address, o.agent_version, o.generation, o.era, o.fence_epoch, o.key_id
-		FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-			$9::text[],
-			$10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::bigint[], $16::text[]) AS o (session_id,
-				node_id, node_instance_id, verdict,
-			serial, put_for, replaces_nonce, replica_id, boot_id, machine_id, remote_address, agent_version, generation, era,
-				fence_epoch, key_id)`)
-
-	recordAnswer = pg.Define(pg.RoleRecovery, "identity.record_answer", `
-		UPDATE recovery.session_open SET answer = $2 WHERE session_id = $1 AND answer = ''`)
-
 	readHolders = pg.Define(pg.RoleRecovery, "identity.read_epochs_of_workspaces", `
 		SELECT `+pg.Columns[epochHolder]("w")+` FROM recovery.workspace_epoch w WHERE w.workspace_id = ANY($1::uuid[])`)
 

@@ -270,3 +270,24 @@ func TakeUntold(ctx context.Context, q pg.Querier, n int, again time.Duration) (
 	}
 	return due, nil
 }
+
+// raiseIssued writes issued generations alone. No consumer needs one until it is confirmed, so there is neither an
+// event nor an authority number.
+func raiseIssued(ctx context.Context, tx pgx.Tx, records map[string]*Record, keyID string) error {
+	if len(records) == 0 {
+		return nil
+	}
+	var nodeIDs []string
+	var issued []int64
+	for _, r := range records {
+		nodeIDs, issued = append(nodeIDs, r.NodeID), append(issued, r.Issued)
+	}
+	tag, err := pg.Exec(ctx, tx, raiseGenerations, nodeIDs, issued, keyID)
+	if err != nil {
+		return fmt.Errorf("raise generations: %w", err)
+	}
+	if tag.RowsAffected() != int64(len(records)) {
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "")
+	}
+	return nil
+}

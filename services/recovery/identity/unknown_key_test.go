@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/joinkeys"
 	"github.com/gpuaas/mesh/services/recovery/keys"
 )
 
@@ -133,7 +134,7 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	old.admit(two)
 	need := func(key, want string) {
 		t.Helper()
-		if got, err := identity.NeedKey(b.ctx, b.pool,
+		if got, err := joinkeys.Outstanding(b.ctx, b.pool,
 			keyset.Key{KeyID: key, EndorsedBy: "another", MadeAt: time.Now()}); err != nil || got != want {
 			t.Errorf("key %s is needed by %q, %v; want %q", key, got, err, want)
 		}
@@ -156,7 +157,7 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 		`UPDATE recovery.identity SET join_keys = '{}' WHERE name = 'one'`); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := identity.NeedKey(b.ctx, b.pool, keyset.Key{KeyID: firstID, MadeAt: time.Now()}); err != nil ||
+	if got, err := joinkeys.Outstanding(b.ctx, b.pool, keyset.Key{KeyID: firstID, MadeAt: time.Now()}); err != nil ||
 		got != "join states of nodes: one, two" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -171,7 +172,7 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	after := func(key keyset.Key, want string) {
 		t.Helper()
 		key.KeyID, key.EndorsedBy = "lost", "another"
-		if got, err := identity.NeedKey(b.ctx, b.pool, key); err != nil || got != want {
+		if got, err := joinkeys.Outstanding(b.ctx, b.pool, key); err != nil || got != want {
 			t.Errorf("after the restore %+v is needed by %q, %v; want %q", key, got, err, want)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity/joinkeys"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
@@ -113,7 +114,7 @@ func Activate(ctx context.Context, tx pgx.Tx, r *Record, instanceID string, s Se
 		return err
 	}
 	r.InstanceID, r.Confirmed, r.Alarm = instanceID, 0, AlarmNone
-	r.JoinKeys = []string{noKey}
+	r.JoinKeys = []string{joinkeys.None}
 	r.ConfirmedSession, r.ReplacedNonce = "", ""
 	if err := Offer(ctx, tx, r, s); err != nil {
 		return err

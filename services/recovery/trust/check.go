@@ -102,9 +102,9 @@ func (c *check) ingress() []*recoveryv1.IngressTrust {
 // result returns what the check alone shows.
 func (c *check) result() recoveryv1.PreflightState {
 	switch {
-	case len(c.with(refused)) > 0:
+	case len(c.with(canary.Refused)) > 0:
 		return mismatch
-	case len(c.with(trusted)) > 0:
+	case len(c.with(canary.Trusted)) > 0:
 		return agree
 	}
 	return unknown

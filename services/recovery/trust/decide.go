@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
 // The states of the preflight.
@@ -47,9 +48,9 @@ func (s *streaks) add(c *check) {
 	recent, mixed := map[string][]outcome{}, map[string]bool{}
 	for _, t := range c.targets {
 		switch t.outcome {
-		case refused:
+		case canary.Refused:
 			refusals[t.address] = s.refused[t.address] + 1
-		case trusted:
+		case canary.Trusted:
 			accepts[t.address] = s.trusted[t.address] + 1
 		default:
 		}
@@ -67,12 +68,12 @@ func (s *streaks) add(c *check) {
 
 // alternates reports whether there is an acceptance between two refusals.
 func alternates(list []outcome) bool {
-	first := slices.Index(list, refused)
+	first := slices.Index(list, canary.Refused)
 	if first < 0 {
 		return false
 	}
-	accepted := slices.Index(list[first:], trusted)
-	return accepted >= 0 && slices.Contains(list[first+accepted:], refused)
+	accepted := slices.Index(list[first:], canary.Trusted)
+	return accepted >= 0 && slices.Contains(list[first+accepted:], canary.Refused)
 }
 
 // settled reports whether an address has accepted often enough after it refused.
@@ -139,7 +140,7 @@ func (s *streaks) unsettled(row preflightRow) bool {
 // refusedLately reports whether any address has.
 func (s *streaks) refusedLately() bool {
 	for _, list := range s.recent {
-		if slices.Contains(list, refused) {
+		if slices.Contains(list, canary.Refused) {
 			return true
 		}
 	}
@@ -150,7 +151,7 @@ func (s *streaks) refusedLately() bool {
 // ingress trusts the issuer the rest of it is at fault.
 func side(row preflightRow, c *check) recoveryv1.TrustSide {
 	switch {
-	case len(c.with(trusted)) > 0:
+	case len(c.with(canary.Trusted)) > 0:
 		return ingressSide
 	case c.authority == nil || row.TrustedIssuer == "":
 		return recoveryv1.TrustSide_TRUST_SIDE_UNSPECIFIED

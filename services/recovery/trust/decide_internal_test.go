@@ -3,6 +3,8 @@ package trust
 import (
 	"slices"
 	"testing"
+
+	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
 // TestRefusalsOfABalancer: R refuses, T trusts, and in a check with U nothing is proven. An address of which one of two
@@ -22,7 +24,7 @@ func TestRefusalsOfABalancer(t *testing.T) {
 		s, row := streaks{}, preflightRow{State: stateOK}
 		for i, one := range c.checks {
 			check := &check{targets: []*target{{
-				address: address, outcome: map[rune]outcome{'R': refused, 'T': trusted, 'U': unproven}[one],
+				address: address, outcome: map[rune]outcome{'R': canary.Refused, 'T': canary.Trusted, 'U': canary.Unproven}[one],
 			}}}
 			s.add(check)
 			state, refusing := s.concluded(row, check)

@@ -146,17 +146,17 @@ func TestHandshake(t *testing.T) {
 		address string
 		want    recoveryv1.HandshakeOutcome
 	}{
-		"it trusts the issuer":                     {i.ingress(t, mine, speaks), trusted},
-		"it trusts it, and waits for the client":   {i.ingress(t, mine, answers), trusted},
-		"it trusts another":                        {i.ingress(t, foreign, speaks), refused},
-		"it accepts, and says nothing":             {i.ingress(t, mine, keeps), unproven},
-		"it accepts, and closes":                   {i.ingress(t, mine, closes), unproven},
-		"it closes at once":                        {gone, unproven},
-		"it never begins a handshake":              {listen(t, keeps), unproven},
-		"it speaks no TLS":                         {listen(t, speaks), unproven},
-		"it shows a certificate of another issuer": {strangers.ingress(t, mine, speaks), unproven},
-		"nothing listens":                          {"127.0.0.1:1", unproven},
-		"it is no address":                         {"nowhere", unproven},
+		"it trusts the issuer":                     {i.ingress(t, mine, speaks), canary.Trusted},
+		"it trusts it, and waits for the client":   {i.ingress(t, mine, answers), canary.Trusted},
+		"it trusts another":                        {i.ingress(t, foreign, speaks), canary.Refused},
+		"it accepts, and says nothing":             {i.ingress(t, mine, keeps), canary.Unproven},
+		"it accepts, and closes":                   {i.ingress(t, mine, closes), canary.Unproven},
+		"it closes at once":                        {gone, canary.Unproven},
+		"it never begins a handshake":              {listen(t, keeps), canary.Unproven},
+		"it speaks no TLS":                         {listen(t, speaks), canary.Unproven},
+		"it shows a certificate of another issuer": {strangers.ingress(t, mine, speaks), canary.Unproven},
+		"nothing listens":                          {"127.0.0.1:1", canary.Unproven},
+		"it is no address":                         {"nowhere", canary.Unproven},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, detail := canary.Handshake(t.Context(), test.address, pki.ClientConfig{
@@ -192,7 +192,7 @@ func TestOtherAlerts(t *testing.T) {
 	got, detail := canary.Handshake(t.Context(), address, pki.ClientConfig{
 		Store: with.Store, Roots: i.roots, Server: pki.ServiceID(domain, "nodeapi"), NextProtos: []string{"h2"},
 	}, 1500*time.Millisecond)
-	if got != unproven {
+	if got != canary.Unproven {
 		t.Errorf("%s: %q", got, detail)
 	}
 }
@@ -215,9 +215,9 @@ func TestTheToldAddressIsReadAsAgentsDo(t *testing.T) {
 		p.deps.Told = told
 		c := &check{at: time.Now(), targets: targetsOf(p.told(), nil, nil)}
 		p.shake(t.Context(), c, with)
-		want := trusted
+		want := canary.Trusted
 		if p.toldRoots() == i.roots {
-			want = unproven
+			want = canary.Unproven
 		}
 		if got := c.targets[0]; got.address != address || got.outcome != want {
 			t.Errorf("%s: %s, %s; want %s", got.address, got.outcome, got.detail, want)

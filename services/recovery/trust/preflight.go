@@ -289,7 +289,7 @@ func (p *Preflight) next(row preflightRow, c *check) *preflightRow {
 	switch {
 	case state != mismatch:
 		next.Side, next.Summary, next.NextAction, next.IncidentID = "", "", "", ""
-		if state == agree && c.authority != nil && len(c.with(trusted)) > 0 && len(c.with(refused)) == 0 {
+		if state == agree && c.authority != nil && len(c.with(canary.Trusted)) > 0 && len(c.with(canary.Refused)) == 0 {
 			next.Issuer = c.authority.fingerprint()
 			next.TrustedIssuer = next.Issuer
 		}

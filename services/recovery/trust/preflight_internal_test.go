@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
 // moving is an authority that may be replaced by another, or be down.
@@ -338,7 +339,7 @@ func TestLostLease(t *testing.T) {
 	k.swap(newAuthority(t))
 	k.round(first, 1)
 	k.round(second, 1)
-	c := &check{authority: first.authority, targets: []*target{{address: k.address, outcome: refused}}}
+	c := &check{authority: first.authority, targets: []*target{{address: k.address, outcome: canary.Refused}}}
 	first.streaks.add(c)
 	if changed, err := first.conclude(t.Context(), c); err != nil || changed {
 		t.Errorf("it has written: %v", err)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -113,7 +115,7 @@ func beginRotation(ctx context.Context, tx pgx.Tx, present *authority, req *reco
 		return nil, false, err // the present issuer is not trusted: what differs is repaired first
 	}
 	if req.GetWithRoot() {
-		if err := checkRoom(ctx, tx, ""); err != nil {
+		if err := roots.CheckRoom(ctx, tx, ""); err != nil {
 			return nil, false, err // it would wait for room as soon as its root is made
 		}
 	}
@@ -157,7 +159,7 @@ func cancelRotation(ctx context.Context, tx pgx.Tx, check bool) (*rotationRow, e
 		return &row, nil
 	}
 	if row.WithRoot && row.NextRoot != "" {
-		if _, err := distrust(ctx, tx, row.NextRoot); err != nil {
+		if _, err := roots.Distrust(ctx, tx, row.NextRoot); err != nil {
 			return nil, err
 		}
 	}
@@ -217,7 +219,7 @@ func (p *Preflight) RepairTrust(ctx context.Context, req *recoveryv1.RepairTrust
 		if out.Pos, err = audit.Record(ctx, tx, done); err != nil {
 			return err
 		}
-		out.Issuers, err = listIssuers(ctx, tx)
+		out.Issuers, err = roots.List(ctx, tx)
 		return err
 	})
 	if err != nil {
@@ -269,7 +271,7 @@ func (p *Preflight) repair(ctx context.Context, tx pgx.Tx, root *x509.Certificat
 	if err := p.checkHeld(ctx, tx); err != nil {
 		return err
 	}
-	if err := trustRoot(ctx, tx, root, originRepair, reason, by); err != nil {
+	if err := roots.Trust(ctx, tx, root, roots.OfRepair, reason, by); err != nil {
 		return err
 	}
 	return noteRepaired(ctx, tx, pki.Fingerprint(root), by)
@@ -306,18 +308,14 @@ func (p *Preflight) withdraw(
 	}
 	if slices.ContainsFunc(signs, func(root *x509.Certificate) bool { return pki.Fingerprint(root) == fingerprint }) {
 		// What a repair has added may go again, once the files of the ingress have it: the preflight sees if they do not.
-		tag, err := pg.Exec(ctx, tx, deleteRepair, fingerprint)
-		if err != nil {
-			return fmt.Errorf("delete trusted issuer: %w", err)
-		}
-		if tag.RowsAffected() == 1 {
-			return nil
+		if repaired, err := roots.EndRepair(ctx, tx, fingerprint); err != nil || repaired {
+			return err
 		}
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the authority signs under this root",
 			fault.Unmet("no repair has added this root"),
 			fault.Remedy("rotate the authority first: `gpuaas ca rotate --with-root --reason TEXT`"))
 	}
-	found, err := distrust(ctx, tx, fingerprint)
+	found, err := roots.Distrust(ctx, tx, fingerprint)
 	if err == nil && !found {
 		err = fault.New(commonv1.Reason_REASON_NOT_FOUND, "replicas of nodeapi are not sent the root "+fingerprint,
 			fault.Remedy("`gpuaas ca status` shows which roots they are sent; one of a file is taken out of node_ca_file"))

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -17,7 +19,7 @@ func (r *rotating) fill() {
 	if _, err := r.db.OwnerPool().Exec(r.t.Context(), `INSERT INTO recovery.trusted_issuer
 		(fingerprint, name, certificate, not_after, origin, reason, decided_by)
 		SELECT 'root ' || i, '', '', mesh.clock(), 'repair', '', 'test' FROM generate_series(1, $1) i`,
-		mostIssuers); err != nil {
+		roots.Most); err != nil {
 		r.t.Fatal(err)
 	}
 }

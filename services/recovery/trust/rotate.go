@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
+
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -155,7 +157,7 @@ func (p *Preflight) announce(ctx context.Context, row rotationRow) (bool, error)
 	}
 	changed, err := p.step(ctx, row, func(ctx context.Context, tx pgx.Tx, row *rotationRow) (bool, error) {
 		if row.WithRoot {
-			err := trustRoot(ctx, tx, issuer.Root, originRotation, row.Reason, row.By)
+			err := roots.Trust(ctx, tx, issuer.Root, roots.OfRotation, row.Reason, row.By)
 			if fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) { // repairs have taken the room meanwhile
 				known := row.WaitsFor == waitsForRoom
 				row.WaitsFor = waitsForRoom
@@ -302,11 +304,11 @@ func withoutIssuer(targets []*target) string {
 			known++
 		}
 		switch {
-		case t.outcome == refused:
+		case t.outcome == canary.Refused:
 			lack = append(lack, t.name()+" refuses it")
 		case own && !t.listed:
 			lack = append(lack, t.name()+" does not publish that it trusts it")
-		case own && t.outcome != trusted:
+		case own && t.outcome != canary.Trusted:
 			lack = append(lack, t.name()+" was not reached")
 		}
 	}
@@ -342,7 +344,7 @@ func (p *Preflight) retire(ctx context.Context, row rotationRow) (bool, error) {
 		}
 		row.Phase, row.WaitsFor = phaseDone, ""
 		if row.WithRoot {
-			_, err = distrust(ctx, tx, row.FormerRoot)
+			_, err = roots.Distrust(ctx, tx, row.FormerRoot)
 		}
 		return true, err
 	})

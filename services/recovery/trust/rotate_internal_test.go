@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -103,7 +105,7 @@ func TestRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.enter(p, phaseDone)
-	list, err := Certificates(t.Context(), r.db.Pool(pg.RoleRecovery))
+	list, err := roots.Certificates(t.Context(), r.db.Pool(pg.RoleRecovery))
 	if err != nil || len(list) != 1 || pki.FingerprintDER(list[0]) == second.NextRoot {
 		t.Errorf("the ingress is sent %d roots: %v", len(list), err)
 	}

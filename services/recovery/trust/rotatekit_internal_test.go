@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
+
 	"github.com/jackc/pgx/v5"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -62,7 +64,7 @@ func (r *rotating) start() *Preflight {
 // sent has the ingress trust what replicas of nodeapi are sent.
 func (r *rotating) sent() {
 	r.t.Helper()
-	list, err := Certificates(r.t.Context(), r.db.Pool(pg.RoleRecovery))
+	list, err := roots.Certificates(r.t.Context(), r.db.Pool(pg.RoleRecovery))
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
+
 	"github.com/jackc/pgx/v5"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -38,7 +40,7 @@ func (p *Preflight) GetTrust(
 		if out.Rotation, err = rotation(ctx, tx); err != nil {
 			return err
 		}
-		out.Issuers, err = listIssuers(ctx, tx)
+		out.Issuers, err = roots.List(ctx, tx)
 		return err
 	})
 	if err != nil {

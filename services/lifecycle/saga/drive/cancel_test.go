@@ -212,7 +212,7 @@ func TestTeardownSticksAndGoesOn(t *testing.T) {
 				case <-mended:
 					return saga.Done(nil), nil
 				default:
-					return saga.Outcome{}, errBoom
+					return saga.Outcome{}, sagatest.ErrBoom
 				}
 			}
 			b := newBed(t, saga.Definition{

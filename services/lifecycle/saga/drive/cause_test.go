@@ -60,7 +60,7 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 		strings.Repeat("and so on ", 1000))
 	steps := sagatest.PureSteps("schema", "never")
 	steps[0].Undo = func(context.Context, *saga.Env) (saga.Outcome, error) {
-		return saga.Outcome{}, fmt.Errorf("drop schema: %w", errBoom)
+		return saga.Outcome{}, fmt.Errorf("drop schema: %w", sagatest.ErrBoom)
 	}
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED,

@@ -20,7 +20,7 @@ func TestFailureCompensatesInReverse(t *testing.T) {
 	steps[2].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		rec.Add("do three")
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED,
-			"no schema today", errBoom)
+			"no schema today", sagatest.ErrBoom)
 	}
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
@@ -48,7 +48,7 @@ func TestRetryableErrorIsRetriedWithItsKey(t *testing.T) {
 		keys.Add("%s", env.IdempotencyKey)
 		seqs.Add("%d", env.OpSeq)
 		if calls.Add(1) < 3 {
-			return saga.Outcome{}, errBoom
+			return saga.Outcome{}, sagatest.ErrBoom
 		}
 		return saga.Done(nil), nil
 	}

@@ -76,12 +76,13 @@ func (d *Driver) succeeded(ctx context.Context, h *lease.Run, out saga.Outcome) 
 		return d.undone(ctx, h, cl, out.Writes())
 	}
 	if h.Run.Step+1 < len(h.Def.Steps) {
-		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: h.Run.Step + 1, phase: runs.Do, rows: out.Writes()}), h)
+		next := nextAttempt{step: h.Run.Step + 1, phase: runs.Do, rows: out.Writes()}
+		return d.moved(d.submit(ctx, &transition{h: h, cl: cl, next: &next}), h)
 	}
-	err = d.release(ctx, h, cl, rest{
+	err = d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
 		state: runs.Succeeded, workspace: names.Of(h.Def.States.Succeeded), rows: out.Writes(),
 		point: "finish",
-	})
+	}})
 	if err == nil {
 		d.core.Stats().Succeeded.Add(1)
 	}
@@ -91,12 +92,13 @@ func (d *Driver) succeeded(ctx context.Context, h *lease.Run, out saga.Outcome) 
 // undone goes one step further back, or ends the run as failed and clean.
 func (d *Driver) undone(ctx context.Context, h *lease.Run, cl closing, rows saga.Writes) (bool, error) {
 	if to := h.Def.Undoable(h.Run.Step - 1); to >= 0 {
-		return d.moved(d.advance(ctx, h, cl, nextAttempt{step: to, phase: runs.Undo, passOver: true, rows: rows}), h)
+		next := nextAttempt{step: to, phase: runs.Undo, passOver: true, rows: rows}
+		return d.moved(d.submit(ctx, &transition{h: h, cl: cl, next: &next}), h)
 	}
-	err := d.release(ctx, h, cl, rest{
+	err := d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
 		state: runs.Failed, workspace: names.Of(h.Def.States.Failed), passOver: true,
 		rows: rows, point: "finish",
-	})
+	}})
 	if err == nil {
 		d.core.Stats().Failed.Add(1)
 	}
@@ -134,9 +136,10 @@ func (d *Driver) park(ctx context.Context, h *lease.Run, w saga.WaitFor, rows sa
 		state = runs.Compensating
 	}
 	after := max(min(w.For, h.Left()), 0)
-	err := d.release(ctx, h, closing{state: runs.AttemptWaiting, why: w.Why, err: w.Meanwhile}, rest{
+	cl := closing{state: runs.AttemptWaiting, why: w.Why, err: w.Meanwhile}
+	err := d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
 		state: state, attempts: h.Run.Attempts, after: after, wakeable: w.WakeOnSignal, why: w.Why, rows: rows, point: "park",
-	})
+	}})
 	if err == nil {
 		d.core.Stats().Parked.Add(1)
 		d.due(after)

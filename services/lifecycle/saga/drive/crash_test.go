@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/stall"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
@@ -49,7 +50,7 @@ func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
 	_, id := b.Create("toy")
 	<-began
 	testkit.SetClockOffset(b.DB, 4*time.Minute)
-	o := b.second(def)
+	o := b.Second(def)
 	o.Drive(o.Config("alive"))
 	r := o.Await(id, 10*time.Second, "succeeded")
 	if r.Fence != 2 {
@@ -93,7 +94,7 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 	_, id := b.Create("toy")
 	b.Await(id, 5*time.Second, "running")
 	// Someone else leases it: what a reclaim does, without the wait.
-	b.exec(`UPDATE lifecycle.saga_run SET fence = fence + 1, owner = 'thief' WHERE id = $1`, id)
+	b.Exec(`UPDATE lifecycle.saga_run SET fence = fence + 1, owner = 'thief' WHERE id = $1`, id)
 	select {
 	case err := <-cause:
 		if !errors.Is(err, saga.ErrFenced) {
@@ -102,7 +103,7 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 	case <-time.After(testkit.Patience):
 		t.Fatal("the step's context did not end")
 	}
-	b.exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock(), lease_until = mesh.clock() WHERE id = $1`, id)
+	b.Exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock(), lease_until = mesh.clock() WHERE id = $1`, id)
 	b.Await(id, 5*time.Second, "succeeded")
 }
 
@@ -111,7 +112,7 @@ func TestOwnLeasesAreReclaimedAtBoot(t *testing.T) {
 	steps := sagatest.PureSteps("one")
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	_, id := b.Create("toy")
-	b.exec(`UPDATE lifecycle.saga_run
+	b.Exec(`UPDATE lifecycle.saga_run
 		SET state = 'running', owner = 'a', fence = 5, lease_until = mesh.clock() + '1 hour',
 		next_at = mesh.clock() + '1 hour' WHERE id = $1`, id)
 	b.Drive(b.Config("a"))
@@ -147,7 +148,7 @@ func TestShutdownHandsOver(t *testing.T) {
 	if r := b.Run(id); r.State != "waiting" || r.Owner != "" || r.WhyWaiting == "" {
 		t.Errorf("after the stop: %s, owner %q, why %q", r.State, r.Owner, r.WhyWaiting)
 	}
-	o := b.second(def)
+	o := b.Second(def)
 	o.Drive(o.Config("b"))
 	o.Await(id, 5*time.Second, "succeeded")
 	if list := b.Timeline(id); len(list) != 1 || list[0].Attempt != 1 {
@@ -163,9 +164,9 @@ func TestUnreadableRunStopsNobody(t *testing.T) {
 		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one", "two"), States: sagatest.States(),
 	})
 	bad, badRun := b.Create("toy")
-	b.exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, badRun)
+	b.Exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, badRun)
 	unknown, unknownRun := b.Create("toy")
-	b.exec(`UPDATE lifecycle.saga_run SET def_version = 99 WHERE id = $1`, unknownRun)
+	b.Exec(`UPDATE lifecycle.saga_run SET def_version = 99 WHERE id = $1`, unknownRun)
 	var good []string
 	for range 5 {
 		_, id := b.Create("toy")
@@ -194,10 +195,10 @@ func TestPoisonedBatchIsTakenApart(t *testing.T) {
 	_, bad := b.Create("toy")
 	ws, _ := b.Create("toy")
 	// An open attempt of another step: no build wrote that.
-	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+	b.Exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
 		state, idem_key, stall_after)
 		VALUES ($1, 0, 'one', 'undo', 1, $2, $3, 1, 1, 'waiting', 'k', '5 min')`, bad, ws, b.Tenant)
-	b.exec(`UPDATE lifecycle.saga_run SET fence = 3 WHERE id = $1`, bad)
+	b.Exec(`UPDATE lifecycle.saga_run SET fence = 3 WHERE id = $1`, bad)
 	var good []string
 	for range 5 {
 		_, id := b.Create("toy")
@@ -285,14 +286,14 @@ func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 			_, id := b.Create("toy")
 			b.Await(id, 5*time.Second, "waiting")
 			stop()
-			b.exec(`UPDATE lifecycle.saga_step SET attempt = 2 WHERE run_id = $1`, id)
-			b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, idem_key, state,
+			b.Exec(`UPDATE lifecycle.saga_step SET attempt = 2 WHERE run_id = $1`, id)
+			b.Exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, idem_key, state,
 				fence, op_seq, stall_after, started_at, finished_at, version)
 				SELECT run_id, step, name, dir, 1, workspace_id, tenant_id, idem_key, $2, fence, op_seq, stall_after,
 					started_at - interval '50 seconds', started_at, 1
 				FROM lifecycle.saga_step WHERE run_id = $1`, id, tc.before)
 			testkit.SetClockOffset(b.DB, 20*time.Second)
-			if n, err := b.Core.MarkStalls(testkit.Context(t), time.Hour); err != nil || n != tc.want {
+			if n, err := stall.Mark(testkit.Context(t), b.Core, time.Hour); err != nil || n != tc.want {
 				t.Errorf("%d steps stall after an attempt that was %s, not %d: %v", n, tc.before, tc.want, err)
 			}
 		})

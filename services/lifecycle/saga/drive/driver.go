@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/lease"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/stall"
 )
 
 // Driver leases runs and executes their steps. Any number of drivers may work on one database.
@@ -92,7 +93,7 @@ func (d *Driver) Run(ctx context.Context) error {
 			if d.core.Resting() {
 				return nil // nothing can stall
 			}
-			_, err := d.core.MarkStalls(ctx, 2*d.cfg.Lease)
+			_, err := stall.Mark(ctx, d.core, 2*d.cfg.Lease)
 			return err
 		})
 	})

@@ -38,9 +38,9 @@ func (d *Driver) failed(ctx context.Context, h *lease.Run, state string, e *saga
 	why := fmt.Sprintf("%s the step %q failed (%s: %s); attempt %d of %d follows in %s", direction(h), h.Attempt.Name,
 		names.Of(e.Reason), e.Public, failures+1, policy.Attempts, after.Round(time.Millisecond))
 	at, level := h.Attempt, d.levelOf(ctx, h, e)
-	err := d.release(ctx, h, closing{state: state, err: e}, rest{
+	err := d.submit(ctx, &transition{h: h, cl: closing{state: state, err: e}, rest: &rest{
 		state: run, attempts: failures, after: after, why: why, point: "park", passOver: state == runs.AttemptAbandoned,
-	})
+	}})
 	if err == nil {
 		d.tell(ctx, h, &at, e, level, false)
 		d.due(after)
@@ -110,10 +110,10 @@ func (d *Driver) exhaust(ctx context.Context, h *lease.Run, state string, e *sag
 			rows.Rows, func(ctx context.Context, tx pgx.Tx) error { return h.Def.OnStuck(ctx, tx, workspaceID, e) },
 		)
 	}
-	err := d.release(ctx, h, closing{state: state, err: e}, rest{
+	err := d.submit(ctx, &transition{h: h, cl: closing{state: state, err: e}, rest: &rest{
 		rows: rows, state: runs.Stuck, attempts: h.Run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo",
 		stuck: reason, workspace: runs.Stuck, passOver: true, keepError: h.Run.Phase == runs.Do, point: "finish",
-	})
+	}})
 	if err == nil {
 		d.core.Stats().Stuck.Add(1)
 	}
@@ -125,10 +125,10 @@ func (d *Driver) exhaust(ctx context.Context, h *lease.Run, state string, e *sag
 func (d *Driver) giveUp(ctx context.Context, h *lease.Run, state string, e *saga.StepError) (bool, error) {
 	cl := closing{state: state, err: e}
 	if h.Step().Retain {
-		err := d.release(ctx, h, cl, rest{
+		err := d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
 			state: runs.Failed, workspace: names.Of(h.Def.States.Failed), keepError: true,
 			point: "finish",
-		})
+		}})
 		if err == nil {
 			d.core.Stats().Failed.Add(1)
 		}
@@ -169,15 +169,15 @@ func (d *Driver) turnBack(ctx context.Context, h *lease.Run, cl closing, abandon
 		return false, err
 	}
 	if from < 0 {
-		err := d.release(ctx, h, cl, rest{
+		err := d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
 			state: runs.Failed, workspace: names.Of(h.Def.States.Failed), passOver: true,
 			keepError: true, point: "finish",
-		})
+		}})
 		if err == nil {
 			d.core.Stats().Failed.Add(1)
 		}
 		return d.ended(err, h)
 	}
 	n := nextAttempt{step: from, phase: runs.Undo, bumpFence: abandoned, passOver: true, keepError: true}
-	return d.moved(d.advance(ctx, h, cl, n), h)
+	return d.moved(d.submit(ctx, &transition{h: h, cl: cl, next: &n}), h)
 }

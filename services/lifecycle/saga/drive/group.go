@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/lifecycle/saga/lease"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
@@ -118,12 +117,4 @@ func (d *Driver) submit(ctx context.Context, mv *transition) error {
 		mv.h.Paused, mv.h.Stage = mv.to.Paused, mv.to.Stage
 	}
 	return d.core.Point(ctx, mv.point()+".after_commit", from)
-}
-
-func (d *Driver) advance(ctx context.Context, h *lease.Run, cl closing, n nextAttempt) error {
-	return d.submit(ctx, &transition{h: h, cl: cl, next: &n})
-}
-
-func (d *Driver) release(ctx context.Context, h *lease.Run, cl closing, to rest) error {
-	return d.submit(ctx, &transition{h: h, cl: cl, rest: &to})
 }

@@ -66,7 +66,7 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
 		if looks.Load() == before || b.Run(id).State != "waiting" {
-			return errBoom
+			return sagatest.ErrBoom
 		}
 		return nil
 	})

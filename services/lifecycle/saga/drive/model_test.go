@@ -33,7 +33,7 @@ func TestRandomVerbs(t *testing.T) {
 				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_LAUNCH_FAILED, "",
 					nil)
 			case 1:
-				return saga.Outcome{}, errBoom
+				return saga.Outcome{}, sagatest.ErrBoom
 			case 2:
 				return saga.Wait(saga.WaitFor{For: 2 * time.Millisecond, Why: "a mood", WakeOnSignal: true}), nil
 			}

@@ -106,8 +106,8 @@ func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
 	b.Drive(cfg)
 	b.driven()
 	for range 3 {
-		id, err := b.starting(func() error { return errBoom })
-		if !errors.Is(err, errBoom) {
+		id, err := b.starting(func() error { return sagatest.ErrBoom })
+		if !errors.Is(err, sagatest.ErrBoom) {
 			t.Fatalf("err = %v", err)
 		}
 		if _, err := runs.Get(testkit.Context(t), b.DB.Pool(pg.RoleLifecycle), id); !pg.IsNoRows(err) {
@@ -171,7 +171,7 @@ func TestAStartDuringAStopIsDueAtOnce(t *testing.T) {
 	if r := b.Run(later); r.State != "pending" || r.Owner != "" {
 		t.Errorf("a driver that has stopped leased %+v", r)
 	}
-	o := b.second(def)
+	o := b.Second(def)
 	o.Drive(o.Config("b"))
 	o.Await(id, 10*time.Second, "succeeded")
 	o.Await(later, 10*time.Second, "succeeded")

@@ -30,7 +30,7 @@ func (d *Driver) pause(ctx context.Context, h *lease.Run) error {
 		state = runs.Compensating
 	}
 	runID := h.Run.ID
-	err := d.release(ctx, h, closing{state: runs.AttemptWaiting, why: whyPaused()}, rest{
+	err := d.submit(ctx, &transition{h: h, cl: closing{state: runs.AttemptWaiting, why: whyPaused()}, rest: &rest{
 		state: state, attempts: h.Run.Attempts, why: whyPaused(), passOver: true, point: "park",
 		rows: saga.Writes{Rows: []saga.TxFunc{func(ctx context.Context, tx pgx.Tx) error {
 			_, err := pg.Exec(ctx, tx, pauseRun, runID)
@@ -39,7 +39,7 @@ func (d *Driver) pause(ctx context.Context, h *lease.Run) error {
 			}
 			return nil
 		}}},
-	})
+	}})
 	if err == nil {
 		d.core.Stats().Paused.Add(1)
 	}

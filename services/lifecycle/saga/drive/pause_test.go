@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/stall"
 )
 
 // still waits until the run is paused because of rollback mode, in the given state.
@@ -65,7 +66,7 @@ func TestRunsStandStillInRollbackMode(t *testing.T) {
 	if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, id) }); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := b.Core.MarkStalls(t.Context(), time.Second); err != nil || n != 0 {
+	if n, err := stall.Mark(t.Context(), b.Core, time.Second); err != nil || n != 0 {
 		t.Errorf("%d stalls were flagged, %v", n, err)
 	}
 	if n := calls.Load(); n != 1 {
@@ -101,7 +102,7 @@ func TestUndosStandStillInRollbackMode(t *testing.T) {
 	steps[1].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		select {
 		case <-gate:
-			return saga.Outcome{}, errBoom
+			return saga.Outcome{}, sagatest.ErrBoom
 		case <-ctx.Done():
 			return saga.Outcome{}, ctx.Err()
 		}

@@ -43,7 +43,7 @@ func TestAStepIsGivenItsStageAgain(t *testing.T) {
 			})
 			return saga.Wait(saga.WaitFor{For: time.Millisecond}), err
 		case 2: // rolled back, a stage is not entered
-			return saga.Outcome{}, env.TxInto(ctx, "end", func(context.Context, pgx.Tx) error { return errBoom })
+			return saga.Outcome{}, env.TxInto(ctx, "end", func(context.Context, pgx.Tx) error { return sagatest.ErrBoom })
 		case 3: // the second attempt waits before it enters a stage
 			return saga.Wait(saga.WaitFor{For: time.Millisecond}), nil
 		case 4: // its driver is lost
@@ -66,7 +66,7 @@ func TestAStepIsGivenItsStageAgain(t *testing.T) {
 	case <-time.After(testkit.Patience):
 		t.Fatal("the step was not called four times")
 	}
-	b.exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock() WHERE id = $1`, id)
+	b.Exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock() WHERE id = $1`, id)
 	b.Drive(b.Config("b"))
 	b.Await(id, 20*time.Second, "succeeded")
 	want := []string{
@@ -109,9 +109,9 @@ func TestAStageIsWrittenOnce(t *testing.T) {
 			}
 			versions <- b.Timeline(env.RunID)[0].Version
 		}
-		b.exec(`UPDATE lifecycle.saga_run SET fence = fence + 1 WHERE id = $1`, env.RunID)
+		b.Exec(`UPDATE lifecycle.saga_run SET fence = fence + 1 WHERE id = $1`, env.RunID)
 		refused <- env.Enter(ctx, "there")
-		b.exec(`UPDATE lifecycle.saga_run SET fence = fence - 1 WHERE id = $1`, env.RunID)
+		b.Exec(`UPDATE lifecycle.saga_run SET fence = fence - 1 WHERE id = $1`, env.RunID)
 		return saga.Done(nil), nil
 	}
 	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})

@@ -37,12 +37,12 @@ func tellingSteps(list *[]told, mu *sync.Mutex, names ...string) []saga.Step {
 // workspace's next number is drawn, and the attempt has a row from its beginning.
 func (b *bed) earlierLease(id, ws string, step int, name string, attempt int) {
 	b.T.Helper()
-	b.exec(`UPDATE lifecycle.saga_run
+	b.Exec(`UPDATE lifecycle.saga_run
 		SET owner = 'earlier', fence = fence + 1, lease_until = mesh.clock(), next_at = mesh.clock(), state = 'running',
 		step = $2,
 		why_waiting = 'doing the step', version = version + 1 WHERE id = $1`, id, step)
-	b.exec(`UPDATE lifecycle.workspace SET op_seq = op_seq + 1 WHERE id = $1`, ws)
-	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+	b.Exec(`UPDATE lifecycle.workspace SET op_seq = op_seq + 1 WHERE id = $1`, ws)
+	b.Exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
 		state, idem_key, stall_after)
 		SELECT r.id, r.step, $3, 'do', $4, w.id, r.tenant_id, r.fence, w.op_seq, 'running', r.id || '/' || $3 || '/do',
 			'5 min'
@@ -53,7 +53,7 @@ func (b *bed) earlierLease(id, ws string, step int, name string, attempt int) {
 // earlierClose ends the open attempt as those builds did.
 func (b *bed) earlierClose(id, state string) {
 	b.T.Helper()
-	b.exec(`UPDATE lifecycle.saga_step SET state = $2, outcome = $2, finished_at = CASE WHEN $2 <> 'waiting'
+	b.Exec(`UPDATE lifecycle.saga_step SET state = $2, outcome = $2, finished_at = CASE WHEN $2 <> 'waiting'
 		THEN mesh.clock() END, version = version + 1
 		WHERE run_id = $1 AND state = 'running'`, id, state)
 }
@@ -77,7 +77,7 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 		{"begun before, parked", false, func(b *bed, id, ws string) {
 			b.earlierLease(id, ws, 0, "one", 1)
 			b.earlierClose(id, "waiting")
-			b.exec(`UPDATE lifecycle.saga_run SET state = 'waiting', owner = NULL, lease_until = NULL WHERE id = $1`, id)
+			b.Exec(`UPDATE lifecycle.saga_run SET state = 'waiting', owner = NULL, lease_until = NULL WHERE id = $1`, id)
 		}, []told{{step: "one", attempt: 1, opSeq: 1}, {step: "two", attempt: 1}, {step: "three", attempt: 1}}, 1},
 		{"begun here, driven on before, lost in the same step", true, func(b *bed, id, ws string) {
 			b.earlierLease(id, ws, 1, "two", 3)
@@ -90,7 +90,7 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 		{"begun here, parked before", true, func(b *bed, id, ws string) {
 			b.earlierLease(id, ws, 1, "two", 3)
 			b.earlierClose(id, "waiting")
-			b.exec(`UPDATE lifecycle.saga_run SET state = 'waiting', owner = NULL, lease_until = NULL WHERE id = $1`, id)
+			b.Exec(`UPDATE lifecycle.saga_run SET state = 'waiting', owner = NULL, lease_until = NULL WHERE id = $1`, id)
 		}, []told{{step: "two", attempt: 3, opSeq: 65}, {step: "three", attempt: 1}}, 65},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
@@ -103,10 +103,10 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 			ws, id := b.Create("toy")
 			if tc.ranges {
 				// Attempts 1 and 2 at "two" have failed, and the third is open in the run's row.
-				b.exec(`UPDATE lifecycle.saga_run
+				b.Exec(`UPDATE lifecycle.saga_run
 					SET owner = 'dead', fence = 1, lease_until = mesh.clock(), next_at = mesh.clock(), state = 'running', step = 1,
 					why_waiting = 'doing the step', op_seq = 4, open_attempt = 3, open_since = mesh.clock() WHERE id = $1`, id)
-				b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+				b.Exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
 					state, idem_key, stall_after)
 					SELECT $1, x.step, x.name, 'do', x.attempt, $2, $3, 1, x.op_seq, x.state, '', '5 min'
 					FROM (VALUES (0, 'one', 1, 1, 'succeeded'), (1, 'two', 1, 2, 'failed'), (1, 'two', 2, 3, 'failed')) AS x (step,
@@ -114,8 +114,8 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 					id, ws, b.Tenant)
 			} else {
 				// as the migration fills the columns
-				b.exec(`UPDATE lifecycle.saga_run SET op_seq = 0, op_last = 0 WHERE id = $1`, id)
-				b.exec(`UPDATE lifecycle.workspace SET op_seq = 0 WHERE id = $1`, ws)
+				b.Exec(`UPDATE lifecycle.saga_run SET op_seq = 0, op_last = 0 WHERE id = $1`, id)
+				b.Exec(`UPDATE lifecycle.workspace SET op_seq = 0 WHERE id = $1`, ws)
 			}
 			tc.leave(b, id, ws)
 			if drawn := b.Workspace(ws).OpSeq; drawn != tc.drawn {

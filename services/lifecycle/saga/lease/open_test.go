@@ -172,7 +172,7 @@ func TestAnOpenAttemptOutlivesItsDriver(t *testing.T) {
 		t.Errorf("the attempt under way has %d rows", n)
 	}
 	testkit.SetClockOffset(b.DB, 4*time.Minute)
-	o := b.second(def)
+	o := &bed{b.Second(def)}
 	o.Drive(o.Config("alive"))
 	o.Await(id, 10*time.Second, "succeeded")
 	close(end)
@@ -307,11 +307,11 @@ func TestRowsOfEarlierBuildsGoOn(t *testing.T) {
 				Name: "toy", Version: 1, Steps: sagatest.PureSteps("one", "two", "three"), States: sagatest.States(),
 			})
 			ws, id := b.Create("toy")
-			b.exec(`UPDATE lifecycle.workspace SET op_seq = 7 WHERE id = $1`, ws)
-			b.exec(`UPDATE lifecycle.saga_run SET state = $2, step = 1, fence = 3, owner = CASE WHEN $2 = 'running' THEN 'gone'
+			b.Exec(`UPDATE lifecycle.workspace SET op_seq = 7 WHERE id = $1`, ws)
+			b.Exec(`UPDATE lifecycle.saga_run SET state = $2, step = 1, fence = 3, owner = CASE WHEN $2 = 'running' THEN 'gone'
 				END,
 				lease_until = CASE WHEN $2 = 'running' THEN mesh.clock() END, op_seq = 0, op_last = 0 WHERE id = $1`, id, tc.run)
-			b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+			b.Exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
 				state, idem_key, stall_after, finished_at)
 				VALUES ($1, 0, 'one', 'do', 1, $2, $3, 3, 6, 'succeeded', '/one/do', '5 min', mesh.clock()),
 					($1, 1, 'two', 'do', 1, $2, $3, 3, 7, $4, '/two/do', '5 min', NULL)`, id, ws, b.Tenant, tc.attempt)
@@ -353,7 +353,7 @@ func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	other := def
 	other.Steps = sagatest.PureSteps("one", "renamed")
 	testkit.SetClockOffset(b.DB, 4*time.Minute)
-	o := b.second(other)
+	o := &bed{b.Second(other)}
 	o.Drive(o.Config("alive"))
 	o.Await(id, 10*time.Second, "stuck")
 	list := o.Timeline(id)
@@ -407,7 +407,7 @@ func TestOpenAttemptsMigrate(t *testing.T) {
 		t.Errorf("%d rows are open", n)
 	}
 	testkit.SetClockOffset(b.DB, 20*time.Minute)
-	o := b.second(def)
+	o := &bed{b.Second(def)}
 	o.Drive(o.Config("alive"))
 	o.Await(id, 10*time.Second, "succeeded")
 	list := o.Timeline(id)

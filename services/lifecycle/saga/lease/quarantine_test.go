@@ -27,7 +27,7 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 		OnStuck: func(_ context.Context, _ pgx.Tx, _ string, why *saga.StepError) error { told <- why; return nil },
 	})
 	ws, id := b.Create("toy")
-	b.exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, id)
+	b.Exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, id)
 	stop := b.Drive(b.Config("a"))
 	r := b.Await(id, 10*time.Second, "stuck")
 	stop()
@@ -106,8 +106,8 @@ func TestARefusedResetSaysWhatHelps(t *testing.T) {
 	if f := reset(teardown); !strings.Contains(f.Remedy, "cannot be cancelled: wait") {
 		t.Errorf("of what cannot be cancelled it says %q", f.Remedy)
 	}
-	b.exec(`UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock() WHERE id = $1`, id)
-	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
+	b.Exec(`UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock() WHERE id = $1`, id)
+	b.Exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
 		state, idem_key, stall_after)
 		VALUES ($1, 0, 'one', 'do', 3, $2, $3, 1, 1, 'running', 'k', '5 min')`, id, ws, b.Tenant)
 	if f := reset(ws); len(f.Unmet) != 1 ||

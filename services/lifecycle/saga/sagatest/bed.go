@@ -2,6 +2,7 @@ package sagatest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -19,6 +20,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
+
+// ErrBoom is a failure that a step of a test returns.
+var ErrBoom = errors.New("boom")
 
 // Bed is a database with one tenant, a core and the drivers that a test starts.
 type Bed struct {
@@ -105,6 +109,18 @@ func (b *Bed) Tx(fn func(ctx context.Context, tx pgx.Tx) error) error {
 	err := pg.InTx(testkit.Context(b.T), b.DB.Pool(pg.RoleLifecycle), fn)
 	b.Core.Committed()
 	return err
+}
+
+// Exec runs a statement that a test makes up, as the role of lifecycle.
+func (b *Bed) Exec(sql string, args ...any) {
+	b.T.Helper()
+	testkit.Exec(b.DB, pg.RoleLifecycle, sql, args...)
+}
+
+// Second returns another replica's core on the same database.
+func (b *Bed) Second(defs ...saga.Definition) *Bed {
+	b.T.Helper()
+	return BedOn(b.T, b.DB, nil, defs...)
 }
 
 // Create makes a workspace and starts a run on it; it returns the ids of both.

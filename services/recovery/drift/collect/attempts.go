@@ -33,7 +33,7 @@ func (n *Node) attempted(a *recoveryv1.EnrollmentAttempted, at time.Time, correl
 		return
 	}
 	e := drift.Evidence{
-		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: attempts, ObservedAt: at,
+		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: drift.FromEnrolment, ObservedAt: at,
 		Detail: names.Of(a.GetOutcome()), CorrelationID: correlation,
 	}
 	topic := ""
@@ -57,7 +57,7 @@ func (n *Node) attempted(a *recoveryv1.EnrollmentAttempted, at time.Time, correl
 // enrolled keeps that the node has a certificate with which it can connect: what was refused before is over.
 func (n *Node) enrolled(at time.Time, correlation string) {
 	well := drift.Evidence{
-		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: attempts, ObservedAt: at,
+		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: drift.FromEnrolment, ObservedAt: at,
 		CorrelationID: correlation,
 	}
 	if reason, _ := n.has(well.Part, well.Source); reason != 0 {

@@ -24,7 +24,7 @@ func readBacklog(r events.Record) (change, error) {
 		return change{}, nil // of a newer build
 	}
 	e := drift.Evidence{
-		NodeID: seen.GetNodeId(), Part: commonv1.DriftPart_DRIFT_PART_TASKS, Reason: reason, Source: taskRecord,
+		NodeID: seen.GetNodeId(), Part: commonv1.DriftPart_DRIFT_PART_TASKS, Reason: reason, Source: drift.FromTasks,
 		ObservedAt: r.CreatedAt, Detail: seen.GetDetail(), CorrelationID: r.CorrelationID,
 	}
 	if at := seen.GetObservedAt(); at != nil && at.AsTime().Before(r.CreatedAt) {

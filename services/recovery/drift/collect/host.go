@@ -90,7 +90,7 @@ func OfHost(nodeID string, records []HostRecord, now, heardAt time.Time) []drift
 			continue
 		}
 		e := drift.Evidence{
-			NodeID: nodeID, Part: part, Reason: reason, Source: host, ObservedAt: at,
+			NodeID: nodeID, Part: part, Reason: reason, Source: drift.FromHost, ObservedAt: at,
 			FreshUntil: at.Add(min(cmp.Or(max(r.Fresh, 0), hostFresh), hostFresh)),
 			Detail:     r.text(),
 		}
@@ -184,7 +184,7 @@ func (n *Node) noteHost(e drift.Evidence, now time.Time) {
 // hostOver ends what the host's record was evidence of: the agent is heard since the given time.
 func (n *Node) hostOver(since time.Time) {
 	for _, e := range n.Evidence {
-		if e.Source == host && (e.FreshUntil.IsZero() || e.FreshUntil.After(since)) {
+		if e.Source == drift.FromHost && (e.FreshUntil.IsZero() || e.FreshUntil.After(since)) {
 			e.FreshUntil = since
 		}
 	}
@@ -194,7 +194,8 @@ func (n *Node) hostOver(since time.Time) {
 // agent away.
 func (n *Node) hostHeard(heardAt time.Time) {
 	for _, e := range n.Evidence {
-		if e.Source == host && !e.ObservedAt.After(heardAt) && (e.FreshUntil.IsZero() || e.FreshUntil.After(heardAt)) {
+		if e.Source == drift.FromHost && !e.ObservedAt.After(heardAt) &&
+			(e.FreshUntil.IsZero() || e.FreshUntil.After(heardAt)) {
 			e.FreshUntil = heardAt
 		}
 	}

@@ -128,7 +128,7 @@ func (n *Node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 		n.opened(s)
 		n.acceptedByIngress(at)
 		n.note(drift.Evidence{
-			NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_PROCESS, Source: session, ObservedAt: at,
+			NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_PROCESS, Source: drift.FromSession, ObservedAt: at,
 			CorrelationID: correlation,
 		}, 0)
 		n.enrolled(at, correlation)
@@ -191,8 +191,9 @@ func (n *Node) lastHeard(s *nodev1.SessionChanged, at time.Time) time.Time {
 // notServed keeps that no session serves the node.
 func (n *Node) notServed(reason commonv1.DriftReason, since time.Time, detail, correlation string) {
 	n.note(drift.Evidence{
-		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_PROCESS, Reason: reason, Source: session, ObservedAt: since,
-		Detail: detail, CorrelationID: correlation,
+		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_PROCESS, Reason: reason, Source: drift.FromSession,
+		ObservedAt: since,
+		Detail:     detail, CorrelationID: correlation,
 	}, 0)
 }
 

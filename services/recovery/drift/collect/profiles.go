@@ -67,7 +67,7 @@ func (n *Node) profileTold(s *nodev1.SessionChanged, at time.Time) {
 // profileJudged compares what a node reports with the versions as they are now: all but a retired one are valid.
 func (n *Node) profileJudged(r *reportedProfile) {
 	e := drift.Evidence{
-		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_ENDPOINT, Source: session, ObservedAt: r.ReportedAt,
+		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_ENDPOINT, Source: drift.FromSession, ObservedAt: r.ReportedAt,
 	}
 	switch r.Phase {
 	case "":

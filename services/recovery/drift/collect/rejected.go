@@ -97,7 +97,7 @@ func compareClaims(ctx context.Context, tx pgx.Tx, changes []change, nodes map[s
 func (c *claim) evidence() (drift.Evidence, bool) {
 	f := c.fact
 	e := drift.Evidence{
-		NodeID: f.GetClaimedNodeId(), Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: ingress,
+		NodeID: f.GetClaimedNodeId(), Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: drift.FromIngress,
 		CorrelationID: c.correlation,
 	}
 	what := "unverified: a client that claims to be this node shows a certificate"
@@ -181,8 +181,8 @@ func (n *Node) servedSince() (time.Time, bool) {
 // accepted.
 func (n *Node) acceptedByIngress(at time.Time) {
 	for _, old := range n.Evidence {
-		if old.Source == ingress && old.Reason != 0 && !old.ObservedAt.After(at) {
-			old.Evidence = drift.Evidence{NodeID: n.NodeID, Part: old.Part, Source: ingress, ObservedAt: at}
+		if old.Source == drift.FromIngress && old.Reason != 0 && !old.ObservedAt.After(at) {
+			old.Evidence = drift.Evidence{NodeID: n.NodeID, Part: old.Part, Source: drift.FromIngress, ObservedAt: at}
 		}
 	}
 }

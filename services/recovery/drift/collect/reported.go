@@ -58,7 +58,7 @@ func tellsFacts(s *nodev1.SessionChanged) bool {
 
 // told keeps what the newest session of a node tells beside that it serves.
 func (n *Node) told(s *nodev1.SessionChanged, serving bool, at time.Time, correlation string) {
-	e := drift.Evidence{NodeID: n.NodeID, Source: session, ObservedAt: at, CorrelationID: correlation}
+	e := drift.Evidence{NodeID: n.NodeID, Source: drift.FromSession, ObservedAt: at, CorrelationID: correlation}
 	if serving {
 		n.clockTold(s, e)
 		n.profileTold(s, at)
@@ -151,7 +151,7 @@ func (n *Node) taskTypesTold(has []commonv1.TaskType, e drift.Evidence) {
 	}
 	n.NoteTopic(topicTaskTypes, e)
 	if e.Reason == 0 {
-		e.Part, e.Source = commonv1.DriftPart_DRIFT_PART_TASKS, taskRecord
+		e.Part, e.Source = commonv1.DriftPart_DRIFT_PART_TASKS, drift.FromTasks
 		n.NoteTopic(topicTaskTypes, e)
 	}
 }
@@ -164,7 +164,7 @@ func (n *Node) typeRefused(r *lifecyclev1.TaskTypeRefused, at time.Time, correla
 		return
 	}
 	n.NoteTopic(topicTaskTypes, drift.Evidence{
-		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_TASKS, Source: taskRecord, ObservedAt: at,
+		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_TASKS, Source: drift.FromTasks, ObservedAt: at,
 		Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, Detail: "the agent refused " + kind +
 			", which it does not know", CorrelationID: correlation,
 	})

@@ -79,7 +79,9 @@ func (k *Kept) is(part commonv1.DriftPart, source commonv1.EvidenceSource, topic
 }
 
 // Heard reports whether the evidence is that of sessions on whether the agent is heard.
-func (k *Kept) Heard() bool { return k.is(commonv1.DriftPart_DRIFT_PART_PROCESS, session, "") }
+func (k *Kept) Heard() bool {
+	return k.is(commonv1.DriftPart_DRIFT_PART_PROCESS, drift.FromSession, "")
+}
 
 // same reports whether a source saw the same once more.
 func (k *Kept) same(e drift.Evidence) bool {

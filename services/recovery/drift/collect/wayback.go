@@ -74,7 +74,7 @@ func (n *Node) cannotReturn(w wayBack, refused drift.Evidence) {
 		return
 	}
 	e := drift.Evidence{
-		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: attempts, Reason: w.reason,
+		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: drift.FromEnrolment, Reason: w.reason,
 		Detail: w.detail, ObservedAt: refused.ObservedAt, CorrelationID: refused.CorrelationID,
 	}
 	if w.reason != 0 {

@@ -105,7 +105,7 @@ func accept(ctx context.Context, tx pgx.Tx, req *recoveryv1.AcceptHostFactsReque
 	f.Accepted, f.Present = present.Completed(was).Text(), ""
 	f.AcceptedAt, f.AcceptedBy, f.Reason = now, by, collect.Cut(reason, collect.MostDetail)
 	n.NoteTopic(collect.TopicRuntime, drift.Evidence{
-		NodeID: nodeID, Part: commonv1.DriftPart_DRIFT_PART_HOST, Source: session, ObservedAt: now,
+		NodeID: nodeID, Part: commonv1.DriftPart_DRIFT_PART_HOST, Source: drift.FromSession, ObservedAt: now,
 	})
 	n.Due = true
 	return changes, collect.Save(ctx, tx, nodes)

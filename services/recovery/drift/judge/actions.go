@@ -114,7 +114,8 @@ func firstRefusal(list []drift.Evidence) time.Time {
 	var out time.Time
 	for i := range list {
 		e := &list[i]
-		if e.Reason != 0 && (e.Source == ingress || e.Source == attempts) && (out.IsZero() || e.ObservedAt.Before(out)) {
+		if e.Reason != 0 && (e.Source == drift.FromIngress || e.Source == drift.FromEnrolment) &&
+			(out.IsZero() || e.ObservedAt.Before(out)) {
 			out = e.ObservedAt
 		}
 	}

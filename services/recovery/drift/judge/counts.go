@@ -23,14 +23,14 @@ func (t *turn) evidenceOf(n *collect.Node, present commonv1.DriftReason) ([]drif
 		if e.Heard() && e.Reason == 0 {
 			served = e.ObservedAt
 		}
-		down = down || e.Source == session && e.Reason == commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
+		down = down || e.Source == drift.FromSession && e.Reason == commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
 	}
 	out := make([]drift.Evidence, 0, len(n.Evidence))
 	for _, e := range n.Evidence {
 		if e.Topic != "" && (e.Reason == 0 || e.Stale(t.seen.Now)) { // a topic that is well proves nothing
 			continue
 		}
-		if e.Source == gate && e.Reason != 0 {
+		if e.Source == drift.FromGate && e.Reason != 0 {
 			if down {
 				continue
 			}

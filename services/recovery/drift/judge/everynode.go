@@ -21,12 +21,16 @@ import (
 // has ever beaten has no outage. A replica that leaves counts until its last beat is old, so that a restart of the only
 // one is no outage.
 func (s *seen) evidence() []*collect.Kept {
-	beats := drift.Evidence{Part: commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE, Source: replicas, ObservedAt: s.Now}
+	beats := drift.Evidence{
+		Part: commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE, Source: drift.FromReplicas, ObservedAt: s.Now,
+	}
 	if !s.Lives && s.BeatAt != nil {
 		beats.Reason, beats.ObservedAt = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE, *s.BeatAt
 		beats.Detail = "no replica of nodeapi beats"
 	}
-	history := drift.Evidence{Part: commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE, Source: rollback, ObservedAt: s.Now}
+	history := drift.Evidence{
+		Part: commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE, Source: drift.FromRollback, ObservedAt: s.Now,
+	}
 	if s.Rollback {
 		history.Reason = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK
 		history.Detail = "the database is older than what nodes or the launch log remember"
@@ -36,7 +40,7 @@ func (s *seen) evidence() []*collect.Kept {
 
 // trustEvidence returns what the preflight of the authority has found. That nothing was proven is no evidence.
 func (s *seen) trustEvidence() drift.Evidence {
-	e := drift.Evidence{Part: commonv1.DriftPart_DRIFT_PART_AUTHORITY, Source: replicas, ObservedAt: s.Now}
+	e := drift.Evidence{Part: commonv1.DriftPart_DRIFT_PART_AUTHORITY, Source: drift.FromReplicas, ObservedAt: s.Now}
 	if s.Untrusted != "" {
 		e.Reason, e.Detail = commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS, s.Untrusted
 		e.CorrelationID = s.UntrustedIncident

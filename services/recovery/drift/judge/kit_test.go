@@ -16,22 +16,20 @@ const (
 	authority   = commonv1.DriftPart_DRIFT_PART_AUTHORITY
 	tasks       = commonv1.DriftPart_DRIFT_PART_TASKS
 	hostPart    = commonv1.DriftPart_DRIFT_PART_HOST
-	ofControl   = commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE
 
-	identity = commonv1.EvidenceSource_EVIDENCE_SOURCE_IDENTITY
-	session  = commonv1.EvidenceSource_EVIDENCE_SOURCE_SESSION
-	gate     = commonv1.EvidenceSource_EVIDENCE_SOURCE_GATE
-	replicas = commonv1.EvidenceSource_EVIDENCE_SOURCE_REPLICAS
-	rollback = commonv1.EvidenceSource_EVIDENCE_SOURCE_ROLLBACK
-	host     = commonv1.EvidenceSource_EVIDENCE_SOURCE_HOST
-	ingress  = commonv1.EvidenceSource_EVIDENCE_SOURCE_INGRESS
+	identity = drift.FromIdentity
+	session  = drift.FromSession
+	gate     = drift.FromGate
+	replicas = drift.FromReplicas
+	rollback = drift.FromRollback
+	host     = drift.FromHost
+	ingress  = drift.FromIngress
 
 	unspecified   = commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED
 	agentDown     = commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
 	certExpired   = commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED
 	rejected      = commonv1.DriftReason_DRIFT_REASON_IDENTITY_REJECTED
 	certUntrusted = commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS
-	endpointDrift = commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT
 	tlsUntrusted  = commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED
 	blocked       = commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED
 	tokenMissing  = commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING
@@ -44,18 +42,13 @@ const (
 	version       = commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT
 	hostRuntime   = commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT
 	outage        = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE
-	rolledBack    = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK
-	unreachable   = commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE
 	disconnected  = commonv1.DriftReason_DRIFT_REASON_DISCONNECTED
 	held          = commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD
-	joinStateLost = commonv1.DriftReason_DRIFT_REASON_JOIN_STATE_LOST
-	tokenReuse    = commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE
 	notAdmitted   = commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED
 	diskFull      = commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL
 
 	normal      = commonv1.UserState_USER_STATE_NORMAL
 	temporary   = commonv1.UserState_USER_STATE_TEMPORARY
-	recovering  = commonv1.UserState_USER_STATE_RECOVERING
 	operator    = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
 	securityDue = commonv1.UserState_USER_STATE_SECURITY_ACTION_REQUIRED
 

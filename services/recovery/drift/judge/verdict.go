@@ -153,7 +153,7 @@ func (s *standing) become(v drift.Verdict, evidence []drift.Evidence, h health, 
 func explainsMore(was *recoveryv1.NodeVerdict, used []drift.Evidence) bool {
 	for i := range used {
 		e := &used[i]
-		if e.Source == host && !slices.ContainsFunc(was.GetEvidence(), func(old *recoveryv1.Evidence) bool {
+		if e.Source == drift.FromHost && !slices.ContainsFunc(was.GetEvidence(), func(old *recoveryv1.Evidence) bool {
 			return old.GetSource() == e.Source && old.GetPart() == e.Part && old.GetReason() == e.Reason &&
 				old.GetDetail() == e.Detail
 		}) {

@@ -37,14 +37,14 @@ func Handshake(ctx context.Context, address string, cfg pki.ClientConfig, within
 ) {
 	client, err := pki.ClientTLS(cfg)
 	if err != nil {
-		return unproven, err.Error()
+		return Unproven, err.Error()
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	deadline, _ := ctx.Deadline()
 	raw, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return unproven, "not reached: " + err.Error()
+		return Unproven, "not reached: " + err.Error()
 	}
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	defer stop()
@@ -54,14 +54,14 @@ func Handshake(ctx context.Context, address string, cfg pki.ClientConfig, within
 		return concluded(err)
 	}
 	if err := conn.SetReadDeadline(time.Now().Add(time.Until(deadline) / quiet)); err != nil {
-		return unproven, err.Error()
+		return Unproven, err.Error()
 	}
 	one := make([]byte, 1)
 	_, err = conn.Read(one)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// An ingress that waits for the client to speak first.
 		if err := conn.SetDeadline(deadline); err != nil {
-			return unproven, err.Error()
+			return Unproven, err.Error()
 		}
 		if _, err := io.WriteString(conn, Preface); err != nil {
 			return concluded(err)
@@ -71,7 +71,7 @@ func Handshake(ctx context.Context, address string, cfg pki.ClientConfig, within
 	if err != nil {
 		return concluded(err)
 	}
-	return trusted, "it accepted the canary certificate"
+	return Trusted, "it accepted the canary certificate"
 }
 
 // concluded returns what a failed handshake proves.
@@ -79,18 +79,18 @@ func concluded(err error) (recoveryv1.HandshakeOutcome, string) {
 	if code, ok := alertOf(err); ok {
 		switch code {
 		case alertBadCertificate, alertCertificateUnknown, alertUnknownCA:
-			return refused, "it refused the canary certificate: " + tls.AlertError(code).Error()
+			return Refused, "it refused the canary certificate: " + tls.AlertError(code).Error()
 		}
-		return unproven, "it ended the handshake for another cause: " + tls.AlertError(code).Error()
+		return Unproven, "it ended the handshake for another cause: " + tls.AlertError(code).Error()
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return unproven, "it closed the connection and said nothing"
+		return Unproven, "it closed the connection and said nothing"
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, net.ErrClosed) {
-		return unproven, "it did not answer in time"
+		return Unproven, "it did not answer in time"
 	}
-	return unproven, fmt.Sprintf("the handshake failed: %v", err)
+	return Unproven, fmt.Sprintf("the handshake failed: %v", err)
 }
 
 // alertOf returns the code of the alert that a peer has sent. crypto/tls reports it as a network error of the operation

@@ -2,9 +2,9 @@ package canary
 
 import recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 
-// The outcomes of a handshake.
+// What a handshake proves.
 const (
-	trusted  = recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_TRUSTED
-	refused  = recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_REFUSED
-	unproven = recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_UNPROVEN
+	Trusted  = recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_TRUSTED
+	Refused  = recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_REFUSED
+	Unproven = recoveryv1.HandshakeOutcome_HANDSHAKE_OUTCOME_UNPROVEN
 )

@@ -1,4 +1,9 @@
-package identity
+// Package opened has the rows of sessions that were opened: the verdict on each Hello, on what it rests, and the answer
+// to a challenge.
+//
+// It keeps what package identity has decided, so that a repeated call is given the same answer, and decides nothing. A
+// row whose texts this build does not know is read as unreadable, and alone.
+package opened
 
 import (
 	"context"
@@ -15,8 +20,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// opened is a row of session_open.
-type opened struct {
+// Row is a row of session_open.
+type Row struct {
 	SessionID     string          `db:"session_id" expr:"@.session_id::text"`
 	NodeID        string          `db:"node_id" expr:"@.node_id::text"`
 	InstanceID    string          `db:"node_instance_id" expr:"@.node_instance_id::text"`
@@ -31,24 +36,27 @@ type opened struct {
 	KeyID         string          `db:"key_id"` // the key that signed the join state
 	Unreadable    bool            `db:"-"`      // this build does not know the reason of the challenge, or its answer
 
-	facts *recoveryv1.OpenSession `db:"-"`
+	// Facts are what the agent reported of its host.
+	Facts *recoveryv1.OpenSession `db:"-"`
 }
 
-// storedOpened is the row as it is stored.
-type storedOpened struct {
-	opened
+// stored is the row as it is stored.
+type stored struct {
+	Row
+
 	PutForText string `db:"put_for"`
 	AnswerText string `db:"answer"`
 }
 
-func loadOpened(ctx context.Context, tx pgx.Tx, sessionIDs []string) (map[string]*opened, error) {
-	rows, err := pg.All[storedOpened](ctx, tx, readOpened, sessionIDs)
+// Load returns those of the sessions that were opened, by id.
+func Load(ctx context.Context, tx pgx.Tx, sessionIDs []string) (map[string]*Row, error) {
+	rows, err := pg.All[stored](ctx, tx, readOpened, sessionIDs)
 	if err != nil {
 		return nil, fmt.Errorf("read opened sessions: %w", err)
 	}
-	out := make(map[string]*opened, len(rows))
+	out := make(map[string]*Row, len(rows))
 	for i := range rows {
-		o := &rows[i].opened
+		o := &rows[i].Row
 		var errPut, errAnswer error
 		o.PutFor, errPut = parseReason(rows[i].PutForText)
 		o.Answer, errAnswer = parseReason(rows[i].AnswerText)
@@ -72,7 +80,8 @@ func parseReason(s string) (commonv1.Reason, error) {
 	return r, nil
 }
 
-func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
+// Insert writes the rows of sessions.
+func Insert(ctx context.Context, tx pgx.Tx, rows []*Row) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -83,10 +92,10 @@ func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
 	}
 	generations, eras, fences, keyIDs := make([]int64, n), make([]int64, n), make([]int64, n), make([]string, n)
 	for i, o := range rows {
-		f := o.facts
+		f := o.Facts
 		for c, v := range []string{
 			o.SessionID, o.NodeID, o.InstanceID, o.Verdict, o.Serial, names.OfSet(o.PutFor), o.ReplacesNonce, f.GetReplicaId(),
-			cut(f.GetBootId()), cut(f.GetMachineId()), cut(f.GetRemoteAddress()), cut(f.GetAgentVersion()),
+			Cut(f.GetBootId()), Cut(f.GetMachineId()), Cut(f.GetRemoteAddress()), Cut(f.GetAgentVersion()),
 		} {
 			text[c][i] = v
 		}
@@ -102,8 +111,8 @@ func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
 	return nil
 }
 
-// cut truncates a text that an agent reports of its host, and drops characters that Postgres does not accept.
-func cut(s string) string {
+// Cut truncates a text that an agent reports of its host, and drops characters that Postgres does not accept.
+func Cut(s string) string {
 	const most = 128
 	if len(s) > most {
 		s = s[:most]
@@ -117,22 +126,13 @@ func cut(s string) string {
 	return string(out)
 }
 
-// raiseIssued writes issued generations alone. No consumer needs one until it is confirmed, so there is neither an
-// event nor an authority number.
-func raiseIssued(ctx context.Context, tx pgx.Tx, records map[string]*Record, keyID string) error {
-	if len(records) == 0 {
-		return nil
-	}
-	var nodeIDs []string
-	var issued []int64
-	for _, r := range records {
-		nodeIDs, issued = append(nodeIDs, r.NodeID), append(issued, r.Issued)
-	}
-	tag, err := pg.Exec(ctx, tx, raiseGenerations, nodeIDs, issued, keyID)
+// Answer records the answer to a challenge, unless there is one already: fault conflict.
+func Answer(ctx context.Context, tx pgx.Tx, sessionID string, reason commonv1.Reason) error {
+	tag, err := pg.Exec(ctx, tx, recordAnswer, sessionID, names.Of(reason))
 	if err != nil {
-		return fmt.Errorf("raise generations: %w", err)
+		return fmt.Errorf("record answer: %w", err)
 	}
-	if tag.RowsAffected() != int64(len(records)) {
+	if tag.RowsAffected() != 1 {
 		return fault.New(commonv1.Reason_REASON_CONFLICT, "")
 	}
 	return nil

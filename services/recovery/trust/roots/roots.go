@@ -1,4 +1,9 @@
-package trust
+// Package roots has the roots that replicas of nodeapi are sent beyond those of their own files: which they are, where
+// each comes from, and how many there may be.
+//
+// It decides about the number alone. That a root is to be trusted, or no longer, is decided by package trust, in whose
+// transactions it writes.
+package roots
 
 import (
 	"context"
@@ -16,13 +21,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// mostIssuers bounds the roots that replicas of nodeapi are sent.
-const mostIssuers = 16
+// Most bounds the number of roots that replicas of nodeapi are sent.
+const Most = 16
 
 // Where the row of a trusted issuer comes from.
 const (
-	originRotation = "rotation"
-	originRepair   = "repair"
+	OfRotation = "rotation"
+	OfRepair   = "repair"
 )
 
 // issuerRow is a root that replicas of nodeapi are sent.
@@ -66,10 +71,10 @@ func Certificates(ctx context.Context, q pg.Querier) ([][]byte, error) {
 	return list, nil
 }
 
-// trustRoot adds a root to those that replicas of nodeapi are sent, if it is not among them.
-func trustRoot(ctx context.Context, tx pgx.Tx, root *x509.Certificate, origin, reason, by string) error {
+// Trust adds a root to those that replicas of nodeapi are sent, if it is not among them.
+func Trust(ctx context.Context, tx pgx.Tx, root *x509.Certificate, origin, reason, by string) error {
 	fingerprint := pki.Fingerprint(root)
-	if err := checkRoom(ctx, tx, fingerprint); err != nil {
+	if err := CheckRoom(ctx, tx, fingerprint); err != nil {
 		return err
 	}
 	if _, err := pg.Exec(ctx, tx, insertIssuer, fingerprint, root.Subject.CommonName, root.Raw, root.NotAfter, origin,
@@ -79,24 +84,24 @@ func trustRoot(ctx context.Context, tx pgx.Tx, root *x509.Certificate, origin, r
 	return nil
 }
 
-// checkRoom returns a fault if replicas of nodeapi are sent as many roots as may be, without the one of a fingerprint.
-func checkRoom(ctx context.Context, tx pgx.Tx, fingerprint string) error {
+// CheckRoom returns a fault if replicas of nodeapi are sent as many roots as may be, without the one of a fingerprint.
+func CheckRoom(ctx context.Context, tx pgx.Tx, fingerprint string) error {
 	count, err := pg.Value[int](ctx, tx, countIssuers, fingerprint)
 	if err != nil {
 		return fmt.Errorf("count trusted issuers: %w", err)
 	}
-	if count >= mostIssuers {
+	if count >= Most {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			fmt.Sprintf("replicas of nodeapi are sent %d roots already, which is the limit", count),
-			fault.Unmet(fmt.Sprintf("fewer than %d roots are sent", mostIssuers)),
+			fault.Unmet(fmt.Sprintf("fewer than %d roots are sent", Most)),
 			fault.Remedy("withdraw those that no certificate needs: `gpuaas ca status` shows them, `gpuaas ca repair "+
 				"--withdraw --root FINGERPRINT --reason TEXT`"))
 	}
 	return nil
 }
 
-// distrust removes a root from those that replicas of nodeapi are sent, and reports whether it was among them.
-func distrust(ctx context.Context, tx pgx.Tx, fingerprint string) (bool, error) {
+// Distrust removes a root from those that replicas of nodeapi are sent, and reports whether it was among them.
+func Distrust(ctx context.Context, tx pgx.Tx, fingerprint string) (bool, error) {
 	tag, err := pg.Exec(ctx, tx, deleteIssuer, fingerprint)
 	if err != nil {
 		return false, fmt.Errorf("delete trusted issuer: %w", err)
@@ -104,7 +109,17 @@ func distrust(ctx context.Context, tx pgx.Tx, fingerprint string) (bool, error) 
 	return tag.RowsAffected() == 1, nil
 }
 
-func listIssuers(ctx context.Context, q pg.Querier) ([]*recoveryv1.TrustedIssuer, error) {
+// EndRepair removes a root that a repair has added, and reports whether there was one.
+func EndRepair(ctx context.Context, tx pgx.Tx, fingerprint string) (bool, error) {
+	tag, err := pg.Exec(ctx, tx, deleteRepair, fingerprint)
+	if err != nil {
+		return false, fmt.Errorf("delete trusted issuer: %w", err)
+	}
+	return tag.RowsAffected() == 1, nil
+}
+
+// List returns the roots as responses carry them, those trusted longest first.
+func List(ctx context.Context, q pg.Querier) ([]*recoveryv1.TrustedIssuer, error) {
 	rows, err := pg.All[issuerRow](ctx, q, readIssuers)
 	if err != nil {
 		return nil, fmt.Errorf("read trusted issuers: %w", err)

@@ -1,4 +1,4 @@
-package session
+package bounds
 
 import (
 	"strings"
@@ -25,7 +25,7 @@ func TestRecordsAreBoundedAndClean(t *testing.T) {
 		EndedAt: &timestamppb.Timestamp{Nanos: -1}, Count: -5, NextRetry: &durationpb.Duration{Seconds: 1 << 40},
 		RetryCorrelationId: strings.Repeat("x", 1000), DedupeKeyHash: strings.Repeat("\xc3\xa9", 1000),
 	}
-	scrubRecords([]*commonv1.Diagnostic{sound, hostile})
+	Records([]*commonv1.Diagnostic{sound, hostile})
 	if !proto.Equal(was, sound) {
 		t.Errorf("a sound record became %v", sound)
 	}

@@ -1,4 +1,4 @@
-package saga_test
+package stall_test
 
 import (
 	"context"
@@ -31,7 +31,7 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 				return saga.Outcome{}, err
 			}
 		case 4:
-			return saga.Outcome{}, errBoom
+			return saga.Outcome{}, sagatest.ErrBoom
 		case 6, 7:
 			// The second attempt first reports the text with which the first ended, and then another.
 			if err := env.Progress(ctx, fmt.Sprintf("pods %d/3", n-5)); err != nil {
@@ -42,7 +42,7 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 		}
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: fmt.Sprintf("look %d", n), WakeOnSignal: true}), nil
 	}
-	b := newBed(t, saga.Definition{
+	b := sagatest.NewBed(t, saga.Definition{
 		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), StallAfter: 1000 * time.Hour,
 		Deadline: 1000 * time.Hour,
 	})
@@ -122,7 +122,7 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 		}
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: fmt.Sprintf("look %d", n), WakeOnSignal: true}), nil
 	}
-	b := newBed(t, saga.Definition{
+	b := sagatest.NewBed(t, saga.Definition{
 		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), StallAfter: 1000 * time.Hour,
 		Deadline: 1000 * time.Hour,
 	})
@@ -168,7 +168,7 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 	}
 	stop()
 	// Its driver was lost, and the next begins an attempt of its own.
-	b.exec(`UPDATE lifecycle.saga_step SET state = 'lost', finished_at = mesh.clock() WHERE run_id = $1`, id)
+	b.Exec(`UPDATE lifecycle.saga_step SET state = 'lost', finished_at = mesh.clock() WHERE run_id = $1`, id)
 	b.Drive(b.Config("b"))
 	wake()
 	r, a := look(4)

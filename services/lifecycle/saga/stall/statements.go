@@ -1,4 +1,4 @@
-package saga
+package stall
 
 import (
 	"github.com/gpuaas/mesh/internal/pg"
@@ -7,7 +7,7 @@ import (
 
 // Statements of stalls.
 var (
-	findStalls = pg.Define(pg.RoleLifecycle, "saga.find_stalls", `
+	findStalls = pg.Define(pg.RoleLifecycle, "stall.find", `
 		(SELECT s.run_id, s.step, s.dir, s.attempt,
 			'step_stalled: no progress at "' || s.name || '" for ' || p.after AS reason,
 			extract(epoch FROM p.after)::float8 AS after
@@ -32,11 +32,11 @@ var (
 		WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.stuck_reason = '' AND `+notPaused+`
 			AND r.created_at + make_interval(secs => d.after) + COALESCE((SELECT p.total FROM lifecycle.run_pause p
 				WHERE p.run_id = r.id), '0') < mesh.clock() LIMIT $1)`)
-	flagRun = pg.Define(pg.RoleLifecycle, "saga.flag_run", `
+	flagRun = pg.Define(pg.RoleLifecycle, "stall.flag_run", `
 		UPDATE lifecycle.saga_run r SET stuck_reason = $4, version = r.version + 1
 		WHERE r.id = $1 AND r.step = $2 AND r.phase = $3 AND r.state IN ('pending', 'running', 'waiting', 'compensating')
 			AND ($5 > 0 OR r.stuck_reason = '') RETURNING `+runs.Columns)
-	flagAttempt = pg.Define(pg.RoleLifecycle, "saga.flag_attempt", `
+	flagAttempt = pg.Define(pg.RoleLifecycle, "stall.flag_attempt", `
 		UPDATE lifecycle.saga_step s SET stalled = true, version = s.version + 1
 		WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state IN ('running', 'waiting')
 			AND NOT s.stalled

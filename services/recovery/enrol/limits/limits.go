@@ -1,4 +1,6 @@
-package enrol
+// Package limits bounds how often callers may attempt to enrol: by a bucket for each address, token or node, and by one
+// for all. It decides nothing else, and knows no node. Each replica has its own buckets, which are full when it starts.
+package limits
 
 import (
 	"container/list"
@@ -11,10 +13,10 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// limits bounds the rate of callers by a bucket for each key: an address, a token, a node. A bucket that is full again
+// ByKey bounds the rate of callers by a bucket for each key: an address, a token, a node. A bucket that is full again
 // is dropped, and at most `most` are kept: the one that was idle longest is dropped first, and its caller has a full
 // one when it comes back.
-type limits struct {
+type ByKey struct {
 	every time.Duration
 	burst int
 	most  int
@@ -29,17 +31,19 @@ type bucket struct {
 	limiter *rate.Limiter
 }
 
-func newLimits(perSecond float64, burst int) *limits {
-	return &limits{
+// New returns buckets of a number of tokens, which fill by perSecond.
+func New(perSecond float64, burst int) *ByKey {
+	return &ByKey{
 		every: time.Duration(float64(time.Second) / perSecond), burst: burst, most: 1 << 14,
 		buckets: map[string]*list.Element{}, idle: list.New(),
 	}
 }
 
-// allow takes one token from the key's bucket, or returns fault rate_limited with the time to wait.
-func (l *limits) allow(key string, now time.Time) error { return take(l.bucket(key, now), now) }
+// Allow takes one token from the key's bucket, or returns fault rate_limited with the time to wait.
+func (l *ByKey) Allow(key string, now time.Time) error { return Take(l.bucket(key, now), now) }
 
-func take(limiter *rate.Limiter, now time.Time) error {
+// Take takes one token from a bucket, or returns fault rate_limited with the time to wait.
+func Take(limiter *rate.Limiter, now time.Time) error {
 	r := limiter.ReserveN(now, 1)
 	wait := r.DelayFrom(now)
 	if wait <= 0 {
@@ -49,7 +53,7 @@ func take(limiter *rate.Limiter, now time.Time) error {
 	return fault.New(commonv1.Reason_REASON_RATE_LIMITED, "", fault.RetryAfter(wait))
 }
 
-func (l *limits) bucket(key string, now time.Time) *rate.Limiter {
+func (l *ByKey) bucket(key string, now time.Time) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.forgetLocked(now)
@@ -68,7 +72,7 @@ func (l *limits) bucket(key string, now time.Time) *rate.Limiter {
 }
 
 // forgetLocked drops up to two full buckets, those idle longest first. A call adds at most one.
-func (l *limits) forgetLocked(now time.Time) {
+func (l *ByKey) forgetLocked(now time.Time) {
 	for range 2 {
 		oldest := l.idle.Back()
 		if oldest == nil {
@@ -81,7 +85,7 @@ func (l *limits) forgetLocked(now time.Time) {
 	}
 }
 
-func (l *limits) removeLocked(e *list.Element) {
+func (l *ByKey) removeLocked(e *list.Element) {
 	if b, ok := e.Value.(*bucket); ok {
 		delete(l.buckets, b.key)
 	}

@@ -1,4 +1,4 @@
-package enrol
+package limits
 
 import (
 	"fmt"
@@ -10,10 +10,10 @@ import (
 // too.
 func TestFullBucketsAreForgotten(t *testing.T) {
 	t.Parallel()
-	l := newLimits(1, 2)
+	l := New(1, 2)
 	now := time.Unix(0, 0)
 	for n := range 1000 {
-		if err := l.allow(fmt.Sprint(n), now); err != nil {
+		if err := l.Allow(fmt.Sprint(n), now); err != nil {
 			t.Fatal(err)
 		}
 		now = now.Add(500 * time.Millisecond)
@@ -22,14 +22,14 @@ func TestFullBucketsAreForgotten(t *testing.T) {
 		t.Errorf("after 1000 callers %d buckets are kept in a list of %d, want 4 at most", len(l.buckets), l.idle.Len())
 	}
 	for range 2 {
-		if err := l.allow("again", now); err != nil {
+		if err := l.Allow("again", now); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := l.allow("other", now); err != nil {
+	if err := l.Allow("other", now); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.allow("again", now); err == nil {
+	if err := l.Allow("again", now); err == nil {
 		t.Error("a bucket that is not full was forgotten: its caller may call a third time")
 	}
 }

@@ -1,4 +1,4 @@
-package view
+package status
 
 import (
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -7,9 +7,9 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 )
 
-// shownHealth takes back that a node is healthy if it is not connected, if a reason holds, or if recovery does not
+// ShownHealth takes back that a node is healthy if it is not connected, if a reason holds, or if recovery does not
 // judge: recovery writes nothing for a node that loses its session for a moment. It changes the node's own verdict.
-func shownHealth(n *readmodelv1.Node) {
+func ShownHealth(n *readmodelv1.Node) {
 	v := n.GetVerdict()
 	if len(v.GetChecklist()) == 0 {
 		return

@@ -1,16 +1,19 @@
-package enrol
+package instance
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -20,110 +23,49 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// checkLaunch decides whether an instance may have a certificate. The mint belongs to (workspace, epoch, instance):
-// another key may use it only while the previous certificate was never used, after a wait, and a few times, and the
-// earlier certificate is revoked first. An instance that is refused is told to wait if its epoch is the present one and
-// to stop if a later one was prepared; how often it was refused and why is reported to lifecycle.
-func (e *Enroller) checkLaunch(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption,
-	m identity.Moment,
-) (*repeat, error, error) {
-	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
-		return refuseEnded(ctx, tx, r)
-	}
-	if err := stateRefusal(r, false); err != nil {
-		return nil, nil, err
-	}
-	highest, err := pg.One[epochHolder](ctx, tx, readEpoch, r.WorkspaceID)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read epoch of workspace: %w", err)
-	}
-	if r.Epoch < highest.Epoch {
-		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, ""), m)
-	}
-	if highest.InstanceID != r.LaunchedInstanceID || a.token.State == "revoked" || a.token.State == "expired" ||
-		!m.Now.Before(a.token.ExpiresAt) {
-		return e.refuseRegister(ctx, tx, r,
-			fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "this instance has no live launch secret"), m)
-	}
-	if a.token.State == "issued" {
-		return nil, nil, unusedKey(ctx, tx, r, a)
-	}
-	if bytes.Equal(a.token.UsedKey, a.key) {
-		done, err := repeatOf(ctx, tx, r, a)
-		if fault.Has(err, commonv1.Reason_REASON_TOKEN_CONSUMED) {
-			return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, ""), m)
-		}
-		return done, nil, err
-	}
-	return e.checkSecondMint(ctx, tx, r, a, m)
+// Config bounds instances; zero fields take the defaults.
+type Config struct {
+	// LaunchSecretLife is how long an instance may take to register: 24 h.
+	LaunchSecretLife time.Duration
 }
 
-// refuseEnded refuses a retired instance, and appends the event that it was started again.
-func refuseEnded(ctx context.Context, tx pgx.Tx, r *identity.Record) (*repeat, error, error) {
-	if err := identity.MarkEnded(ctx, tx, map[string]*identity.Record{r.NodeID: r}); err != nil {
-		return nil, nil, err
-	}
-	if _, err := identity.ReportWoken(ctx, tx, r, identity.Caller{}); err != nil {
-		return nil, nil, err
-	}
-	return nil, fault.New(r.Ended(), "the instance has been retired"), nil
+var defaults = Config{LaunchSecretLife: 24 * time.Hour}
+
+// Deps are the dependencies of Instances.
+type Deps struct {
+	Logger *slog.Logger
+	Pool   *pgxpool.Pool
+	// Wake, Changed and Told are notified as described at identity.Deps.
+	Wake, Changed, Told *events.Signal
 }
 
-func (e *Enroller) checkSecondMint(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption,
-	m identity.Moment,
-) (*repeat, error, error) {
-	previous, found, err := identity.SerialByName(ctx, tx, a.token.UsedSerial)
-	if err != nil {
-		return nil, nil, err
-	}
-	wait := previous.IssuedAt.Add(e.cfg.MintWait).Sub(m.Now)
-	switch {
-	case found && previous.Ready, r.Mints > e.cfg.MintLimit, m.RolledBack:
-		// In rollback mode the first certificate may be in use without the database having a record of that.
-		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, ""), m)
-	case found && wait > 0:
-		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "", fault.RetryAfter(wait)), m)
-	}
-	if err := unusedKey(ctx, tx, r, a); err != nil {
-		return nil, nil, err
-	}
-	// The earlier certificate is revoked before the next is signed, so that the two are never valid at the same time.
-	if err := identity.RevokeAll(ctx, tx, r); err != nil {
-		return nil, nil, err
-	}
-	r.ConfirmedSession, r.ReplacedNonce = "", ""
-	_, err = identity.Save(ctx, tx, r)
-	return nil, nil, err
+// Instances prepares instances, and retires them. Safe for concurrent use; any number of replicas share the database.
+type Instances struct {
+	deps Deps
+	cfg  Config
 }
 
-// refuseRegister counts a refusal, so that the workspace of an instance that cannot register shows the reason. In
-// rollback mode nothing is counted: the count may lead to a recreation, and the refused instance may be newer than the
-// database.
-func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Record, why *fault.Error,
-	m identity.Moment,
-) (*repeat, error, error) {
-	if m.RolledBack {
-		return nil, why, nil
+// New checks the dependencies; it does not touch the database.
+func New(deps Deps, cfg Config) (*Instances, error) {
+	if deps.Logger == nil || deps.Pool == nil {
+		return nil, errors.New("instances need a logger and a pool")
 	}
-	r.RefusedRegisters++
-	r.LastRefusal = why.Reason
-	r.Told++
-	if r.FenceEpoch == 0 {
-		r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(0), m.Era)) // lifecycle orders the events of a node by the fence epoch
-	}
-	if _, err := identity.SaveQuietly(ctx, tx, r); err != nil {
-		return nil, nil, err
-	}
-	return nil, why, nil
+	return &Instances{deps: deps, cfg: config.Or(cfg, defaults)}, nil
+}
+
+func (s *Instances) committed() {
+	s.deps.Wake.Notify()
+	s.deps.Changed.Notify()
+	s.deps.Told.Notify()
 }
 
 // Prepare records the hash of a launch secret and returns the id of the node that the instance will be. It is
 // idempotent by instance: a repetition may carry a new secret as long as the old one was not used.
-func (e *Enroller) Prepare(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (string, error) {
+func (s *Instances) Prepare(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (string, error) {
 	var nodeID string
-	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		if nodeID, err = e.prepare(ctx, tx, req); err != nil {
+		if nodeID, err = s.prepare(ctx, tx, req); err != nil {
 			return err
 		}
 		return failpoint.Hit("recovery.prepare_instance.before_commit")
@@ -131,14 +73,14 @@ func (e *Enroller) Prepare(ctx context.Context, req *recoveryv1.PrepareInstanceR
 	if err != nil {
 		return "", fmt.Errorf("prepare instance: %w", err)
 	}
-	e.committed()
+	s.committed()
 	if err := failpoint.Hit("recovery.prepare_instance.after_commit"); err != nil {
 		return "", err
 	}
 	return nodeID, nil
 }
 
-func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) (string, error) {
+func (s *Instances) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) (string, error) {
 	if err := rollback.Refuse(ctx, tx); err != nil {
 		return "", err
 	}
@@ -146,7 +88,7 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 	if err != nil {
 		return "", err
 	}
-	known, err := pg.One[instance](ctx, tx, lockInstance, req.GetInstanceId())
+	known, err := pg.One[row](ctx, tx, lockInstance, req.GetInstanceId())
 	switch {
 	case pg.IsNoRows(err):
 	case err != nil:
@@ -159,7 +101,7 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 	case known.Epoch < highest:
 		return "", fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "")
 	default:
-		return known.NodeID, e.renewSecret(ctx, tx, req)
+		return known.NodeID, s.renewSecret(ctx, tx, req)
 	}
 	if req.GetEpoch() < highest {
 		return "", fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "")
@@ -189,7 +131,7 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 		return "", fmt.Errorf("insert instance: %w", err)
 	}
 	_, err = pg.Exec(ctx, tx, insertLaunch, req.GetInstanceId(), r.NodeID, req.GetSecretSha256(),
-		e.cfg.LaunchSecretLife.Seconds())
+		s.cfg.LaunchSecretLife.Seconds())
 	if err != nil {
 		return "", fmt.Errorf("insert launch secret: %w", err)
 	}
@@ -204,17 +146,17 @@ func lockEpoch(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, 
 	if _, err := pg.Exec(ctx, tx, raiseEpoch, workspaceID, epoch, instanceID); err != nil {
 		return 0, "", fmt.Errorf("raise epoch of workspace: %w", err)
 	}
-	highest, err := pg.One[epochHolder](ctx, tx, lockWorkspaceEpoch, workspaceID)
+	highest, err := pg.One[Epoch](ctx, tx, lockWorkspaceEpoch, workspaceID)
 	if err != nil {
 		return 0, "", fmt.Errorf("lock epoch of workspace: %w", err)
 	}
-	return highest.Epoch, highest.InstanceID, nil
+	return highest.Number, highest.InstanceID, nil
 }
 
 // renewSecret handles a repeated preparation: the same secret changes nothing, another one replaces a secret that was
 // never used.
-func (e *Enroller) renewSecret(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) error {
-	tag, err := pg.Exec(ctx, tx, renewLaunch, req.GetInstanceId(), req.GetSecretSha256(), e.cfg.LaunchSecretLife.Seconds())
+func (s *Instances) renewSecret(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) error {
+	tag, err := pg.Exec(ctx, tx, renewLaunch, req.GetInstanceId(), req.GetSecretSha256(), s.cfg.LaunchSecretLife.Seconds())
 	if err != nil {
 		return fmt.Errorf("replace launch secret: %w", err)
 	}
@@ -260,11 +202,11 @@ func freeName(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 	return name + "-" + req.GetInstanceId()[24:], nil
 }
 
-// RetireInstance ends the identity of an instance that has ended. It is idempotent. For an unknown instance it leaves a
+// Retire ends the identity of an instance that has ended. It is idempotent. For an unknown instance it leaves a
 // tombstone, so that a preparation that comes late finds the instance ended. In rollback mode no identity is retired: a
 // person has to find out first which instances have ended.
-func (e *Enroller) RetireInstance(ctx context.Context, req *recoveryv1.RetireInstanceRequest) error {
-	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+func (s *Instances) Retire(ctx context.Context, req *recoveryv1.RetireInstanceRequest) error {
+	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err
 		}
@@ -301,8 +243,8 @@ func (e *Enroller) RetireInstance(ctx context.Context, req *recoveryv1.RetireIns
 	if err != nil {
 		return fmt.Errorf("retire instance: %w", err)
 	}
-	e.committed()
-	e.deps.Logger.InfoContext(ctx, "instance retired", slog.String("instance_id", req.GetInstanceId()),
+	s.committed()
+	s.deps.Logger.InfoContext(ctx, "instance retired", slog.String("instance_id", req.GetInstanceId()),
 		slog.String(obs.KeyWorkspaceID, req.GetWorkspaceId()),
 		slog.Int64("epoch", req.GetEpoch()), slog.Time("at", time.Now()))
 	return nil

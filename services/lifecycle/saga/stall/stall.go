@@ -1,4 +1,8 @@
-package saga
+// Package stall finds runs and steps that show no progress, and flags them with a reason.
+//
+// It decides when something counts as stalled, by the database's clock, and nothing else: a flag stops no step and
+// takes no lease. It knows the core of the sagas by its definitions and its database.
+package stall
 
 import (
 	"context"
@@ -8,26 +12,18 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
-const stallBatch = 100
-
-// sameTry is the condition that an attempt p of the step of an attempt s belongs to the same try: between them there
-// are only attempts whose drivers were lost. A step that hangs and takes its worker with it has been hanging since its
-// first such attempt, not since the next worker began to wait for it.
-//
-// Scenario: saga-step-wedged.
-func sameTry(p string) string {
-	return p + `.attempt > COALESCE((SELECT max(q.attempt) FROM lifecycle.saga_step q
-		WHERE q.run_id = s.run_id AND q.step = s.step AND q.dir = s.dir AND q.attempt < s.attempt AND q.state <> 'lost'), 0)`
-}
+// batch bounds how many stalls of each kind are flagged at once.
+const batch = 100
 
 // quietSince is the SQL of the time at which the step of an attempt s last made progress.
 var quietSince = `GREATEST(
 	(SELECT max(p.progress_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir),
 	LEAST(s.started_at, (SELECT min(p.started_at) FROM lifecycle.saga_step p
-		WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND ` + sameTry("p") + `)))`
+		WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND ` + runs.SameTry("p") + `)))`
 
 // openOrStored selects the open attempt of a run r: its row, or the columns in the run's row while it has no row of its
 // own.
@@ -53,32 +49,17 @@ type stall struct {
 	After   float64 `db:"after"` // seconds that it may be quiet, for an attempt
 }
 
-// StallAfter returns how long a step may show no progress by the policy in force or its definition; without a step, how
-// long a run may last.
-func (c *Core) StallAfter(def *Definition, step *Step) time.Duration {
-	name, after := "", def.StallAfter
-	if step != nil {
-		name, after = step.Name, step.StallAfter
-	}
-	if c.stalls != nil {
-		if by := c.stalls(def.Name, name); by > 0 {
-			return by
-		}
-	}
-	return after
-}
-
-// MarkStalls flags stalls: attempts without progress for longer than their step allows, runs that no driver has leased
+// Mark flags stalls: attempts without progress for longer than their step allows, runs that no driver has leased
 // for silent after they were due, and runs that last longer than their definition expects. A flag is a reason and an
-// event; it stops nothing. MarkStalls returns how many it flagged.
-func (c *Core) MarkStalls(ctx context.Context, silent time.Duration) (int, error) {
-	found, err := c.findStalls(ctx, silent)
+// event; it stops nothing. Mark returns how many it flagged.
+func Mark(ctx context.Context, core *saga.Core, silent time.Duration) (int, error) {
+	found, err := find(ctx, core, silent)
 	if err != nil {
 		return 0, err
 	}
 	n := 0
 	for _, s := range found {
-		marked, err := c.markStall(ctx, s)
+		marked, err := mark(ctx, core, s)
 		if err != nil {
 			return n, err
 		}
@@ -87,25 +68,25 @@ func (c *Core) MarkStalls(ctx context.Context, silent time.Duration) (int, error
 		}
 	}
 	if n > 0 {
-		c.stats.Stalled.Add(int64(n))
-		c.appended.Notify()
+		core.Stats().Stalled.Add(int64(n))
+		core.Appended().Notify()
 	}
 	return n, nil
 }
 
-func (c *Core) findStalls(ctx context.Context, silent time.Duration) ([]stall, error) {
+func find(ctx context.Context, core *saga.Core, silent time.Duration) ([]stall, error) {
 	var definitions, keys, steps []string
 	var after, quiet []float64
-	for _, d := range c.registry.newest {
-		definitions, after = append(definitions, d.Name), append(after, c.StallAfter(d, nil).Seconds())
+	for _, d := range core.Registry().All() {
+		definitions, after = append(definitions, d.Name), append(after, core.StallAfter(d, nil).Seconds())
 	}
-	for k, d := range c.registry.byKey {
+	for _, d := range core.Registry().Versions() {
 		for i := range d.Steps {
-			keys, steps, quiet = append(keys, k), append(steps, d.Steps[i].Name),
-				append(quiet, c.StallAfter(d, &d.Steps[i]).Seconds())
+			keys, steps, quiet = append(keys, d.Key()), append(steps, d.Steps[i].Name),
+				append(quiet, core.StallAfter(d, &d.Steps[i]).Seconds())
 		}
 	}
-	found, err := pg.All[stall](ctx, c.db, findStalls, stallBatch, silent.Seconds(), definitions, after, keys, steps,
+	found, err := pg.All[stall](ctx, core.DB(), findStalls, batch, silent.Seconds(), definitions, after, keys, steps,
 		quiet)
 	if err != nil {
 		return nil, fmt.Errorf("find stalls: %w", err)
@@ -113,10 +94,10 @@ func (c *Core) findStalls(ctx context.Context, silent time.Duration) ([]stall, e
 	return found, nil
 }
 
-// markStall flags one stall, and reports whether it did: not if the run or the attempt made progress meanwhile.
-func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
+// mark flags one stall, and reports whether it did: not if the run or the attempt made progress meanwhile.
+func mark(ctx context.Context, core *saga.Core, s stall) (bool, error) {
 	marked := false
-	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
+	err := pg.InTx(ctx, core.DB(), func(ctx context.Context, tx pgx.Tx) error {
 		marked = false
 		r, err := pg.One[runs.Run](ctx, tx, flagRun, s.RunID, s.Step, s.Dir, s.Reason, s.Attempt)
 		if pg.IsNoRows(err) {

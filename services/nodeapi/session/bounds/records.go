@@ -1,0 +1,63 @@
+// Package bounds cuts what an agent reports of itself and its host to what a working agent reports, before it is kept
+// or passed on: lengths, counts, times, characters.
+//
+// What a host reports is its claim, and one agent's report must not fail the batch that it shares with others. The
+// package decides nothing about what is reported.
+package bounds
+
+import (
+	"strings"
+	"time"
+	"unicode"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+const (
+	// MostRecordText bounds the detail of a diagnostic, and mostRecordID its ids, in bytes: an agent keeps no longer ones.
+	MostRecordText = 512
+	mostRecordID   = 64
+	// MostRecordWait bounds how long an agent may announce to wait.
+	MostRecordWait = 24 * time.Hour
+)
+
+// Records bounds and cleans the diagnostics of a host, which are its claim: one line of text, ids and times that
+// can be stored. A code that this build does not know is kept, for a reader that does. The list itself is bounded by
+// the frame's rules.
+func Records(list []*commonv1.Diagnostic) {
+	for _, d := range list {
+		d.Detail = OneLine(d.GetDetail(), MostRecordText)
+		d.RetryCorrelationId = OneLine(d.GetRetryCorrelationId(), mostRecordID)
+		d.DedupeKeyHash = OneLine(d.GetDedupeKeyHash(), mostRecordID)
+		d.Count = max(d.GetCount(), 1)
+		d.ObservedAt, d.FirstSeenAt, d.EndedAt = sound(d.GetObservedAt()), sound(d.GetFirstSeenAt()), sound(d.GetEndedAt())
+		if wait := d.GetNextRetry(); wait != nil {
+			d.NextRetry = durationpb.New(min(max(wait.AsDuration(), 0), MostRecordWait))
+		}
+	}
+}
+
+// sound returns a time that can be stored, and nil for any other.
+func sound(at *timestamppb.Timestamp) *timestamppb.Timestamp {
+	if at == nil || at.CheckValid() != nil {
+		return nil
+	}
+	return at
+}
+
+// OneLine returns a text without control characters, cut to a length in bytes.
+func OneLine(s string, most int) string {
+	s = strings.ToValidUTF8(s[:min(len(s), most)], "")
+	return strings.Map(func(c rune) rune {
+		switch {
+		case c == '\n' || c == '\r' || c == '\t':
+			return ' '
+		case unicode.IsControl(c) || unicode.Is(unicode.Cf, c):
+			return -1
+		}
+		return c
+	}, s)
+}

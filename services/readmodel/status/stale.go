@@ -1,0 +1,22 @@
+package status
+
+import "time"
+
+// judgedFresh is how long after the time up to which recovery has judged everything its verdicts are up to date: it
+// notes that time every five seconds.
+const judgedFresh = 15 * time.Second
+
+// StaleSince returns the time up to which recovery has judged everything, if that is too long ago for its verdicts to
+// be up to date; zero if they are, or if that time is not known.
+func StaleSince(through *time.Time, now time.Time) time.Time {
+	if through == nil || now.Sub(*through) <= judgedFresh {
+		return time.Time{}
+	}
+	return *through
+}
+
+// StaleText returns the sentence that tells a workspace's user of which time the verdicts are from
+// which its state follows.
+func StaleText(at time.Time) string {
+	return "What it runs on was last checked at " + at.UTC().Format(time.RFC3339) + ": it may have changed since."
+}
