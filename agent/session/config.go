@@ -120,9 +120,11 @@ type Config struct {
 	// OpenTimeout is the time from the dial to Admitted, even if the server goes on sending frames before Admitted.
 	// Default 20 s.
 	OpenTimeout time.Duration
-	Backoff     backoff.Policy // of failed opens and lost streams. Default 1 s to 30 s
-	StableAfter time.Duration  // a session that stood for this long resets the backoff of losses. Default 30 s
-	SlowRetry   time.Duration  // cadence where only an operator or the edge can help. Default 60 s
+	// Backoff is of opens without an answer, of those that were refused, and of lost streams, each counted by itself.
+	// Default 1 s to 30 s.
+	Backoff     backoff.Policy
+	StableAfter time.Duration // a session that stood for this long resets the backoff of losses. Default 30 s
+	SlowRetry   time.Duration // cadence where only an operator or the edge can help. Default 60 s
 	// TurnedAway is the longest range of a wait after a connection that was closed before TLS: where a replica opens
 	// sessions for others first, it will be this agent's turn soon, and to be turned away costs little. Default 10 s.
 	TurnedAway   time.Duration

@@ -24,8 +24,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// The lives of certificates and the age of recovery tokens in a scaled run, in seconds. They are to each other as in
-// production.
+// The lives of certificates and the age of recovery tokens in seconds, in a run with production timers too, which would
+// wait for hours. They are to each other as in production.
 const (
 	scaledLeaf  = "20"
 	scaledToken = "60"
@@ -135,7 +135,8 @@ func newAbsence(ctx context.Context, r *kit.Run, c *cluster.Cluster) (*absence, 
 	}
 	r.About(o.held.ID, o.held.Node)
 	if !r.Mesh.Scaled {
-		return o, o.note(ctx)
+		r.Note("certificates live %s s and recovery tokens %s s, in place of hours: nothing else is scaled", scaledLeaf,
+			scaledToken)
 	}
 	if err := o.set(ctx, policy.CertificateTTLSeconds, scaledLeaf); err != nil {
 		return o, err

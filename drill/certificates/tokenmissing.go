@@ -140,12 +140,9 @@ func revoked(ctx context.Context, o *absence) error {
 // tooOld waits until the tokens may not be used any more. They are removed from the host afterwards.
 func tooOld(ctx context.Context, o *absence) error {
 	o.cause, o.absent = "token_expired", true
-	age := o.run.Policy.RecoveryTokenMaxAge()
-	if o.run.Mesh.Scaled {
-		var err error
-		if age, err = time.ParseDuration(scaledToken + "s"); err != nil {
-			return stage.At(stage.Good, err)
-		}
+	age, err := time.ParseDuration(scaledToken + "s")
+	if err != nil {
+		return stage.At(stage.Good, err)
 	}
 	until := time.Now().Add(age)
 	return o.leave(ctx, func() time.Time { return until })

@@ -62,6 +62,14 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
+// What pgxpool.ParseConfig returns for a connection string without pool_max_conn_idle_time and
+// pool_health_check_period. Other values of these two are taken from the connection string; all other parameters of the
+// pool are this package's.
+const (
+	unsetIdleTime    = 30 * time.Minute
+	unsetHealthCheck = time.Minute
+)
+
 // Open makes a pool. It does not dial: a database that is down fails the first use, not the start of a service. The
 // caller closes it.
 func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
@@ -74,10 +82,14 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 		pc.MaxConns = cfg.MaxConns
 	}
 	pc.MinConns = cfg.MinConns
-	pc.MaxConnIdleTime = time.Minute // the connection that was used last is used next, so those that a burst needed go
+	if pc.MaxConnIdleTime == unsetIdleTime {
+		pc.MaxConnIdleTime = time.Minute // the connection that was used last is used next, so those that a burst needed go
+	}
 	pc.MaxConnLifetime = time.Hour
 	pc.MaxConnLifetimeJitter = 10 * time.Minute
-	pc.HealthCheckPeriod = 15 * time.Second
+	if pc.HealthCheckPeriod == unsetHealthCheck {
+		pc.HealthCheckPeriod = 15 * time.Second
+	}
 	pc.ShouldPing = shouldPing
 	pc.ConnConfig.ConnectTimeout = orDefault(cfg.ConnectTimeout, 5*time.Second)
 	keep := pc.ConnConfig.OnPgError

@@ -14,10 +14,11 @@ import (
 const (
 	// Every is the cadence of beats.
 	Every = 5 * time.Second
-	// SilentAfter is how long a replica may be silent before its sessions count as gone: three of the cadence.
-	SilentAfter = 15 * time.Second
+	// SilentAfter is how long a replica may be silent before its sessions count as gone. A beat that is not written within
+	// the cadence, by its own time limit, is followed by the next one at once, which leaves two seconds for that.
+	SilentAfter = 2*Every + 2*time.Second
 	// silent is SilentAfter in SQL.
-	silent = "15 seconds"
+	silent = "12 seconds"
 	// gap is the time without any beat after which listening begins anew: four of the cadence.
 	gap = "20 seconds"
 	// Crowding excuses silence for crowdedFor from its beginning, once in crowdedEvery: connections that anyone can make

@@ -44,6 +44,8 @@ type Config struct {
 	AgentBinary string
 	NoDemo      bool
 	Statements  bool // our Postgres counts what each statement costs, if it can
+	// IdleConns is for how long the services keep a connection to our Postgres that they do not use; zero: their default.
+	IdleConns time.Duration
 	// RetentionSweep is how often history is cut; zero: the default of the services.
 	RetentionSweep time.Duration
 	// ForgetAfter is how long recovery and nodeapi keep what has ended in working tables and memory, and how long the

@@ -186,6 +186,7 @@ func (m *Mesh) startStores(ctx context.Context) error {
 	cfg := stores.Config{
 		Dir: filepath.Join(m.dir, "postgres"), RedisDir: filepath.Join(m.dir, "redis"),
 		CacheDir: CacheDir(), DatabaseURL: m.cfg.DatabaseURL, RedisURL: m.cfg.RedisURL, Statements: m.cfg.Statements,
+		IdleConns: m.cfg.IdleConns,
 	}
 	if m.scratch != nil {
 		cfg.SocketDir = filepath.Join(m.dir, "socket") // it goes with the rest

@@ -188,6 +188,7 @@ func TestOneProcessHoldsAWholeMesh(t *testing.T) {
 	testkit.IO(t)
 	cfg := config(t)
 	cfg.Ephemeral, cfg.NoDemo = true, false
+	cfg.IdleConns = 20 * time.Second // in place of a minute, and longer than the services rest between two uses
 	s := start(t, cfg)
 	if took := s.Took(); took <= 0 {
 		t.Errorf("took %s", took)

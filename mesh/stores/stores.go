@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"syscall"
 	"time"
 
@@ -33,7 +34,9 @@ type Config struct {
 	CacheDir    string // searched for Postgres' binaries after the system's
 	Statements  bool   // our Postgres counts what each statement costs, if it can
 	DatabaseURL string // of an external server, as an administrator; empty: our own
-	RedisURL    string // of an external one; empty: our own; "embedded": our own, in this process; "-": none
+	// IdleConns is for how long pools of connections to our Postgres keep one that is not used; zero: their default.
+	IdleConns time.Duration
+	RedisURL  string // of an external one; empty: our own; "embedded": our own, in this process; "-": none
 }
 
 // EmbeddedRedis as the URL of Redis selects the imitation in this process, whether or not there is a redis-server.
@@ -93,6 +96,9 @@ func (s *Stores) start(ctx context.Context) error {
 		}
 		admin = s.Postgres.AdminURL()
 		db = material.Database{URL: s.Postgres.SocketURL("postgres", "", ""), Tenants: s.Postgres.URL("postgres", "", "")}
+		if db.URL, err = keepingIdle(db.URL, s.cfg.IdleConns); err != nil {
+			return err
+		}
 	}
 	if s.cfg.RedisURL == "" || s.cfg.RedisURL == EmbeddedRedis {
 		var err error
@@ -129,6 +135,23 @@ func (s *Stores) start(ctx context.Context) error {
 	}
 	s.Facts.Migrated = len(applied.Versions)
 	return nil
+}
+
+// keepingIdle returns a connection string whose pools keep connections that are not used for that long; zero: as long
+// as by default.
+func keepingIdle(raw string, idle time.Duration) (string, error) {
+	if idle == 0 {
+		return raw, nil
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "", fmt.Errorf("parse database url: %w", err)
+	}
+	query := u.Query()
+	query.Set("pool_max_conn_idle_time", idle.String())
+	query.Set("pool_health_check_period", "1s")
+	u.RawQuery = query.Encode()
+	return u.String(), nil
 }
 
 type serverSettings struct {

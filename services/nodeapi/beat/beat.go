@@ -155,10 +155,9 @@ func (p *Publisher) write(ctx context.Context, beat replicas.Beat, changed bool)
 	return written, err
 }
 
-// Health returns an error if no beat has been written for three periods, in which case the rest of the mesh does not
-// see this replica.
+// Health returns an error if no beat has been written for so long that the rest of the mesh does not see this replica.
 func (p *Publisher) Health(context.Context) error {
-	if since := p.silence(); since > 3*replicas.Every {
+	if since := p.silence(); since > replicas.SilentAfter {
 		return fmt.Errorf("no beat written for %s", since.Truncate(time.Second))
 	}
 	return nil

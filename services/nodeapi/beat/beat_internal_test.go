@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -77,8 +78,8 @@ func TestAReplicaIsBackOnceAfterASilence(t *testing.T) {
 	}{
 		{when: "the first beat"},
 		{when: "a beat in time", after: 5 * time.Second},
-		{when: "a late beat", after: 14 * time.Second},
-		{when: "a beat after a silence", after: 15 * time.Second, want: 1},
+		{when: "a late beat", after: replicas.SilentAfter - time.Second},
+		{when: "a beat after a silence", after: replicas.SilentAfter, want: 1},
 		{when: "the beat after it", after: 5 * time.Second, want: 1},
 		{when: "the last beat, after a silence", after: time.Minute, leaving: true, want: 1},
 	} {

@@ -14,14 +14,15 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/lookup"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
 const (
-	// BeatFresh is how old a fresh beat of a replica may be: three beat intervals.
-	BeatFresh = 15 * time.Second
+	// BeatFresh is how old a fresh beat of a replica may be.
+	BeatFresh = replicas.SilentAfter
 	// statementTimeout bounds one statement, in milliseconds, and readTimeout a whole read.
 	statementTimeout = "5000"
 	readTimeout      = 10 * time.Second

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
+	beats "github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -207,7 +208,7 @@ func TestNobodyIsJudgedWhileNoReplicaListens(t *testing.T) {
 	k.round()
 	rows := k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id <> $1`, theFleet)
 	before := k.nodes()
-	k.pass(14 * time.Second)
+	k.pass(beats.SilentAfter - time.Second)
 	if changed := k.round(); changed != 0 {
 		t.Fatal("an outage before the replica is silent")
 	}
