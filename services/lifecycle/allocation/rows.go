@@ -89,18 +89,6 @@ func All(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]All
 		storedAllocation.allocation)
 }
 
-// each converts what was read, up to the first that cannot be.
-func each[From, To any](list []From, convert func(From) (To, error)) ([]To, error) {
-	out := make([]To, len(list))
-	for i, from := range list {
-		var err error
-		if out[i], err = convert(from); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
 // Proto returns the allocation as the API and its event show it.
 func (a Allocation) Proto() *lifecyclev1.Allocation {
 	p := &lifecyclev1.Allocation{

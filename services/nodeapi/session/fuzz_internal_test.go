@@ -6,8 +6,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
-
 	"buf.build/go/protovalidate"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -19,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
 )
 
 // seedFrames returns a frame of each kind that an agent sends, and some that none should.

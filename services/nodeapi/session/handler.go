@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
-
 	"buf.build/go/protovalidate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -27,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
 )
 
 // handler serves one stream from its first frame to its end. It is the only reader; its fields need no lock.

@@ -5,8 +5,6 @@ import (
 	"crypto/rand"
 	"time"
 
-	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
-
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -17,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
 )
 
 // invalidWait is how long an agent waits after its frame was refused, since the same build sends the same frame again.

@@ -5,8 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
-
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -16,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
 )
 
 // offerPause is the time between two offers of a profile that has changed: each agent that is offered one connects to

@@ -84,7 +84,7 @@ func ReportWoken(ctx context.Context, tx pgx.Tx, r *Record, by Caller) (bool, er
 		Payload: &recoveryv1.InstanceRefused{
 			InstanceId: r.LaunchedInstanceID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, NodeId: r.NodeID,
 			Reason: r.ended, RemoteAddress: opened.Cut(by.RemoteAddress), MachineId: opened.Cut(by.MachineID),
-			BootId: opened.Cut(by.BootID),
+			BootId:    opened.Cut(by.BootID),
 			RefusedAt: timestamppb.New(due.RefusedAt),
 			Version:   due.Refusals,
 		},

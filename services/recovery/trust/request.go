@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuaas/mesh/services/recovery/trust/roots"
-
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -22,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
 )
 
 // RotateAuthority records a rotation, which Rotate carries out, or cancels the one that is announced.

@@ -6,11 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuaas/mesh/services/recovery/trust/roots"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
 )
 
 // fill has replicas of nodeapi sent as many roots as may be.

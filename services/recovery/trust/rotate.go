@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuaas/mesh/services/recovery/trust/roots"
-
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -24,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/trust/canary"
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
 )
 
 // What a rotation waits for beside replicas.

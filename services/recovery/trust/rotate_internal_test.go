@@ -7,14 +7,13 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/gpuaas/mesh/services/recovery/trust/roots"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
 )
 
 // TestRotation: the next issuer signs once the ingress trusts it, and the rotation is done once no certificate of the

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuaas/mesh/services/recovery/trust/roots"
-
 	"github.com/jackc/pgx/v5"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -18,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
 )
 
 // rotating is a mesh whose authority follows the database.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/gpuaas/mesh/services/recovery/trust/roots"
-
 	"github.com/jackc/pgx/v5"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -15,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/services/recovery/incident"
 	"github.com/gpuaas/mesh/services/recovery/trust/canary"
+	"github.com/gpuaas/mesh/services/recovery/trust/roots"
 )
 
 // GetTrust returns the state, the authority, what each replica of nodeapi publishes, the last rotation and what

@@ -1,7 +1,6 @@
 package drive_test
 
 import (
-	"context"
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -17,11 +16,4 @@ type bed struct{ *sagatest.Bed }
 func newBed(t *testing.T, defs ...saga.Definition) *bed {
 	t.Helper()
 	return &bed{sagatest.NewBed(t, defs...)}
-}
-
-func bedOn(t *testing.T, db *testkit.Database, onPoint func(context.Context, string, saga.Place) error,
-	defs ...saga.Definition,
-) *bed {
-	t.Helper()
-	return &bed{sagatest.BedOn(t, db, onPoint, defs...)}
 }

@@ -68,21 +68,8 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 		return nil, s.deps.Audit.Refuse(ctx, e, err)
 	}
 	s.deps.Committed()
-	s.announce(changed, req.GetReason())
+	s.Announce([]task.Row{changed}, req.GetReason())
 	return res, nil
-}
-
-// announce sends the node's replica the hint that a changed task needs: that the node has work, or that the task is to
-// stop.
-func (s *Server) announce(r task.Row, reason string) {
-	switch {
-	case r.State == commonv1.TaskState_TASK_STATE_QUEUED:
-		s.deps.Hub.Notify(r.NodeID)
-	case r.CancelAsked && !task.Terminal(r.State):
-		s.deps.Hub.Cancel(&lifecyclev1.TaskCancelHint{
-			NodeId: r.NodeID, Task: &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt}, Epoch: r.Epoch, Reason: reason,
-		})
-	}
 }
 
 // CancelOfRun requests that every unfinished task which a run's steps queued in the forward phase stop, in the caller's
@@ -115,10 +102,18 @@ func (s *Server) Withdraw(ctx context.Context, tx pgx.Tx, runID, reason string) 
 	return nil
 }
 
-// Announce sends replicas the hints for tasks that CancelOfRun changed.
+// Announce sends replicas the hints that changed tasks need: that a node has work, or that a task is to stop. It is
+// called after the commit of the change.
 func (s *Server) Announce(rows []task.Row, reason string) {
 	for _, r := range rows {
-		s.announce(r, reason)
+		switch {
+		case r.State == commonv1.TaskState_TASK_STATE_QUEUED:
+			s.deps.Hub.Notify(r.NodeID)
+		case r.CancelAsked && !task.Terminal(r.State):
+			s.deps.Hub.Cancel(&lifecyclev1.TaskCancelHint{
+				NodeId: r.NodeID, Task: &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt}, Epoch: r.Epoch, Reason: reason,
+			})
+		}
 	}
 }
 

@@ -18,7 +18,7 @@ func (s *Server) Enqueue(ctx context.Context, tx pgx.Tx, spec task.Spec) (task.R
 		if err == nil {
 			pg.OnEnd(tx, func(committed bool) {
 				if committed {
-					s.Notify(spec.NodeID)
+					s.deps.Hub.Notify(spec.NodeID)
 				}
 			})
 		}
@@ -33,7 +33,7 @@ func (s *Server) Enqueue(ctx context.Context, tx pgx.Tx, spec task.Spec) (task.R
 		switch {
 		case !committed:
 		case stored == nil:
-			s.Notify(spec.NodeID)
+			s.deps.Hub.Notify(spec.NodeID)
 		default:
 			s.tell(stored)
 		}
