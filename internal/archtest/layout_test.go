@@ -19,8 +19,12 @@ var topLevel = []string{
 	"proto", "scripts", "services", "third_party",
 }
 
-// maxLines is the number of lines above which a file is taken to be about more than one thing.
-const maxLines = 700
+// Numbers of lines above which a file or a package is taken to be about more than one thing.
+const (
+	maxLines        = 400
+	maxTestLines    = 700
+	maxPackageLines = 2500 // without tests
+)
 
 func TestTopLevelDirectories(t *testing.T) {
 	entries, err := os.ReadDir(root(t))
@@ -73,12 +77,25 @@ func TestPackageComments(t *testing.T) {
 	}
 }
 
-func TestFileLength(t *testing.T) {
+func TestLengths(t *testing.T) {
 	for _, p := range load(t).pkgs {
+		all := 0
 		for _, f := range p.files {
-			if f.lines > maxLines && !f.generated {
-				t.Errorf("%s has %d lines, more than %d", f.path, f.lines, maxLines)
+			most := maxLines
+			switch {
+			case f.generated:
+				continue
+			case f.test:
+				most = maxTestLines
+			default:
+				all += f.lines
 			}
+			if f.lines > most {
+				t.Errorf("%s has %d lines, more than %d", f.path, f.lines, most)
+			}
+		}
+		if all > maxPackageLines {
+			t.Errorf("%s has %d lines without tests, more than %d", p.dir, all, maxPackageLines)
 		}
 	}
 }
