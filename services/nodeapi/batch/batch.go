@@ -39,6 +39,7 @@ type Batcher[Q, R any] struct {
 	pause time.Duration
 	most  time.Duration
 	busy  func() bool   // nil: calls yield to nothing
+	whole bool          // full calls yield as well
 	wake  chan struct{} // has a token while requests may be waiting that Run has not seen
 
 	mu      sync.Mutex
@@ -76,12 +77,18 @@ func (b *Batcher[Q, R]) Yield(most time.Duration, busy func() bool) *Batcher[Q, 
 	return b
 }
 
+// EvenFull has full calls yield as well, and returns b. It must be called before Run.
+func (b *Batcher[Q, R]) EvenFull() *Batcher[Q, R] {
+	b.whole = true
+	return b
+}
+
 // look is how often busy is asked.
 const look = 20 * time.Millisecond
 
 // yield waits as Yield says. It returns false if ctx ended first.
 func (b *Batcher[Q, R]) yield(ctx context.Context) bool {
-	for b.busy != nil && b.Delay() < b.most && !b.full() && b.busy() {
+	for b.busy != nil && b.Delay() < b.most && (b.whole || !b.full()) && b.busy() {
 		select {
 		case <-time.After(min(look, b.most)):
 		case <-ctx.Done():

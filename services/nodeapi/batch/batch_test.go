@@ -170,3 +170,34 @@ func TestACallYieldsToBusyOnes(t *testing.T) {
 		expect(t, "with nothing busy", c.sizes(), 2)
 	})
 }
+
+func TestFullCallsYieldToBusyOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCalls()
+		var busy atomic.Bool
+		const most = 2 * time.Second
+		b := batch.New(2, 4, c.call).Yield(most, busy.Load).EvenFull()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { _ = b.Run(ctx) }()
+		send := func(n int) {
+			for range n {
+				go func() { _, _ = b.Do(ctx, 0) }()
+				synctest.Wait()
+			}
+		}
+		busy.Store(true)
+		send(3)
+		time.Sleep(time.Second)
+		send(3)
+		synctest.Wait()
+		expect(t, "beside busy ones", c.sizes())
+		time.Sleep(time.Second + 20*time.Millisecond)
+		synctest.Wait()
+		expect(t, "after the longest wait of the first ones", c.sizes(), 2, 2)
+		busy.Store(false)
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		expect(t, "with nothing busy", c.sizes(), 2)
+	})
+}

@@ -14,11 +14,11 @@ import (
 // meanwhile share one transaction.
 const gatherFor = 250 * time.Millisecond
 
-// While more than yieldTo openings wait for recovery, the gates of admitted sessions are raised in full calls, or
-// yieldFor after their admission: after an outage nodes are to be back first, and to have work then.
+// While more than yieldTo openings wait for recovery, or more than crowd handshakes to begin, the gates of admitted
+// sessions are raised yieldFor after their admission: after an outage nodes are to be back first, and to have work then.
 const (
 	yieldTo  = 16
-	yieldFor = 5 * time.Second
+	yieldFor = 10 * time.Second
 )
 
 // While more than crowd handshakes wait to begin, calls to recovery are full, or begin fillFor after their oldest

@@ -159,8 +159,8 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.openings = batch.New(256, 2, s.openBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
 	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
 	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func() bool {
-		return s.opening.Load() > yieldTo
-	})
+		return s.opening.Load() > yieldTo || isCrowded()
+	}).EvenFull()
 	s.keys = batch.New(256, 2, s.keysBatch)
 	cfg.TaskKeys.notify(s.sendKeys)
 	cfg.ServiceRoots.notify(s.sendRoots)
