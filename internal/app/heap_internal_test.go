@@ -16,7 +16,14 @@ func TestHeapPercent(t *testing.T) {
 		live uint64
 		want int
 	}{
-		{0, 400}, {4 << 20, 400}, {8 << 20, 200}, {smallGrowth, 100}, {heapGrowth, 100}, {2 * heapGrowth, 50}, {4 * heapGrowth, 25}, {1 << 40, 25},
+		{0, 400},
+		{4 << 20, 400},
+		{8 << 20, 200},
+		{smallGrowth, 100},
+		{heapGrowth, 100},
+		{2 * heapGrowth, 50},
+		{4 * heapGrowth, 25},
+		{1 << 40, 25},
 	} {
 		if got := heapPercent(tt.live); got != tt.want {
 			t.Errorf("heapPercent(%d) = %d, want %d", tt.live, got, tt.want)

@@ -288,8 +288,8 @@ func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
 	return nil
 }
 
-// settle compares the tasks of a session whose gate was raised with those of the agent, if the node is busy or the agent
-// reports any, and notifies the workspace of an instance.
+// settle compares the tasks of a session whose gate was raised with those of the agent, if the node is busy or the
+// agent reports any, and notifies the workspace of an instance.
 func (s *Server) settle(ctx context.Context, tx pgx.Tx, before, raised Gate, r *lifecyclev1.SessionReady,
 	busy map[string]bool,
 ) (*lifecyclev1.SessionReadyResult, error) {

@@ -15,7 +15,8 @@ import (
 const gatherFor = 250 * time.Millisecond
 
 // While more than yieldTo openings wait for recovery, or more than crowd handshakes to begin, the gates of admitted
-// sessions are raised yieldFor after their admission: after an outage nodes are to be back first, and to have work then.
+// sessions are raised yieldFor after their admission: after an outage nodes are to be back first, and to have work
+// then.
 const (
 	yieldTo  = 16
 	yieldFor = 10 * time.Second

@@ -29,11 +29,11 @@ func TestSessionsThatWaitTogether(t *testing.T) {
 				State: commonv1.SessionState_SESSION_STATE_ADMITTED,
 			}
 			late := &nodev1.SessionChanged{
-				SessionId: s.SessionId, NodeId: s.NodeId, ReplicaId: s.ReplicaId, Generation: s.Generation, State: s.State,
+				SessionId: s.GetSessionId(), NodeId: node[n], ReplicaId: s.GetReplicaId(), Generation: g + 1, State: s.GetState(),
 				Late: n == 1,
 			}
 			closed := &nodev1.SessionChanged{
-				SessionId: s.SessionId, NodeId: s.NodeId, Generation: s.Generation,
+				SessionId: s.GetSessionId(), NodeId: node[n], Generation: g + 1,
 				State: commonv1.SessionState_SESSION_STATE_CLOSED,
 			}
 			list = append(list, s, late)

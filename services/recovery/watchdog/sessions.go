@@ -18,7 +18,8 @@ import (
 const kindSession = "session.changed"
 
 // Together writes events to the watchdog's tables, to the same effect as Apply one by one: those of sessions, of which
-// a fleet that returns has thousands, with a few statements for all. No other event writes their table, and its triggers keep what depends on it.
+// a fleet that returns has thousands, with a few statements for all. No other event writes their table, and its
+// triggers keep what depends on it.
 func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	var sessions []events.Record
 	for _, r := range records {
