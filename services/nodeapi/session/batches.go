@@ -14,13 +14,23 @@ import (
 // meanwhile share one transaction.
 const gatherFor = 250 * time.Millisecond
 
-// While more than yieldTo openings wait for recovery, or more than crowd handshakes to begin, the gates of admitted
-// sessions are raised yieldFor after their admission: after an outage nodes are to be back first, and to have work
-// then.
+// While more than yieldTo openings wait for recovery, or more than crowd handshakes to begin, and for calmFor after
+// that, the gates of admitted sessions are raised yieldFor after their admission: after an outage nodes are to be back
+// first, and to have work then. Between two waves of handshakes, of which those that could not begin come again later,
+// none waits for a moment.
 const (
 	yieldTo  = 16
 	yieldFor = 10 * time.Second
+	calmFor  = 2 * time.Second
 )
+
+// storms reports whether gates are to be raised later. It is called by the loop of readies alone.
+func (s *Server) storms(now time.Time) bool {
+	if s.opening.Load() > yieldTo || s.admission.Crowded(crowd) {
+		s.stormed = now
+	}
+	return now.Sub(s.stormed) < calmFor
+}
 
 // While more than crowd handshakes wait to begin, calls to recovery are full, or begin fillFor after their oldest
 // request. What a commit costs, its readers included, hardly grows with its sessions, so larger ones bring more agents

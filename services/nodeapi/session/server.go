@@ -131,6 +131,7 @@ type Server struct {
 	profiles  *profileBook
 	admission *admission.Admission
 	opening   atomic.Int64 // openings that wait for recovery
+	stormed   time.Time    // when more waited than is usual; of the loop of readies alone
 	unseen    sync.Map     // node id to the *roster.Session that was admitted before the view had the node
 
 	openings *batch.Batcher[*recoveryv1.OpenSession, *recoveryv1.OpenResult]
@@ -159,7 +160,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.openings = batch.New(256, 2, s.openBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
 	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
 	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func() bool {
-		return s.opening.Load() > yieldTo || isCrowded()
+		return s.storms(time.Now())
 	}).EvenFull()
 	s.keys = batch.New(256, 2, s.keysBatch)
 	cfg.TaskKeys.notify(s.sendKeys)
