@@ -28,7 +28,7 @@ func startTicks(pid int) uint64 {
 
 // parentAndStart returns the parent of a process and when it began, in clock ticks since boot. Zeros: there is no such
 // process, or it has ended.
-func parentAndStart(pid int) (parent int, ticks uint64) {
+func parentAndStart(pid int) (int, uint64) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0, 0
@@ -38,8 +38,8 @@ func parentAndStart(pid int) (parent int, ticks uint64) {
 	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
 		return 0, 0 // a zombie has ended and was not waited for
 	}
-	parent, _ = strconv.Atoi(fields[1])
-	ticks, _ = strconv.ParseUint(fields[19], 10, 64)
+	parent, _ := strconv.Atoi(fields[1])
+	ticks, _ := strconv.ParseUint(fields[19], 10, 64)
 	return parent, ticks
 }
 

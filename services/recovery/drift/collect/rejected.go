@@ -136,17 +136,19 @@ func (c *claim) evidence() (drift.Evidence, bool) {
 }
 
 // rejected keeps that the ingress refused a client that claims to be the node. One that was refused before the node was
-// served is over. Of two claims about one part the worse one stays while it is fresh: a client that claims something
+// served, or heard last if it is not served, is over: a replica reports within a minute what it has refused since its
+// last report. Of two claims about one part the worse one stays while it is fresh: a client that claims something
 // else must not hide it. One that goes on is written again only when it would be stale soon.
 func (n *Node) rejected(c *claim) {
 	e, ok := c.evidence()
 	if !ok {
 		return
 	}
-	if since, served := n.servedSince(); served && !e.FreshUntil.Add(-rejectedFor).After(since) {
+	last := e.FreshUntil.Add(-rejectedFor)
+	if since, served := n.servedSince(); served && !last.After(since) || n.heardAt().After(last.Add(clockError)) {
 		return
 	}
-	if last := e.FreshUntil.Add(-rejectedFor); e.ObservedAt.Before(n.heardAt()) {
+	if e.ObservedAt.Before(n.heardAt()) {
 		e.ObservedAt = last // the replica counts on from what it refused before the agent was heard
 	}
 	for _, old := range n.Evidence {

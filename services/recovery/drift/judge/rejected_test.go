@@ -140,11 +140,16 @@ func TestAConnectedNodeIsNotAffectedByClaims(t *testing.T) {
 	}
 	k.wantReasons(n.id())
 	k.listen(5 * time.Second)
+	before := k.refusal(n.id(), expired) // is reported when the session that follows it has ended
 	k.back(n)
+	k.listen(5 * time.Second)
 	k.round()
 	k.lose(n)
 	k.round()
 	k.wantReasons(n.id()) // what was refused before its last session is over
+	k.put(before)
+	k.round()
+	k.wantReasons(n.id())
 	late := k.refusal(n.id(), expired)
 	late.FirstSeenAt = timestamppb.New(k.now().Add(-time.Hour))
 	late.LastSeenAt = late.GetFirstSeenAt()
