@@ -1,6 +1,7 @@
 package operation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -46,7 +47,8 @@ func modelTime(t *testing.T) time.Duration {
 func modelSeed(t *testing.T) uint64 {
 	t.Helper()
 	seed := rand.Uint64() >> 1 // a seed needs no secrecy
-	if text := os.Getenv("GPUAAS_MODEL_SEED"); text != "" {
+	// RAPID_SEED is the same in each `make test`; zero, or none, draws anew.
+	if text := cmp.Or(os.Getenv("GPUAAS_MODEL_SEED"), os.Getenv("RAPID_SEED")); text != "" && text != "0" {
 		var err error
 		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
 			t.Fatal(err)

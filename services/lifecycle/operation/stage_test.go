@@ -394,6 +394,17 @@ func (g *stage) claims(id, which string) ([]claimed, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[claimed])
 }
 
+// earlierStorage reports whether another workspace of the tenant, which is decommissioned, still claims storage.
+func (g *stage) earlierStorage(id string) (bool, error) {
+	var out bool
+	err := g.db.OwnerPool().QueryRow(testkit.Context(g.t),
+		`SELECT EXISTS (SELECT FROM lifecycle.resource_claim c JOIN lifecycle.workspace w ON w.id = c.workspace_id
+			JOIN lifecycle.workspace m ON m.tenant_id = w.tenant_id AND m.id <> w.id
+		WHERE m.id = $1 AND w.state = 'decommissioned' AND c.kind = $2 AND c.released_at IS NULL)`,
+		id, allocation.KindStorage).Scan(&out)
+	return out, err
+}
+
 // disagrees compares the claims of a workspace on which nothing runs with the resources in the world and the workload
 // database, and returns the differences.
 func (g *stage) disagrees(id, tenant, name, machine string, stuck bool) ([]string, error) {
@@ -424,6 +435,14 @@ func (g *stage) disagrees(id, tenant, name, machine string, stuck bool) ([]strin
 		if may[thing] = true; c.Confirmed && !c.Orphan {
 			must[thing] = true
 		}
+	}
+	if machine != "" {
+		// What a step of an earlier workspace may have left, which was given up by hand, is on the same machine.
+		earlier, err := g.earlierStorage(id)
+		if err != nil {
+			return nil, err
+		}
+		may["storage"] = may["storage"] || earlier
 	}
 	there := map[string]bool{}
 	g.world.mu.Lock()
