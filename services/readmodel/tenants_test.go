@@ -123,7 +123,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 		audit.Entry{Action: "workspace.retry", Actor: "olga", Reason: "moved off " + hiddenNode},
 		audit.Entry{Action: "node.hold", Reason: hiddenReason + " " + hiddenText, NodeID: x.NodeID})
 	k.settle()
-	k.untilAudited(3)
+	k.untilAudited("node.hold", 1)
 	k.notified()
 	return []string{
 		x.NodeID, hiddenNode, hiddenReason, strings.ToUpper(hiddenReason), hiddenCode, strings.ToUpper(hiddenCode),
