@@ -24,9 +24,9 @@ type failure struct {
 	waits *backoff.Backoff
 }
 
-// waitsAfter returns the waits that follow an open which failed with err. Refusals are counted by themselves: a control
-// plane that answers again after an outage is coming back, and what it lacks at first it soon has. By the count of the
-// outage the first refusal would be followed by the longest wait.
+// waitsAfter returns the waits that follow an open which failed with err. Refusals have a count of their own: a control
+// plane of which a part is still starting after an outage refuses for some seconds, and with the count of the attempts
+// that had no answer the first refusal would be followed by the longest wait.
 func (c *Client) waitsAfter(err error) *backoff.Backoff {
 	if _, answered := fault.As(err); answered {
 		return c.denied
