@@ -79,6 +79,12 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 		}
 	}
 	op, err := s.admit(ctx, req, w)
+	for pg.IsUnique(err, "workspace_name") { // another request has just taken the name: read again
+		op, err = s.admit(ctx, req, w)
+	}
+	if err == nil {
+		s.deps.Core.Committed()
+	}
 	if held.Kind == lock.Won && (err != nil || op.GetJoined()) {
 		s.deps.Lock.Release(ctx, hint, w.runID)
 	}
@@ -102,25 +108,9 @@ func (s *Server) fastJoin(ctx context.Context, w createRequest, runID string) (*
 	return joined(ws, run), true
 }
 
-// admit decides in one transaction: the name, the quota, the workspace, its run, its key.
+// admit decides in one transaction: the name, the quota, the workspace, its run, its key. A unique violation of
+// workspace_name means that another request took the name between this one's read and its insert.
 func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationRequest,
-	w createRequest,
-) (*lifecyclev1.Operation, error) {
-	for {
-		op, err := s.admitOnce(ctx, req, w)
-		// Another request took the name between the read and the insert of this one: read again.
-		if err != nil && pg.IsUnique(err, "workspace_name") {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		s.deps.Core.Committed()
-		return op, nil
-	}
-}
-
-func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest,
 	w createRequest,
 ) (*lifecyclev1.Operation, error) {
 	var op *lifecyclev1.Operation

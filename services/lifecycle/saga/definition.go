@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
 // Class classifies a step by the effects that it leaves behind.
@@ -182,4 +183,12 @@ func (d *Definition) Undoable(i int) int {
 		}
 	}
 	return -1
+}
+
+// Open returns the attempt that is open in the row of a run of this definition, with its deadline.
+func (d *Definition) Open(r *runs.Run) runs.Attempt {
+	a := runs.Open(r)
+	deadline := a.StartedAt.Add(d.Steps[r.Step].Budget)
+	a.DeadlineAt = &deadline
+	return a
 }

@@ -13,51 +13,48 @@ import (
 // Driver is a driver of this process. A run that is started takes a free worker of a driver, if there is one, so that
 // it does not wait in the queue.
 type Driver interface {
-	// Reserve takes a free worker, or returns false if none is free or the driver stops. It does not block.
-	Reserve() (Worker, bool)
+	// Reserve takes a free worker, or returns nil if none is free or the driver stops. It does not block.
+	Reserve() *Worker
+	// End is called once the transaction has ended for which a worker was reserved. It drives the run that was inserted,
+	// or gives the worker back if there is none. If the transaction was rolled back or its outcome is unknown, the run is
+	// made due at once, if it exists.
+	End(ctx context.Context, own *Worker, committed bool)
 }
 
 // Worker is a worker of a driver that waits for a run which is being started: the transaction that inserts the run also
-// leases it to the worker's driver.
-type Worker interface {
-	// Owner returns the owner of the lease.
-	Owner() string
-	// Length returns the length of the lease.
-	Length() time.Duration
-	// Hold stores the run that was inserted under the lease and returns its open attempt. paused is whether rollback mode
-	// was set.
-	Hold(run *runs.Run, def *Definition, paused bool) *runs.Attempt
-	// End is called once the transaction has ended. It hands the run to the driver, or gives the worker back if there is
-	// none. If the transaction was rolled back or its outcome is unknown, the run is made due at once, if it exists.
-	End(ctx context.Context, committed bool)
+// leases it to the worker's driver. If the process ends between the commit and the first step, the run stays leased
+// until its lease ends, as any run whose driver dies.
+type Worker struct {
+	Owner  string        // of the lease
+	Length time.Duration // of the lease
+	Sent   time.Time     // when the lease was requested: its local deadline counts from here
+	Run    *runs.Run     // that was inserted under the lease, with its open attempt; nil before
+	Def    *Definition   // of Run
+	Paused bool          // rollback mode was set when Run was inserted
 }
 
 // reserve takes a free worker of a driver of this process for a run that tx is about to start. It returns nil if none
 // is free, or if tx takes no end hook (pg.OnEnd).
-func (c *Core) reserve(ctx context.Context, tx pgx.Tx) Worker {
-	own := c.freeWorker()
+func (c *Core) reserve(ctx context.Context, tx pgx.Tx) *Worker {
+	var d Driver
+	var own *Worker
+	c.driving.Lock()
+	for _, d = range c.drivers {
+		if own = d.Reserve(); own != nil {
+			c.reserved++
+			c.resting.Store(false)
+			break
+		}
+	}
+	c.driving.Unlock()
 	if own == nil {
 		return nil
 	}
-	if !pg.OnEnd(tx, func(committed bool) { own.End(context.WithoutCancel(ctx), committed) }) {
-		own.End(ctx, false)
+	if !pg.OnEnd(tx, func(committed bool) { d.End(context.WithoutCancel(ctx), own, committed) }) {
+		d.End(ctx, own, false)
 		return nil
 	}
 	return own
-}
-
-// freeWorker takes a free worker of a driver of this process for the caller, or returns nil if none is free.
-func (c *Core) freeWorker() Worker {
-	c.driving.Lock()
-	defer c.driving.Unlock()
-	for _, d := range c.drivers {
-		if own, ok := d.Reserve(); ok {
-			c.reserved++
-			c.resting.Store(false)
-			return own
-		}
-	}
-	return nil
 }
 
 // Attach makes the driver's workers available to runs that this process starts, until Detach.

@@ -81,13 +81,27 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 		req.RunID = ids.New()
 	}
 	req.Round = max(req.Round, 1)
+	from := make([]string, 0, len(req.From))
+	for _, state := range req.From {
+		from = append(from, names.Of(state))
+	}
+	owner, length, why := "", time.Duration(0), "waiting for a worker" // an empty owner leaves the run in the queue
+	own := c.reserve(ctx, tx)
+	if own != nil {
+		owner, length, why = own.Owner, own.Length, runs.Doing(runs.Do, def.Steps[0].Name)
+	}
 	// Both the insert and the read may find no run: the winner was not in the insert's snapshot and had ended when the
 	// live run was read, or the other way round. Then the statement is tried once more.
-	own := c.reserve(ctx, tx)
 	for range 2 {
-		row, err := c.startRun(ctx, tx, def, req, input, own)
+		// The epoch is compared and set, because the run's epoch was read from the workspace's row before that row was
+		// locked.
+		row, err := pg.One[startedRow](ctx, tx, startRun,
+			req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID,
+			req.CorrelationID, req.Requester, def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds(),
+			names.Of(def.States.Running), req.DesiredState, boolInt(req.countRetry), from, req.retryUsed, req.OfEpoch,
+			owner, why, length.Seconds())
 		if err == nil {
-			return c.begin(ctx, tx, def, req, input, row, own)
+			return c.begin(ctx, tx, def, req, input, &row, why, own)
 		}
 		if !pg.IsNoRows(err) {
 			return Started{}, fmt.Errorf("start run: %w", err)
@@ -138,44 +152,16 @@ type startedRow struct {
 	Paused      bool       `db:"paused"`
 }
 
-// startRun inserts the run and gives it the workspace. The epoch is compared and set, because the run's epoch was read
-// from the workspace's row before that row was locked. The error is pgx.ErrNoRows if the run may not begin.
-func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte,
-	own Worker,
-) (*startedRow, error) {
-	from := make([]string, 0, len(req.From))
-	for _, s := range req.From {
-		from = append(from, names.Of(s))
-	}
-	owner, length := "", time.Duration(0) // an empty owner leaves the run in the queue
-	if own != nil {
-		owner, length = own.Owner(), own.Length()
-	}
-	row, err := pg.One[startedRow](ctx, tx, startRun,
-		req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID, req.CorrelationID,
-		req.Requester, def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds(),
-		names.Of(def.States.Running), req.DesiredState, boolInt(req.countRetry), from, req.retryUsed, req.OfEpoch,
-		owner, whyStarted(def, own), length.Seconds())
-	return &row, err
-}
-
-func whyStarted(def *Definition, own Worker) string {
-	if own == nil {
-		return "waiting for a worker"
-	}
-	return runs.Doing(runs.Do, def.Steps[0].Name)
-}
-
 // begin appends the events of the run that was just started, and gives it to the worker that waits for it.
 func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, row *startedRow,
-	own Worker,
+	why string, own *Worker,
 ) (Started, error) {
 	w := &row.Row
 	run := &runs.Run{
 		ID: req.RunID, WorkspaceID: w.ID, TenantID: w.TenantID, Kind: names.Of(req.Kind), Definition: def.Name,
 		DefVersion: def.Version, Round: req.Round, ParentRunID: req.ParentRunID, CorrelationID: req.CorrelationID,
 		Requester: req.Requester, StepNames: def.stepNames(), Input: input, Epoch: w.Epoch, State: runs.Pending,
-		Phase: runs.Do, NextAt: row.NextAt, DeadlineAt: row.DeadlineAt, WhyWaiting: whyStarted(def, own), ErrorStep: -1,
+		Phase: runs.Do, NextAt: row.NextAt, DeadlineAt: row.DeadlineAt, WhyWaiting: why, ErrorStep: -1,
 		CreatedAt: row.RunCreated, TriedSince: row.TriedSince, OpSeq: row.RunOpSeq, OpLast: row.OpLast,
 		Version: 1,
 	}
@@ -190,10 +176,12 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 	if own == nil {
 		c.makesDue(tx)
 	} else {
-		run.State, run.Owner, run.Fence, run.LeaseUntil, run.HeartbeatAt = runs.Running, own.Owner(), row.Fence,
+		run.State, run.Owner, run.Fence, run.LeaseUntil, run.HeartbeatAt = runs.Running, own.Owner, row.Fence,
 			row.LeaseUntil, row.HeartbeatAt
 		run.OpenAttempt, run.OpenSince = 1, row.OpenSince
-		buffer.Attempt(own.Hold(run, def, row.Paused))
+		open := def.Open(run)
+		buffer.Attempt(&open)
+		own.Run, own.Def, own.Paused = run, def, row.Paused
 	}
 	buffer.Run(run)
 	if err := buffer.Workspace(w); err != nil {

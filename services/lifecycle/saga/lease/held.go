@@ -31,17 +31,10 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// openIn copies the attempt that was opened in the run's row into h, with its deadline.
-func (h *Run) openIn() {
-	h.Attempt = runs.Open(&h.Run)
-	deadline := h.Attempt.StartedAt.Add(h.Step().Budget)
-	h.Attempt.DeadlineAt = &deadline
-}
-
 // OpenNext copies the attempt that was opened in the run's row into h, as the first of a step, with what is left of the
 // run's deadline at its start.
 func (h *Run) OpenNext() {
-	h.openIn()
+	h.Attempt = h.Def.Open(&h.Run)
 	h.RunLeft = noDeadline
 	if h.Run.DeadlineAt != nil {
 		h.RunLeft = h.Run.DeadlineAt.Sub(h.Attempt.StartedAt)

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
@@ -63,32 +65,56 @@ func (k *Keeper) Take(ctx context.Context, limit int) ([]*Activity, error) {
 	return got, nil
 }
 
+// take leases up to limit runs that are due, in one transaction: it closes the attempts that their former drivers left
+// open as lost, resumes parked attempts and opens the next attempt of the other runs. Leased runs that cannot be driven
+// are put into quarantine.
 func (k *Keeper) take(ctx context.Context, limit int, skip []string) ([]*Activity, error) {
 	sent := time.Now()
-	leased, bad, err := k.lease(ctx, limit, skip)
-	for _, b := range bad {
-		k.isolate(ctx, b)
-	}
+	var leased []*Run
+	var bad []*unreadableError
+	err := pg.InTx(ctx, k.core.DB(), func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if leased, bad, err = k.leaseRows(ctx, tx, limit, skip); err != nil {
+			return err
+		}
+		if err := loseUnreadable(ctx, tx, bad); err != nil || len(leased) == 0 {
+			return err
+		}
+		return k.openAttempts(ctx, tx, leased)
+	})
 	if err != nil {
 		return nil, err
 	}
-	out := make([]*Activity, 0, len(leased))
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	if len(leased)+len(bad) > 0 {
+		k.core.Appended().Notify()
+	}
+	for _, one := range bad {
+		k.isolate(ctx, one)
+	}
+	if len(leased) == 0 {
+		return nil, nil
+	}
 	for _, h := range leased {
-		a := &Activity{
-			Leased: h, id: h.Run.ID, fence: h.Run.Fence, deadline: sent.Add(k.terms.Length),
-			cancelAt: h.Run.CancelAt != nil, undoing: h.Run.Phase == runs.Undo,
+		if err := k.core.Observe(ctx, "lease.opened", h.Place()); err != nil {
+			return nil, err
 		}
-		k.active[h.Run.ID] = a
-		out = append(out, a)
+	}
+	if err := k.core.Point(ctx, "lease.after_commit", leased[0].Place()); err != nil {
+		return nil, err
+	}
+	out := make([]*Activity, 0, len(leased))
+	for _, h := range leased {
+		out = append(out, k.Adopt(h, sent))
 	}
 	return out, nil
 }
 
-// Adopt adds the lease of a run that was started under it. sent is when the lease was requested.
+// Adopt adds the lease of a run. sent is when the lease was requested.
 func (k *Keeper) Adopt(h *Run, sent time.Time) *Activity {
-	a := &Activity{Leased: h, id: h.Run.ID, fence: h.Run.Fence, deadline: sent.Add(k.terms.Length)}
+	a := &Activity{
+		Leased: h, id: h.Run.ID, fence: h.Run.Fence, deadline: sent.Add(k.terms.Length),
+		cancelAt: h.Run.CancelAt != nil, undoing: h.Run.Phase == runs.Undo,
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.active[a.id] = a

@@ -34,42 +34,8 @@ func (e *unreadableError) Error() string {
 
 func (e *unreadableError) Unwrap() error { return e.err }
 
-// lease leases up to limit runs that are due, in one transaction: it closes the attempts that their former drivers left
-// open as lost, resumes parked attempts and opens the next attempt of the other runs. bad are leased runs that cannot
-// be driven.
-//
-//nolint:nonamedreturns // three values
-func (k *Keeper) lease(ctx context.Context, limit int, skip []string,
-) (out []*Run, bad []*unreadableError, err error) {
-	err = pg.InTx(ctx, k.core.DB(), func(ctx context.Context, tx pgx.Tx) error {
-		out, bad = nil, nil
-		var err error
-		if out, bad, err = k.leaseRows(ctx, tx, limit, skip); err != nil {
-			return err
-		}
-		if err := loseUnreadable(ctx, tx, bad); err != nil || len(out) == 0 {
-			return err
-		}
-		return k.openAttempts(ctx, tx, out)
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	if len(out)+len(bad) > 0 {
-		k.core.Appended().Notify()
-	}
-	if len(out) == 0 {
-		return nil, bad, nil
-	}
-	k.core.Stats().Leased.Add(int64(len(out)))
-	for _, h := range out {
-		if err := k.core.Observe(ctx, "lease.opened", h.Place()); err != nil {
-			return nil, nil, err
-		}
-	}
-	return out, bad, k.core.Point(ctx, "lease.after_commit", out[0].Place())
-}
-
+// leaseRows leases up to limit runs that are due and pairs each with its definition. The second list are leased runs
+// that this build cannot drive.
 func (k *Keeper) leaseRows(ctx context.Context, tx pgx.Tx, limit int, skip []string,
 ) ([]*Run, []*unreadableError, error) {
 	rows, err := pg.Query(ctx, tx, leaseRuns, k.terms.Owner, k.terms.Length.Seconds(), limit, k.core.Registry().Keys(),
@@ -151,7 +117,7 @@ func (k *Keeper) openAttempts(ctx context.Context, tx pgx.Tx, leased []*Run) err
 	}
 	for _, h := range leased {
 		if h.Attempt.RunID == "" {
-			h.openIn()
+			h.Attempt = h.Def.Open(&h.Run)
 			buffer.Attempt(&h.Attempt)
 		}
 	}

@@ -191,8 +191,9 @@ func (o *outlet) take() []picked {
 	return out
 }
 
-// offerStanding signs and sends the tasks that were leased to sessions of a stream as they were queued, until ctx ends
-// or the stream cannot be written to.
+// offerStanding opens, signs and sends the tasks that were leased to sessions of a stream as they were queued, until
+// ctx ends or the stream cannot be written to. A task whose environment values do not open is left out: the lease that
+// would offer it again ends it.
 func (s *Server) offerStanding(ctx context.Context, out *outlet, send func(*lifecyclev1.StreamWorkResponse) error) {
 	for {
 		select {
@@ -201,7 +202,16 @@ func (s *Server) offerStanding(ctx context.Context, out *outlet, send func(*life
 			return
 		}
 		for offers := out.take(); len(offers) > 0; offers = out.take() {
-			res, err := s.sign(ctx, &lifecyclev1.LeaseTasksResponse{}, s.opened(ctx, offers), nil)
+			opened := make([]picked, 0, len(offers))
+			for _, one := range offers {
+				var err error
+				if one.payload, err = s.openPayload(one); err != nil {
+					s.deps.Logger.WarnContext(ctx, "leased task not offered", slog.String("task_id", one.TaskID), obs.Err(err))
+					continue
+				}
+				opened = append(opened, one)
+			}
+			res, err := s.sign(ctx, &lifecyclev1.LeaseTasksResponse{}, opened, nil)
 			if err != nil {
 				s.deps.Logger.WarnContext(ctx, "leased tasks not offered", obs.Err(err))
 				continue
@@ -214,22 +224,6 @@ func (s *Server) offerStanding(ctx context.Context, out *outlet, send func(*life
 			}
 		}
 	}
-}
-
-// opened returns tasks with their environment values opened. A task whose values do not open is left out: the lease
-// that would offer it again ends it.
-func (s *Server) opened(ctx context.Context, offers []picked) []picked {
-	out := make([]picked, 0, len(offers))
-	for _, one := range offers {
-		payload, err := s.openPayload(one)
-		if err != nil {
-			s.deps.Logger.WarnContext(ctx, "leased task not offered", slog.String("task_id", one.TaskID), obs.Err(err))
-			continue
-		}
-		one.payload = payload
-		out = append(out, one)
-	}
-	return out
 }
 
 // dispatched returns the row of a task that was leased as it was queued.
