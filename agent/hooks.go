@@ -66,18 +66,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			a.diag.Lost()
 			executor.Detach(a.client)
 		},
-		Offer: func(ctx context.Context, offer *nodev1.TaskOffer) {
-			a.warn(ctx, "task not taken", executor.Offer(offer))
-		},
-		Cancel: func(ctx context.Context, cancel *nodev1.TaskCancel) {
-			a.warn(ctx, "cancel not taken", executor.Cancel(cancel))
-		},
-		Acknowledged: func(ctx context.Context, refs []*nodev1.TaskRef) {
-			a.warn(ctx, "acknowledgement not kept, the result is sent again", executor.Ack(ctx, refs))
-		},
-		ReportRefused: func(ctx context.Context, refused *nodev1.TaskReportRefused) {
-			a.warn(ctx, "refused report not dropped, it is sent again", executor.ReportRefused(ctx, refused))
-		},
+		Offer: executor.Offer, Cancel: executor.Cancel, Acknowledged: executor.Ack, ReportRefused: executor.ReportRefused,
 		Policy: func(policy *commonv1.NodePolicy) {
 			a.policyReceived(policy)
 			if restarts := policy.GetCrashLoopRestarts(); restarts > 0 {

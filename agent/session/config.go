@@ -65,12 +65,13 @@ type Hooks struct {
 	// that is known. It returns whether Run is to end with a *TrustError, since other trust is needed.
 	Trust func(ctx context.Context, verified bool) bool
 	// Lost is called when no session is left.
-	Lost         func()
-	Offer        func(ctx context.Context, offer *nodev1.TaskOffer)
-	Cancel       func(ctx context.Context, cancel *nodev1.TaskCancel)
-	Acknowledged func(ctx context.Context, refs []*nodev1.TaskRef)
-	// ReportRefused is called with the reports of tasks that the control plane refused.
-	ReportRefused func(ctx context.Context, refused *nodev1.TaskReportRefused)
+	Lost func()
+	// Offer, Cancel, Acknowledged and ReportRefused take a frame about tasks. An error means that the frame was dropped:
+	// it is logged, and the session goes on.
+	Offer         func(offer *nodev1.TaskOffer) error
+	Cancel        func(cancel *nodev1.TaskCancel) error
+	Acknowledged  func(ctx context.Context, refs []*nodev1.TaskRef) error
+	ReportRefused func(ctx context.Context, refused *nodev1.TaskReportRefused) error
 	Policy        func(policy *commonv1.NodePolicy)
 	// Output is called with a request for a piece of a workload's output. It must not block: Client.Output queues the
 	// reply.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -98,6 +99,14 @@ func (k *conn) read() error {
 	}
 }
 
+// warn logs the error of a hook; nil is none.
+func (k *conn) warn(ctx context.Context, what string, err error) {
+	if err != nil {
+		//nolint:sloglint // the callers' messages are constants
+		k.client.deps.Logger.LogAttrs(ctx, slog.LevelWarn, what, slog.Any("error", err))
+	}
+}
+
 func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error {
 	hooks := &k.client.deps.Hooks
 	switch f := frame.GetFrame().(type) {
@@ -108,23 +117,24 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 		}
 	case *nodev1.ConnectResponse_TaskOffer:
 		if hooks.Offer != nil && !k.isRetired() {
-			hooks.Offer(ctx, f.TaskOffer)
+			k.warn(ctx, "task not taken", hooks.Offer(f.TaskOffer))
 		}
 	case *nodev1.ConnectResponse_TaskResultAck:
 		k.settle(f.TaskResultAck.GetTasks())
 		if hooks.Acknowledged != nil {
-			hooks.Acknowledged(ctx, f.TaskResultAck.GetTasks())
+			k.warn(ctx, "acknowledgement not kept, the result is sent again",
+				hooks.Acknowledged(ctx, f.TaskResultAck.GetTasks()))
 		}
 	case *nodev1.ConnectResponse_TaskReportRefused:
 		if !f.TaskReportRefused.GetEnvelopeWanted() {
 			k.settle(f.TaskReportRefused.GetTasks())
 		}
 		if hooks.ReportRefused != nil {
-			hooks.ReportRefused(ctx, f.TaskReportRefused)
+			k.warn(ctx, "refused report not dropped, it is sent again", hooks.ReportRefused(ctx, f.TaskReportRefused))
 		}
 	case *nodev1.ConnectResponse_TaskCancel:
 		if hooks.Cancel != nil {
-			hooks.Cancel(ctx, f.TaskCancel)
+			k.warn(ctx, "cancel not taken", hooks.Cancel(f.TaskCancel))
 		}
 	case *nodev1.ConnectResponse_RunList:
 		if hooks.RunList != nil && !k.isRetired() {

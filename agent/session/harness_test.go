@@ -68,15 +68,17 @@ func start(t *testing.T, p *fakeServer, id session.Identity, change func(*sessio
 				defer h.hmu.Unlock()
 				h.admissions = append(h.admissions, generation)
 			},
-			Acknowledged: func(_ context.Context, refs []*nodev1.TaskRef) {
+			Acknowledged: func(_ context.Context, refs []*nodev1.TaskRef) error {
 				h.hmu.Lock()
 				defer h.hmu.Unlock()
 				h.acked += len(refs)
+				return nil
 			},
-			Offer: func(context.Context, *nodev1.TaskOffer) {
+			Offer: func(*nodev1.TaskOffer) error {
 				h.hmu.Lock()
 				defer h.hmu.Unlock()
 				h.offers++
+				return nil
 			},
 		},
 	}

@@ -86,21 +86,21 @@ type agent struct {
 }
 
 // offer executes a probe. Every other task is left alone: nothing is placed on these nodes.
-func (a *agent) offer(_ context.Context, offer *nodev1.TaskOffer) {
+func (a *agent) offer(offer *nodev1.TaskOffer) error {
 	task, err := envelope.Verify(a.keys, offer.GetEnvelope(), offer.GetSignature(), offer.GetKeyId())
 	if err != nil || task.Type != names.Of(commonv1.TaskType_TASK_TYPE_PROBE_NOOP) {
-		return
+		return err
 	}
 	now := timestamppb.Now()
 	var probe nodev1.ProbeNoop
-	if proto.Unmarshal(task.Payload, &probe) != nil {
-		return
+	if err := proto.Unmarshal(task.Payload, &probe); err != nil {
+		return err
 	}
 	output, err := proto.Marshal(&nodev1.ProbeNoopOutput{Nonce: probe.GetNonce(), AgentTime: now, BootId: a.node.ID})
 	if err != nil {
-		return
+		return err
 	}
-	_ = a.client.Result(&nodev1.TaskResult{ // lost with the session: the probe is offered again
+	return a.client.Result(&nodev1.TaskResult{ // lost with the session: the probe is offered again
 		Task:  &nodev1.TaskRef{TaskId: task.TaskID, Attempt: task.Attempt},
 		State: commonv1.TaskState_TASK_STATE_SUCCEEDED, Output: output, StartedAt: now, FinishedAt: now,
 	})

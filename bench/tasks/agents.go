@@ -175,11 +175,11 @@ func (f *fleet) one(ctx context.Context, cfg agentsConfig, n node, cert *tls.Cer
 			},
 			Admitted: func(context.Context, int64) { a.executor.Attach(a.client) },
 			Lost:     func() { a.executor.Detach(a.client) },
-			Offer:    func(_ context.Context, offer *nodev1.TaskOffer) { _ = a.executor.Offer(offer) },
-			Cancel:   func(_ context.Context, c *nodev1.TaskCancel) { _ = a.executor.Cancel(c) },
-			Acknowledged: func(ctx context.Context, refs []*nodev1.TaskRef) {
+			Offer:    a.executor.Offer,
+			Cancel:   a.executor.Cancel,
+			Acknowledged: func(ctx context.Context, refs []*nodev1.TaskRef) error {
 				f.acks.add(refs)
-				_ = a.executor.Ack(ctx, refs)
+				return a.executor.Ack(ctx, refs)
 			},
 		},
 	}, session.Config{})
