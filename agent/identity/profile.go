@@ -218,16 +218,6 @@ func (s *Store) UnconfirmedProfile() string {
 	return s.former.Stored
 }
 
-// FormerProfile returns the fingerprint of the profile to which RevertProfile goes back; empty: there is none.
-func (s *Store) FormerProfile() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.former == nil {
-		return ""
-	}
-	return s.former.Fingerprint
-}
-
 // ConfirmProfile is called when a session is admitted over the profile of a fingerprint, or is not needed: the one
 // before it is no longer kept.
 func (s *Store) ConfirmProfile(fingerprint string) error {

@@ -321,9 +321,6 @@ func (s *Server) AdminURLOf(database string) string { return s.URL(database, Sup
 // Port returns the TCP port on 127.0.0.1.
 func (s *Server) Port() int { return s.port }
 
-// BinDir returns the directory in which the binaries were found.
-func (s *Server) BinDir() string { return s.bin.Dir }
-
 // LogPath returns the path of the server's log file.
 func (s *Server) LogPath() string { return s.logPath() }
 

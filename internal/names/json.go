@@ -35,15 +35,6 @@ func MarshalJSON(m proto.Message) ([]byte, error) {
 	return appendMessage(nil, m.ProtoReflect())
 }
 
-// MarshalIndentJSON is MarshalJSON on several lines, indented by two spaces.
-func MarshalIndentJSON(m proto.Message) ([]byte, error) {
-	raw, err := MarshalJSON(m)
-	if err != nil {
-		return nil, err
-	}
-	return json.MarshalIndent(json.RawMessage(raw), "", "  ")
-}
-
 func appendMessage(b []byte, m protoreflect.Message) ([]byte, error) {
 	if !m.IsValid() {
 		return append(b, "null"...), nil

@@ -319,7 +319,7 @@ func TestUnmarshalRefuses(t *testing.T) {
 
 func TestUnmarshalGeneric(t *testing.T) {
 	want := &commonv1.Denial{Reason: commonv1.Reason_REASON_CONFLICT, RetryAfter: durationpb.New(250 * time.Millisecond)}
-	raw, err := names.MarshalIndentJSON(want)
+	raw, err := names.MarshalJSON(want)
 	if err != nil {
 		t.Fatal(err)
 	}

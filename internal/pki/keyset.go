@@ -103,12 +103,6 @@ func (s *KeySet) Has(keyID string) bool {
 	return ok
 }
 
-// Overlaps reports whether the sets share a key. A replacement without overlap is refused: it would invalidate every
-// existing signature.
-func (s *KeySet) Overlaps(other *KeySet) bool {
-	return slices.ContainsFunc(s.IDs(), other.Has)
-}
-
 // Key returns the key of an id. A nil set holds none.
 func (s *KeySet) Key(keyID string) (ed25519.PublicKey, bool) {
 	if s == nil {

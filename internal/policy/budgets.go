@@ -1,9 +1,6 @@
 package policy
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // Recovery is what ends a failure: recovery within a number of minutes, or something else.
 type Recovery string
@@ -33,9 +30,6 @@ type Budget struct {
 	Recovery Recovery
 	Recover  time.Duration // zero unless WithinBudget
 }
-
-// Budgets returns the rows in the order of the matrix.
-func Budgets() []Budget { return slices.Clone(budgets) }
 
 // BudgetOf returns the row of a drill, and whether there is one.
 func BudgetOf(name string) (Budget, bool) {
@@ -71,15 +65,6 @@ func budgetUnder(s Set, row, byDefault time.Duration, key string) time.Duration 
 		return row
 	}
 	return value
-}
-
-// DetectP95 returns how long the 95th percentile of detections may take under a policy: half the budget, or all of one
-// that is itself a deadline.
-func (b Budget) DetectP95(s Set) time.Duration {
-	if b.Deadline {
-		return b.DetectWithin(s)
-	}
-	return b.DetectWithin(s) / 2
 }
 
 // RecoverWithin returns the recovery budget: that of the row if Recovery is WithinBudget, zero if it is NoRecovery, and

@@ -32,14 +32,6 @@ type StateRow struct {
 	Leads string
 }
 
-// BudgetWithin returns the state's budget under a policy, zero for a terminal state.
-func (r StateRow) BudgetWithin(s Set) time.Duration {
-	if r.BudgetKey != "" {
-		return s.Duration(r.BudgetKey)
-	}
-	return r.Budget
-}
-
 // States returns every row, by enum and in the order of its values.
 func States() []StateRow {
 	out := slices.Clone(states)

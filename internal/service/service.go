@@ -252,9 +252,6 @@ func (b *Base) OpsAddr() string { return b.ops.Addr() }
 // did not.
 func (b *Base) Room(ctx context.Context) error { return b.exhaustion.Check(ctx) }
 
-// Self returns the service's own identity.
-func (b *Base) Self() pki.ID { return pki.ServiceID(b.Config.TrustDomain, b.Name) }
-
 // Run runs all parts until ctx ends, then stops them in order and closes what New opened.
 func (b *Base) Run(ctx context.Context) error {
 	tasks := b.tasks

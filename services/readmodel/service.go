@@ -302,9 +302,6 @@ func (s *Service) options() []connect.HandlerOption {
 // Run serves until ctx ends, then ends the streams and stops in order.
 func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) }
 
-// PeopleAddr returns the address of the people's port.
-func (s *Service) PeopleAddr() string { return s.people.Addr().String() }
-
 // OpsAddr returns the address at which metrics and health are served.
 func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
 

@@ -72,10 +72,6 @@ func (s *Server) servable(policy rpc.Policy) error {
 	return nil
 }
 
-// MountFallback sets the handler of all paths that are no service's: static files. No policy applies to it, and its
-// peers are not checked.
-func (s *Server) MountFallback(handler http.Handler) { s.fallback = handler }
-
 // MountUnchecked adds a handler for one service's path without policies: health and reflection, which are no services
 // of ours. A service of gpuaas is refused.
 func (s *Server) MountUnchecked(path string, handler http.Handler) error {

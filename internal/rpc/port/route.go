@@ -17,7 +17,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	name, ok := serviceOfPath(r.URL.Path)
 	service, known := s.services[name]
 	if !ok || !known {
-		s.fallback.ServeHTTP(w, r)
+		http.NotFound(w, r)
 		return
 	}
 	if r.Method != http.MethodPost {

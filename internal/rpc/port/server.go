@@ -31,7 +31,6 @@ type Server struct {
 	// of the others, and resting those of requests whose bodies arrive after their answers.
 	unchecked                     map[string]bool
 	checking, reflecting, resting *strangerPlaces
-	fallback                      http.Handler
 	drain                         context.Context //nolint:containedctx // the life of the server's streams, ended by Run.
 	endDrain                      context.CancelCauseFunc
 }
@@ -61,7 +60,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		deps: deps, cfg: cfg, listener: listener, tls: tlsConfig, metrics: m,
-		policies: rpc.PolicySet{}, services: map[string]http.Handler{}, fallback: http.NotFoundHandler(),
+		policies: rpc.PolicySet{}, services: map[string]http.Handler{},
 		unchecked: map[string]bool{}, checking: newStrangerPlaces(cfg.MaxStrangers, 0),
 		reflecting: newStrangerPlaces(cfg.MaxStrangers, max(1, cfg.MaxStrangers/reflectionShare)),
 		resting:    newStrangerPlaces(cfg.MaxStrangers, 0),

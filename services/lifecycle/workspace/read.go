@@ -34,12 +34,3 @@ func Get(ctx context.Context, q pg.Querier, id string) (Row, error) {
 	}
 	return w, nil
 }
-
-// List is ReadRuns for workspaces.
-func List(ctx context.Context, q pg.Querier, ids []string) ([]Row, error) {
-	out, err := pg.All[Row](ctx, q, workspacesByID, ids)
-	if err != nil {
-		return nil, fmt.Errorf("read workspaces: %w", err)
-	}
-	return out, nil
-}

@@ -11,8 +11,6 @@ var (
 		WHERE w.id = (SELECT r.workspace_id FROM lifecycle.saga_run r WHERE r.id = $1) AND w.run_id = $1`)
 	workspaceByID = pg.Define(pg.RoleLifecycle, "workspace.by_id", `
 		SELECT `+Columns+` FROM lifecycle.workspace w WHERE w.id = $1`)
-	workspacesByID = pg.Define(pg.RoleLifecycle, "workspace.by_ids", `
-		SELECT `+Columns+` FROM lifecycle.workspace w WHERE w.id = ANY ($1::uuid[])`)
 	touchWorkspacesOf = pg.Define(pg.RoleLifecycle, "workspace.touch", `
 		UPDATE lifecycle.workspace w SET state = COALESCE(NULLIF(x.state, ''), w.state),
 			state_at = CASE WHEN x.state IN ('', w.state) THEN w.state_at ELSE mesh.clock() END,

@@ -61,15 +61,6 @@ const (
 	connected           // the agent is connected
 )
 
-// Catalogue returns the rows of all reasons, in the order of the enum.
-func Catalogue() []Row {
-	out := make([]Row, 0, len(rows)-1)
-	for reason := 1; reason < len(rows); reason++ {
-		out = append(out, rows[reason])
-	}
-	return out
-}
-
 // RowOf returns the row of a reason, and whether there is one.
 func RowOf(reason commonv1.DriftReason) (Row, bool) {
 	if reason <= 0 || int(reason) >= len(rows) {

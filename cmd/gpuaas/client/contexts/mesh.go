@@ -103,17 +103,6 @@ func local(host string) bool {
 	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
-// OfMesh returns the contexts of the mesh whose directory is dir.
-func (f *File) OfMesh(dir string) []Context {
-	var out []Context
-	for _, c := range f.Contexts {
-		if dir != "" && c.Mesh == dir {
-			out = append(out, c)
-		}
-	}
-	return out
-}
-
 // RemoveMesh removes all contexts of the mesh in a directory from the file, those of its further persons included. If
 // one of them was current, the context that was current before becomes current again. It does not change a context that
 // now points at another mesh.

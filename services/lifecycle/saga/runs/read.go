@@ -71,12 +71,3 @@ func LockLive(ctx context.Context, tx pgx.Tx, workspaceID string) error {
 	}
 	return nil
 }
-
-// List reads the rows of runs, for callers that compare them with their events. Ids without a row are left out.
-func List(ctx context.Context, q pg.Querier, ids []string) ([]Run, error) {
-	out, err := pg.All[Run](ctx, q, runsByID, ids)
-	if err != nil {
-		return nil, fmt.Errorf("read runs: %w", err)
-	}
-	return out, nil
-}

@@ -15,8 +15,6 @@ var (
 		SELECT `+Columns+` FROM lifecycle.saga_run r WHERE r.id = $1 AND r.open_attempt > 0 AND NOT EXISTS (
 			SELECT FROM lifecycle.saga_step s WHERE s.run_id = r.id AND s.step = r.step AND s.dir = r.phase
 				AND s.attempt = r.open_attempt)`)
-	runsByID = pg.Define(pg.RoleLifecycle, "runs.by_ids", `
-		SELECT `+Columns+` FROM lifecycle.saga_run r WHERE r.id = ANY ($1::uuid[])`)
 	lockLiveRun = pg.Define(pg.RoleLifecycle, "runs.lock_live", `
 		SELECT FROM lifecycle.saga_run r
 		WHERE r.workspace_id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating',

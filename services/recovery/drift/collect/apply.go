@@ -40,19 +40,9 @@ func Kinds() []string {
 	}
 }
 
-// Apply keeps the evidence in one event. It implements events.Apply.
-func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	return Together(ctx, tx, []events.Record{r})
-}
-
-// Together keeps the evidence in events, to the same effect as Apply one by one: it reads what is stored about all
-// their nodes, and writes what has changed. The rows of nodes are locked before any evidence about them is written, as
-// rounds of the judge do.
-func Together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
-	return Keep(ctx, tx, records, AddressesFresh)
-}
-
-// Keep is Together, with changed addresses evidence for as long as fresh.
+// Keep keeps the evidence in events, to the same effect as one by one: it reads what is stored about all their nodes,
+// and writes what has changed. The rows of nodes are locked before any evidence about them is written, as rounds of the
+// judge do. Changed addresses are evidence for as long as fresh.
 func Keep(ctx context.Context, tx pgx.Tx, records []events.Record, fresh time.Duration) error {
 	changes := make([]change, 0, len(records))
 	var facts, profiles []string
