@@ -199,6 +199,9 @@ func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*requ
 	return states
 }
 
+const tasksInFlight = `SELECT task_id || ' ' || type || ' ' || state FROM lifecycle.task
+	WHERE state IN ('queued', 'dispatched', 'delivered', 'running')`
+
 // checkWorld checks the promises about a mesh at rest, from outside. The mesh gets a while to come to rest: processes
 // that died a moment ago are started again. Faults in its history remain.
 func checkWorld(t test, c *cluster.Cluster) {
@@ -298,8 +301,7 @@ func observe(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx
 	none("open attempts", `SELECT run_id || ' ' || name || ' ' || state FROM lifecycle.saga_step
 		WHERE state IN ('running', 'waiting')
 		UNION ALL SELECT id || ' ' || step || ' ' || open_attempt FROM lifecycle.saga_run WHERE open_attempt > 0`)
-	none("tasks in flight", `SELECT task_id || ' ' || type || ' ' || state FROM lifecycle.task
-		WHERE state IN ('queued', 'dispatched', 'delivered', 'running')`)
+	none("tasks in flight", tasksInFlight)
 	for _, problem := range inLog(t, mesh) {
 		complain("%s", problem)
 	}
