@@ -65,21 +65,25 @@ func TestWorkspacesHaveTheReplicaThatServesTheirNode(t *testing.T) {
 		want [2]string // replicas, by node
 	}{
 		{
-			"admitted", []events.Record{event(0, 1, admitted, false, one), event(1, 1, admitted, false, two)},
+			"admitted",
+			[]events.Record{event(0, 1, admitted, false, one), event(1, 1, admitted, false, two)},
 			[2]string{one, two},
 		},
 		{"late", []events.Record{event(0, 1, admitted, true, one)}, [2]string{"", two}},
 		{"heard again", []events.Record{event(0, 1, admitted, false, one)}, [2]string{one, two}},
 		{
-			"one superseded, one over", []events.Record{event(0, 2, admitted, false, two), event(1, 1, closed, false, two)},
+			"one superseded, one over",
+			[]events.Record{event(0, 2, admitted, false, two), event(1, 1, closed, false, two)},
 			[2]string{two, ""},
 		},
 		{
-			"the superseded one is over", []events.Record{event(0, 1, closed, false, one), event(1, 2, admitted, false, one)},
+			"the superseded one is over",
+			[]events.Record{event(0, 1, closed, false, one), event(1, 2, admitted, false, one)},
 			[2]string{two, one},
 		},
 		{
-			"both over", []events.Record{event(0, 2, closed, false, two), event(1, 2, closed, false, one)},
+			"both over",
+			[]events.Record{event(0, 2, closed, false, two), event(1, 2, closed, false, one)},
 			[2]string{"", ""},
 		},
 	} {
