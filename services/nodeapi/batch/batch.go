@@ -38,9 +38,9 @@ type Batcher[Q, R any] struct {
 	lane  int
 	pause time.Duration
 	most  time.Duration
-	busy  func() bool   // nil: calls yield to nothing
-	whole bool          // full calls yield as well
-	wake  chan struct{} // has a token while requests may be waiting that Run has not seen
+	busy  func(waiting int) bool // nil: calls yield to nothing
+	whole bool                   // full calls yield as well
+	wake  chan struct{}          // has a token while requests may be waiting that Run has not seen
 
 	mu      sync.Mutex
 	waiting []item[Q, R] // in the order in which they came
@@ -70,9 +70,9 @@ func (b *Batcher[Q, R]) Gather(pause time.Duration) *Batcher[Q, R] {
 	return b
 }
 
-// Yield has a call that is not full wait while busy returns true, until its oldest request has waited for most, and
-// returns b. It must be called before Run.
-func (b *Batcher[Q, R]) Yield(most time.Duration, busy func() bool) *Batcher[Q, R] {
+// Yield has a call that is not full wait while busy returns true for the number of its requests, until the oldest of
+// them has waited for most, and returns b. It must be called before Run.
+func (b *Batcher[Q, R]) Yield(most time.Duration, busy func(waiting int) bool) *Batcher[Q, R] {
 	b.most, b.busy = most, busy
 	return b
 }
@@ -88,20 +88,26 @@ const look = 20 * time.Millisecond
 
 // yield waits as Yield says. It returns false if ctx ended first.
 func (b *Batcher[Q, R]) yield(ctx context.Context) bool {
-	for b.busy != nil && b.Delay() < b.most && (b.whole || !b.full()) && b.busy() {
+	if b.busy == nil {
+		return true
+	}
+	for {
+		n := b.count()
+		if b.Delay() >= b.most || n >= b.max && !b.whole || !b.busy(n) {
+			return true
+		}
 		select {
 		case <-time.After(min(look, b.most)):
 		case <-ctx.Done():
 			return false
 		}
 	}
-	return true
 }
 
-func (b *Batcher[Q, R]) full() bool {
+func (b *Batcher[Q, R]) count() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.waiting) >= b.max
+	return len(b.waiting)
 }
 
 // Do sends a request with one of the next calls and returns its result. It returns the cause of ctx if that ends first;

@@ -3,6 +3,7 @@ package batch_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -140,7 +141,7 @@ func TestACallYieldsToBusyOnes(t *testing.T) {
 		c := newCalls()
 		var busy atomic.Bool
 		const most = 2 * time.Second
-		b := batch.New(8, 2, c.call).Yield(most, busy.Load)
+		b := batch.New(8, 2, c.call).Yield(most, func(int) bool { return busy.Load() })
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go func() { _ = b.Run(ctx) }()
@@ -176,7 +177,7 @@ func TestFullCallsYieldToBusyOnes(t *testing.T) {
 		c := newCalls()
 		var busy atomic.Bool
 		const most = 2 * time.Second
-		b := batch.New(2, 4, c.call).Yield(most, busy.Load).EvenFull()
+		b := batch.New(2, 4, c.call).Yield(most, func(int) bool { return busy.Load() }).EvenFull()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go func() { _ = b.Run(ctx) }()
@@ -199,5 +200,22 @@ func TestFullCallsYieldToBusyOnes(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		synctest.Wait()
 		expect(t, "with nothing busy", c.sizes(), 2)
+	})
+}
+
+func TestACallYieldsUntilItHasEnough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCalls()
+		b := batch.New(8, 2, c.call).Yield(time.Minute, func(waiting int) bool { return waiting < 3 })
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { _ = b.Run(ctx) }()
+		for n := range 3 {
+			expect(t, fmt.Sprintf("with %d requests", n), c.sizes())
+			go func() { _, _ = b.Do(ctx, 0) }()
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		expect(t, "with 3 requests", c.sizes(), 3)
 	})
 }

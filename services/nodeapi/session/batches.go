@@ -32,13 +32,20 @@ func (s *Server) storms(now time.Time) bool {
 	return now.Sub(s.stormed) < calmFor
 }
 
-// While more than crowd handshakes wait to begin, calls to recovery are full, or begin fillFor after their oldest
-// request. What a commit costs, its readers included, hardly grows with its sessions, so larger ones bring more agents
-// back in the same time.
+// While more than crowd handshakes wait to begin, a call to recovery waits until it has one of fillShare openings that
+// are under way, is full, or its oldest request has waited for fillFor. What a commit costs, its readers included,
+// hardly grows with its sessions, so larger ones bring more agents back in the same time. But no more sessions can come
+// than openings are under way, and while all of these wait the processors have nothing to do.
 const (
-	crowd   = 16
-	fillFor = time.Second
+	crowd     = 16
+	fillShare = 4
+	fillFor   = time.Second
 )
+
+// fills reports whether a call to recovery for some sessions waits for more of them.
+func (s *Server) fills(sessions int) bool {
+	return s.admission.Crowded(crowd) && sessions < s.admission.Openings()/fillShare
+}
 
 func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, error) {
 	sent := wallclock.Now()

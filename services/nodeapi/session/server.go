@@ -156,10 +156,9 @@ func New(deps Deps, cfg Config) (*Server, error) {
 		deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), profiles: newProfileBook(),
 		draining: make(chan struct{}),
 	}
-	isCrowded := func() bool { return s.admission.Crowded(crowd) } // admission is made before Run
-	s.openings = batch.New(256, 2, s.openBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
-	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor).Yield(fillFor, isCrowded)
-	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func() bool {
+	s.openings = batch.New(256, 2, s.openBatch).Gather(gatherFor).Yield(fillFor, s.fills)
+	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor).Yield(fillFor, s.fills)
+	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func(int) bool {
 		return s.storms(time.Now())
 	}).EvenFull()
 	s.keys = batch.New(256, 2, s.keysBatch)

@@ -36,6 +36,7 @@ type Admission struct {
 	begun   []chan struct{} // handshakes that wait to go on, in their order
 	sources map[string]*source
 	waiting int         // handshakes that wait to begin
+	opening int         // openings of all sources that have begun, without those given up
 	ready   []*source   // have handshakes that may begin; the next is the first one's
 	timer   *time.Timer // of the next look at delay; nil: none is needed
 	held    bool        // handshakes had to wait for openings, or were shed, since TakeHeld was called
@@ -136,6 +137,13 @@ func (a *Admission) Crowded(n int) bool {
 	return a.waiting > n
 }
 
+// Openings returns how many openings are under way, without those that were given up.
+func (a *Admission) Openings() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.opening
+}
+
 // rest ends a turn.
 func (a *Admission) rest() {
 	a.mu.Lock()
@@ -172,6 +180,7 @@ func (a *Admission) leaveFresh(from *source, turn chan struct{}, err error) erro
 		return err
 	}
 	a.running--
+	a.opening--
 	from.openings--
 	a.readyLocked(from)
 	a.nextLocked()
@@ -225,6 +234,7 @@ func (a *Admission) nextLocked() {
 		if len(s.fresh) > 0 && s.openings < a.limits.Window {
 			s.fresh = a.giveLocked(s.fresh)
 			s.openings++
+			a.opening++
 			a.waiting--
 		}
 		a.readyLocked(s)

@@ -86,6 +86,7 @@ func (p *Place) giveUpLocked() {
 	}
 	p.of = nil
 	from.openings--
+	p.admission.opening--
 	p.admission.readyLocked(from)
 	p.admission.nextLocked()
 }

@@ -31,8 +31,8 @@ func (a *admissionTest) none(t *testing.T) {
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.waiting != 0 || len(a.sources) > 0 || len(a.ready) > 0 || a.running != 0 {
-		t.Errorf("at the end: sources %v, %d ready, %d turns", a.sources, len(a.ready), a.running)
+	if a.waiting != 0 || len(a.sources) > 0 || len(a.ready) > 0 || a.running != 0 || a.opening != 0 {
+		t.Errorf("at the end: sources %v, %d ready, %d turns, %d openings", a.sources, len(a.ready), a.running, a.opening)
 	}
 }
 
@@ -49,6 +49,9 @@ func TestOpeningsOfASourceAreBounded(t *testing.T) {
 		expectTurn(t, "one of another source", start(t.Context(), a.beginOf(anotherSource)), nil)
 		other := a.present
 		a.rest()
+		if n := a.Openings(); n != 3 {
+			t.Errorf("%d openings are under way, not 3", n)
+		}
 		expectWaits(t, "the third", third)
 		places[0].leave()
 		places[0].leave() // counts once
