@@ -22,6 +22,9 @@ func examples() map[string][]string {
 		"gpuaas config check": {
 			"gpuaas config check lifecycle.yaml", "gpuaas config check --service nodeapi agents.yaml",
 		},
+		"gpuaas authority export": {
+			"gpuaas authority export --ca-dir /var/lib/gpuaas/ca --out step --address :9443 --name ca.example.org",
+		},
 		"gpuaas issuer list":      {"gpuaas issuer list --dir /var/lib/gpuaas/dev"},
 		"gpuaas issuer next":      {"gpuaas issuer next --dir /var/lib/gpuaas/dev"},
 		"gpuaas issuer renew":     {"gpuaas issuer renew --dir state"},

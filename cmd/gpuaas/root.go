@@ -36,8 +36,8 @@ func newRoot(program *kit.Program) *cobra.Command {
 		&cobra.Group{ID: groupServices, Title: "Services and their database"})
 	root.AddCommand(newDevCommand(), newClusterCommand(), newBenchCommand(program), newDrillCommand(program))
 	root.AddCommand(newServiceCommands()...)
-	root.AddCommand(newMigrateCommand(), newComposeCommand(), newIssuerCommand(program), newConfigCommand(),
-		newVersionCommand(program))
+	root.AddCommand(newMigrateCommand(), newComposeCommand(), newIssuerCommand(program), newAuthorityCommand(),
+		newConfigCommand(), newVersionCommand(program))
 	client.Attach(program, root)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

@@ -28,12 +28,22 @@ type Profile struct {
 	CAFile      string `koanf:"ca_file"`      // the certificate authorities of services, which agents trust
 }
 
+// CAProcess is a node authority that runs as a step-ca process of its own.
+type CAProcess struct {
+	URL         string `koanf:"url"`         // https://host:port; empty: the embedded authority of ca_dir signs
+	RootsFile   string `koanf:"roots_file"`  // PEM roots that verify the process
+	Provisioner string `koanf:"provisioner"` // the name of its JWK provisioner; empty: gpuaas
+	KeyFile     string `koanf:"key_file"`    // PEM key of the provisioner
+}
+
 // Config of the service.
 type Config struct {
 	service.Config
 
 	EnrollListen string `koanf:"enroll_listen"` // the port has server TLS only; empty: this replica serves no enrolment
 	CADir        string `koanf:"ca_dir"`        // the embedded node authority's keys, shared by replicas
+	// CAProcess is the node authority as a step-ca process, in place of the embedded one.
+	CAProcess CAProcess `koanf:"ca_process"`
 	// CADatabaseURLFile names the authority's own database, which remembers used tokens and issued certificates; may be
 	// empty.
 	CADatabaseURLFile config.SecretFile `koanf:"ca_database_url_file"`
@@ -86,7 +96,6 @@ func Default() Config {
 func (c Config) Validate() error {
 	var errs []error
 	for _, need := range []struct{ key, value string }{
-		{"ca_dir", c.CADir},
 		{"join_state_keys", c.JoinStateKeys},
 		{"profile.name", c.Profile.Name},
 		{"profile.api_url", c.Profile.APIURL},
@@ -100,6 +109,7 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s is needed", need.key))
 		}
 	}
+	errs = append(errs, c.validateAuthority())
 	if c.Profile.APIURL != "" {
 		if _, err := config.HostPort(c.Profile.APIURL); err != nil {
 			errs = append(errs, fmt.Errorf("profile.api_url: %w", err))
@@ -130,6 +140,34 @@ func (c Config) Validate() error {
 		if limit.value <= 0 {
 			errs = append(errs, fmt.Errorf("%s is not above zero", limit.key))
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// validateAuthority reports what is wrong with the choice of the node authority.
+func (c Config) validateAuthority() error {
+	process := c.CAProcess
+	switch {
+	case process == (CAProcess{}) && c.CADir == "":
+		return errors.New("ca_dir is needed, or ca_process.url for an authority that runs as a process of its own")
+	case process == (CAProcess{}):
+		return nil
+	case c.CADir != "":
+		return errors.New("ca_dir and ca_process name two node authorities; remove one")
+	}
+	var errs []error
+	if u, err := url.Parse(process.URL); err != nil || u.Scheme != "https" || u.Host == "" {
+		errs = append(errs, errors.New("ca_process.url is not an https URL"))
+	}
+	if process.RootsFile == "" {
+		errs = append(errs, errors.New("ca_process.roots_file is needed"))
+	}
+	if process.KeyFile == "" {
+		errs = append(errs, errors.New("ca_process.key_file is needed"))
+	}
+	if c.CADatabaseURLFile != "" {
+		errs = append(errs,
+			errors.New("ca_database_url_file is of the embedded authority; ca_process keeps its own database"))
 	}
 	return errors.Join(errs...)
 }

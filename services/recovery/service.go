@@ -43,8 +43,7 @@ type Deps struct {
 	Registry *obs.Registry
 	// Numbering is shared by the services of one process; nil: the service makes its own.
 	Numbering *service.Numbering
-	// Signer replaces the embedded authority, for example by a step-ca process or a test's. The caller closes it. Nil: the
-	// embedded authority of ca_dir.
+	// Signer replaces the authority that the configuration names, for example by a test's. The caller closes it.
 	Signer ca.Signer
 }
 
@@ -183,6 +182,17 @@ func (s *Service) build(ctx context.Context) error {
 }
 
 func (s *Service) openAuthority(ctx context.Context) error {
+	if process := s.cfg.CAProcess; process.URL != "" {
+		signer, err := ca.Dial(ca.RemoteConfig{
+			URL: process.URL, RootsPath: process.RootsFile, Provisioner: process.Provisioner, ProvisionerPath: process.KeyFile,
+			TrustDomain: s.base.Config.TrustDomain,
+		})
+		if err != nil {
+			return err
+		}
+		s.signer, s.owned = signer, true
+		return nil
+	}
 	cfg := ca.Config{Dir: s.cfg.CADir, TrustDomain: s.base.Config.TrustDomain, Follows: true}
 	if s.cfg.CADatabaseURLFile != "" {
 		secret, err := s.cfg.CADatabaseURLFile.Read()

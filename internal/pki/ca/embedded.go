@@ -19,6 +19,7 @@ import (
 	"github.com/smallstep/certificates/authority/config"
 	"github.com/smallstep/certificates/authority/provisioner"
 	"github.com/smallstep/certificates/db"
+	"go.step.sm/crypto/jose"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -108,10 +109,7 @@ func Open(cfg Config) (*Embedded, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.config = authorityConfig(cfg, host, &provisioner.JWK{
-		Type: "JWK", Name: DefaultProvisioner, Key: jwk, Claims: provisionerClaims(cfg),
-		Options: &provisioner.Options{X509: &provisioner.X509Options{Template: template}},
-	})
+	e.config = authorityConfig(cfg, []string{host}, jwk)
 	if e.authority, err = e.start(e.root, e.intermediate, nil); err != nil {
 		return nil, err
 	}
@@ -169,12 +167,16 @@ func rootStands(dir string) error {
 	return nil
 }
 
-func authorityConfig(cfg Config, host string, p provisioner.Interface) *config.Config {
+// authorityConfig returns the configuration of smallstep's authority with one provisioner, whose public key is given.
+func authorityConfig(cfg Config, names []string, key *jose.JSONWebKey) *config.Config {
 	out := &config.Config{
-		DNSNames: []string{host},
+		DNSNames: names,
 		AuthorityConfig: &config.AuthConfig{
-			Provisioners: provisioner.List{p},
-			Backdate:     &provisioner.Duration{Duration: pki.Backdate},
+			Provisioners: provisioner.List{&provisioner.JWK{
+				Type: "JWK", Name: DefaultProvisioner, Key: key, Claims: provisionerClaims(cfg),
+				Options: &provisioner.Options{X509: &provisioner.X509Options{Template: template}},
+			}},
+			Backdate: &provisioner.Duration{Duration: pki.Backdate},
 			// Tokens are made for one attempt, so none can be older than the authority: the check costs nothing and stops a
 			// replay after a restart that forgot the used ones.
 			DisableIssuedAtCheck: false,

@@ -30,8 +30,6 @@ type RemoteConfig struct {
 	TrustDomain     string
 	MinTTL, MaxTTL  time.Duration // as in the provisioner's claims; defaults as in Config
 	Timeout         time.Duration // of one call; default 5 s
-	// Transport replaces the transport that is made from RootsPath.
-	Transport http.RoundTripper
 }
 
 // Remote is a step-ca process. Its provisioner must have the template and the claims of the embedded authority: every
@@ -61,25 +59,17 @@ func Dial(cfg RemoteConfig) (*Remote, error) {
 	if err != nil {
 		return nil, err
 	}
-	trust := ca.WithRootFile(cfg.RootsPath)
-	if cfg.Transport != nil {
-		trust = ca.WithTransport(cfg.Transport)
-	}
-	client, err := ca.NewClient(cfg.URL, trust, ca.WithTimeout(cfg.Timeout))
+	client, err := ca.NewClient(cfg.URL, ca.WithRootFile(cfg.RootsPath), ca.WithTimeout(cfg.Timeout))
 	if err != nil {
 		return nil, fmt.Errorf("use authority %s: %w", cfg.URL, err)
 	}
-	transport := cfg.Transport
-	if transport == nil {
-		bundle, err := pki.LoadBundle(cfg.RootsPath)
-		if err != nil {
-			return nil, err
-		}
-		transport = rootsTransport(bundle)
+	bundle, err := pki.LoadBundle(cfg.RootsPath)
+	if err != nil {
+		return nil, err
 	}
 	return &Remote{
 		cfg: cfg, client: client, mint: mint, provisionerKey: key,
-		http: &http.Client{Transport: transport, Timeout: cfg.Timeout},
+		http: &http.Client{Transport: rootsTransport(bundle), Timeout: cfg.Timeout},
 	}, nil
 }
 
