@@ -147,7 +147,7 @@ type Config struct {
 	// the server sends before Admitted starts the time of its phase again. After a round of opens that timed out they
 	// double, up to OpenTimeout.
 	ConnectTimeout   time.Duration // to one address, and of the lookup. Default 3 s
-	HandshakeTimeout time.Duration // of TLS. Default 4 s
+	HandshakeTimeout time.Duration // of TLS. Default 8 s
 	WelcomeTimeout   time.Duration // from the handshake to Welcome. Default 5 s
 	AdmissionTimeout time.Duration // from Ready to Admitted. Default 5 s
 
@@ -163,7 +163,7 @@ type Config struct {
 }
 
 var defaults = Config{
-	OpenTimeout: 20 * time.Second, ConnectTimeout: 3 * time.Second, HandshakeTimeout: 4 * time.Second,
+	OpenTimeout: 20 * time.Second, ConnectTimeout: 3 * time.Second, HandshakeTimeout: 8 * time.Second,
 	WelcomeTimeout: 5 * time.Second, AdmissionTimeout: 5 * time.Second, StableAfter: 30 * time.Second,
 	SlowRetry: time.Minute, TurnedAway: 10 * time.Second, Drain: 30 * time.Second, Heartbeat: 15 * time.Second,
 	RenewTimeout: 30 * time.Second,

@@ -70,7 +70,7 @@ func TestEachPhaseHasItsTime(t *testing.T) {
 			}
 		}},
 		"TLS handshake": {
-			within: 4 * time.Second, detail: "no TLS handshake from 192.0.2.1:443 within 4s",
+			within: 8 * time.Second, detail: "no TLS handshake from 192.0.2.1:443 within 8s",
 			bad: func(*fakeServer) func(context.Context) (net.Conn, error) {
 				backlog := newPipe()
 				go func() { _, _ = backlog.Accept() }() // and no byte is read

@@ -54,7 +54,7 @@ func listen(ctx context.Context, cfg serverConfig) error {
 }
 
 // serverHandshake bounds a handshake as nodeapi does.
-const serverHandshake = 5 * time.Second
+const serverHandshake = 9 * time.Second
 
 func serveBare(ctx context.Context, conn *tls.Conn) {
 	defer conn.Close()

@@ -18,7 +18,7 @@ type Limits struct {
 	StreamsPerSecond  int
 	MessageBytes      int           // default 1 MiB
 	HeaderBytes       uint32        // default 16 KiB
-	Handshake         time.Duration // default 5 s
+	Handshake         time.Duration // default 9 s, the wait for a turn included
 	FirstFrame        time.Duration // default 5 s
 	OpenBurst         int           // streams that one certificate may open at once; default 3
 	OpenEvery         time.Duration // then one stream per OpenEvery; default 10 s
@@ -31,7 +31,7 @@ type Limits struct {
 
 var defaultLimits = Limits{
 	MaxConnections: 16384, StreamsPerConn: 8, StreamsPerSecond: 32, MessageBytes: 1 << 20, HeaderBytes: 16 << 10,
-	OpenBurst: 3, FramesPerSecond: 2000, HeartbeatsPerSec: 5, Handshake: 5 * time.Second, FirstFrame: 5 * time.Second,
+	OpenBurst: 3, FramesPerSecond: 2000, HeartbeatsPerSec: 5, Handshake: 9 * time.Second, FirstFrame: 5 * time.Second,
 	OpenEvery: 10 * time.Second, Challenge: 5 * time.Second, KeepaliveInterval: 15 * time.Second,
 	KeepaliveTimeout: 10 * time.Second,
 }
