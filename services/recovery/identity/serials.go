@@ -148,25 +148,28 @@ type promotion struct {
 	serial string
 }
 
-// promote makes the certificates current. The order of its statements matters: a unique index allows one current
-// certificate for each node.
+// promote makes the certificates current that are not, as most of nodes that came back are. The order of its statements
+// matters: a unique index allows one current certificate for each node.
 func promote(ctx context.Context, tx pgx.Tx, list []promotion) error {
-	if len(list) == 0 {
-		return nil
-	}
-	var old, fresh []string
+	var old, next []string
 	for _, p := range list {
-		fresh = append(fresh, p.serial)
-		if p.record.CurrentSerial != "" && p.record.CurrentSerial != p.serial {
+		if p.record.CurrentSerial == p.serial {
+			continue
+		}
+		next = append(next, p.serial)
+		if p.record.CurrentSerial != "" {
 			old = append(old, p.record.CurrentSerial)
 		}
+	}
+	if len(next) == 0 {
+		return nil
 	}
 	if len(old) > 0 {
 		if _, err := pg.Exec(ctx, tx, supersedeSerials, old); err != nil {
 			return fmt.Errorf("supersede serials: %w", err)
 		}
 	}
-	rows, err := pg.All[promoted](ctx, tx, promoteSerials, fresh)
+	rows, err := pg.All[promoted](ctx, tx, promoteSerials, next)
 	if err != nil {
 		return fmt.Errorf("promote serials: %w", err)
 	}
@@ -175,6 +178,9 @@ func promote(ctx context.Context, tx pgx.Tx, list []promotion) error {
 		got[row.Serial] = row
 	}
 	for _, p := range list {
+		if p.record.CurrentSerial == p.serial {
+			continue
+		}
 		f, ok := got[p.serial]
 		if !ok {
 			return fmt.Errorf("promote serials: one of node %s changed under its lock", p.record.NodeID)

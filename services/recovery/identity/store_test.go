@@ -123,6 +123,17 @@ func (b *bench) offered(n *node) string {
 	return serial
 }
 
+// written returns the transaction that has written the row of a certificate last.
+func (b *bench) written(serial string) string {
+	b.t.Helper()
+	var xmin string
+	err := b.pool.QueryRow(b.ctx, `SELECT xmin::text FROM recovery.serial WHERE serial = $1`, serial).Scan(&xmin)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return xmin
+}
+
 func (b *bench) hello(n *node) *recoveryv1.OpenSession {
 	return &recoveryv1.OpenSession{
 		SessionId: ids.New(), NodeId: n.id, NodeInstanceId: n.instance, Serial: n.serial,
@@ -237,8 +248,13 @@ func TestSerialsPromoteAtReady(t *testing.T) {
 	if r := b.get(n); r.CurrentSerial != first || r.NextSerial != next {
 		t.Fatalf("current %s next %s", r.CurrentSerial, r.NextSerial)
 	}
-	// Offer and confirm: the present one works until a session is ready on the next.
+	// Offer and confirm: the present one works until a session is ready on the next. Its row, which has the whole chain, is
+	// not written again by each session.
+	before := b.written(first)
 	b.admit(n)
+	if after := b.written(first); after != before {
+		t.Errorf("a session on the current certificate wrote its row: transaction %s, then %s", before, after)
+	}
 	n.serial = lost
 	if got := b.open(b.hello(n)).GetDenial().GetReason(); got != commonv1.Reason_REASON_SERIAL_SUPERSEDED {
 		t.Fatalf("issued and never used: %v", got)
