@@ -52,7 +52,7 @@ type source struct {
 
 type limits struct {
 	Turns    int           // handshakes that compute at once; default two for each processor
-	Window   int           // openings of one source under way at once; default 64 for each processor
+	Window   int           // openings of one source under way at once; default 128 for each processor
 	Stall    time.Duration // for which the client of an opening may be awaited, all its waits together
 	Delay    time.Duration // no handshake begins while an opening has waited for longer
 	Patience time.Duration // after which a handshake that could not begin is shed
@@ -80,7 +80,7 @@ func limited(with limits, delay func() time.Duration) *Admission {
 		with.Turns = 2 * runtime.GOMAXPROCS(0)
 	}
 	if with.Window == 0 {
-		with.Window = 64 * runtime.GOMAXPROCS(0)
+		with.Window = 128 * runtime.GOMAXPROCS(0)
 	}
 	return &Admission{limits: with, delay: delay, sources: map[string]*source{}}
 }
