@@ -16,8 +16,8 @@ trap 'rm -rf "$summary" "$programs"' EXIT
 longest=(
   ./drill ./mesh/e2e ./services/lifecycle/operation
   ./mesh/plans ./mesh/dev ./services/lifecycle/findings ./services/readmodel ./services/recovery/drift/judge ./services/nodeapi
-  ./services/recovery ./services/recovery/enrol ./bench/fleet ./agent ./services/lifecycle/task/dispatch
-  ./agent/session ./services/lifecycle/saga/drive
+  ./services/recovery/watchdog ./services/recovery ./services/recovery/enrol ./bench/fleet ./agent ./services/lifecycle/task/dispatch
+  ./agent/session ./services/lifecycle/saga/drive ./internal/events ./mesh/cluster
 )
 
 # make check vets. Nothing reads debug information of a hundred programs, which takes a third of the time to link them.
