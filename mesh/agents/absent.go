@@ -59,8 +59,8 @@ func (a *Agent) barred(ctx context.Context, client *person.Client) (*Absent, err
 	if err != nil {
 		return nil, fmt.Errorf("read which node agent %s is: %w", a.Name(), err)
 	}
-	if err := json.Unmarshal(data, &held); err != nil || held.NodeID == "" {
-		return nil, nil // the agent says in its log what is wrong with the file
+	if json.Unmarshal(data, &held) != nil || held.NodeID == "" {
+		return nil, nil // the agent's log has what is wrong with the file
 	}
 	identity, err := identityOf(ctx, client, held.NodeID)
 	if err != nil {

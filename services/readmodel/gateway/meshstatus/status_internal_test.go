@@ -89,7 +89,7 @@ func TestReportedIsWhatTheServiceSaysAndNoMore(t *testing.T) {
 	}
 }
 
-// TestANodeAPIThatDoesNotBeatHasANextAction: like each part that is down, it has a reason, a severity and a next action.
+// TestANodeAPIThatDoesNotBeatHasANextAction: like each part that is down, with a reason and a severity.
 func TestANodeAPIThatDoesNotBeatHasANextAction(t *testing.T) {
 	now := time.Unix(1000, 0)
 	silent := view.Replica{BeatAt: time.Unix(900, 0)}

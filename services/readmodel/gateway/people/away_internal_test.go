@@ -26,8 +26,10 @@ func TestACallWithoutTheDatabaseNamesIt(t *testing.T) {
 	}{
 		{"gone", fmt.Errorf("read: %w", io.ErrUnexpectedEOF), "the database is not available", "bring the database back"},
 		{"starting", &pgconn.PgError{Code: "57P03"}, "the database is not available", "bring the database back"},
-		{"silent", fmt.Errorf("read: %w", context.DeadlineExceeded), "the database does not answer",
-			"bring the database back"},
+		{
+			"silent", fmt.Errorf("read: %w", context.DeadlineExceeded), "the database does not answer",
+			"bring the database back",
+		},
 		{"full", &pgconn.PgError{Code: "53100"}, "the database has no disk space left", "free space"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
