@@ -59,8 +59,9 @@ func (a *Agent) barred(ctx context.Context, client *person.Client) (*Absent, err
 	if err != nil {
 		return nil, fmt.Errorf("read which node agent %s is: %w", a.Name(), err)
 	}
-	if json.Unmarshal(data, &held) != nil || held.NodeID == "" {
-		return nil, nil // the agent's log has what is wrong with the file
+	_ = json.Unmarshal(data, &held) // the agent's log has what is wrong with a file that has no id
+	if held.NodeID == "" {
+		return nil, nil
 	}
 	identity, err := identityOf(ctx, client, held.NodeID)
 	if err != nil {
