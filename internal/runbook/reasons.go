@@ -117,6 +117,7 @@ var reasons = map[commonv1.DriftReason]Reason{
 		Steps: []string{
 			"`gpuaas nodes fence NODE --reason TEXT`, by a person with the security role",
 			"find the second machine, or the disk or image that was copied, and delete the agent's state directory there",
+			"`gpuaas nodes retire NODE --reason TEXT` ends the copied identity, and frees its name",
 			"give the real machine a new identity: " + newNode,
 			"do not reactivate the old identity: its key is on two machines",
 		},

@@ -130,7 +130,7 @@ func (a *Agent) LogPath() string { return filepath.Join(a.cfg.Dir, "agent.log") 
 
 // Enrolled reports whether the agent holds an identity.
 func (a *Agent) Enrolled() bool {
-	found, err := pki.Exists(filepath.Join(a.state(), "node.json"))
+	found, err := pki.Exists(a.nodeFile())
 	return err == nil && found
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,25 +13,28 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// Enrol obtains a token, as any operator would, for each agent that has no identity yet.
-func Enrol(ctx context.Context, client *person.Client, list []*Agent) error {
+// Enrol calls Enrol of each agent, and returns those that connect only after a person has decided something.
+func Enrol(ctx context.Context, client *person.Client, list []*Agent) ([]Absent, error) {
 	var wg sync.WaitGroup
-	errs := make([]error, len(list))
+	found, errs := make([]*Absent, len(list)), make([]error, len(list))
 	for i, a := range list {
-		if !a.NeedsToken() {
-			continue
-		}
-		wg.Go(func() {
-			resp, err := client.Command.EnrollNode(ctx, &readmodelv1.EnrollNodeRequest{Name: a.Name()})
-			if err != nil {
-				errs[i] = fmt.Errorf("obtain a token for node %s: %w", a.Name(), err)
-				return
-			}
-			errs[i] = a.Furnish(resp.GetToken())
-		})
+		wg.Go(func() { found[i], errs[i] = a.Enrol(ctx, client) })
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	var absent []Absent
+	for _, a := range found {
+		if a != nil {
+			absent = append(absent, *a)
+		}
+	}
+	return absent, errors.Join(errs...)
+}
+
+// Without returns the agents of a list that are not among the absent.
+func Without(list []*Agent, absent []Absent) []*Agent {
+	return slices.DeleteFunc(slices.Clone(list), func(a *Agent) bool {
+		return slices.ContainsFunc(absent, func(other Absent) bool { return other.Name == a.Name() })
+	})
 }
 
 // Await waits until all agents are connected according to the API, at most for limit, and returns how many are. Fewer

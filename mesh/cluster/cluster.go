@@ -211,8 +211,12 @@ func (c *Cluster) Start(ctx context.Context) error {
 	if err := c.AwaitReady(ctx); err != nil {
 		return err
 	}
-	if err := agents.Enrol(ctx, c.Client, c.Nodes); err != nil {
+	absent, err := agents.Enrol(ctx, c.Client, c.Nodes)
+	if err != nil {
 		return err
+	}
+	for _, a := range absent {
+		return fmt.Errorf("node %s %s: %s", a.Name, a.Why, a.Next)
 	}
 	for _, a := range c.Nodes {
 		if err := a.Start(); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/compose"
 	"github.com/gpuaas/mesh/mesh/material"
@@ -54,6 +55,21 @@ func TestComposeHasTheMesh(t *testing.T) {
 	} {
 		if _, ok := p.Services[name]; !ok {
 			t.Errorf("service %s is missing", name)
+		}
+	}
+}
+
+// TestTheAgentsFilesOutliveItsContainer: what an agent keeps by default stands in volumes, the table of workspaces'
+// users too. A table that begins anew may give a workspace the user as whom another's files stand in the state.
+func TestTheAgentsFilesOutliveItsContainer(t *testing.T) {
+	p := project(t)
+	for _, name := range []string{"agent", "agent-enroll"} {
+		for _, dir := range []string{agent.DefaultEtcDir, agent.DefaultStateDir, agent.DefaultUIDDir} {
+			if !slices.ContainsFunc(p.Services[name].Volumes, func(v types.ServiceVolumeConfig) bool {
+				return v.Target == dir && v.Type == types.VolumeTypeVolume && v.Source != ""
+			}) {
+				t.Errorf("%s of %s ends with its container", dir, name)
+			}
 		}
 	}
 }

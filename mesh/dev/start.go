@@ -24,18 +24,20 @@ func (m *Mesh) start(ctx context.Context, began chan<- struct{}) error {
 		return err
 	}
 	m.mark(ctx, "services ready")
-	if err := agents.Enrol(ctx, m.person, m.agents); err != nil {
-		return err
-	}
-	close(began)
-	connected, err := agents.Await(ctx, m.person, m.agents, time.Minute)
+	absent, err := agents.Enrol(ctx, m.person, m.agents)
 	if err != nil {
 		return err
 	}
-	if connected < len(m.agents) {
+	close(began)
+	awaited := agents.Without(m.agents, absent)
+	connected, err := agents.Await(ctx, m.person, awaited, time.Minute)
+	if err != nil {
+		return err
+	}
+	if connected < len(awaited) {
 		// The mesh works; the log of an agent has the reason.
 		m.deps.Logger.WarnContext(ctx, "not all agents are connected", slog.Int("connected", connected),
-			slog.Int("agents", len(m.agents)))
+			slog.Int("agents", len(awaited)))
 	}
 	if err := m.admitPeople(ctx); err != nil {
 		return err
@@ -44,7 +46,7 @@ func (m *Mesh) start(ctx context.Context, began chan<- struct{}) error {
 		return err
 	}
 	m.took = time.Since(m.deps.Began)
-	m.tell(connected)
+	m.tell(connected, absent)
 	close(m.ready)
 	if m.cfg.NoDemo {
 		return nil
@@ -80,7 +82,7 @@ func (m *Mesh) announce(ctx context.Context) error {
 }
 
 // tell prints what a person needs next: addresses and commands.
-func (m *Mesh) tell(connected int) {
+func (m *Mesh) tell(connected int, absent []agents.Absent) {
 	out := m.deps.Out
 	fate := "delete it to begin anew"
 	if m.cfg.Ephemeral {
@@ -99,6 +101,9 @@ func (m *Mesh) tell(connected int) {
 		m.stores.Facts.Fsync, m.stores.RedisKind())
 	fmt.Fprintf(out, "Log:       %s\n", filepath.Join(m.dir, LogFile))
 	fmt.Fprintf(out, "Nodes:     %d of %d agents connected\n", connected, len(m.agents))
+	for _, a := range absent {
+		fmt.Fprintf(out, "           %s %s: %s\n", a.Name, a.Why, a.Next)
+	}
 	fmt.Fprintf(out, "Try:       gpuaas status · gpuaas nodes list · gpuaas nodes probe n1\n")
 	fmt.Fprintf(out, "           gpuaas workspaces create demo2 --tenant %s --wait\n", demoTenant)
 	m.tellPeople()

@@ -185,7 +185,10 @@ func (src Source) enrol(ctx context.Context, mesh *dev.Mesh) (func() error, erro
 		return nil, err
 	}
 	list := []*agents.Agent{agent}
-	if err := errors.Join(agent.Furnish(""), agents.Enrol(ctx, mesh.Client(), list)); err != nil {
+	if err = agent.Furnish(""); err == nil {
+		_, err = agents.Enrol(ctx, mesh.Client(), list)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("enrol the machine of the template: %w", err)
 	}
 	running, cancel := context.WithCancel(ctx)

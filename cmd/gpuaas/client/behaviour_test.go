@@ -467,6 +467,9 @@ func TestBadValuesAreRefused(t *testing.T) {
 	for line, want := range map[string]string{
 		"workspaces escalate demo2 --out -":                                              "a file named - is ./-",
 		"nodes list --limit -1":                                                          "--limit -1: it is 1 or more",
+		"nodes probe node-1 --timeout -5s":                                               "--timeout -5s: it is 0 or longer",
+		"workspaces wait demo2 --for state=active --timeout -1s":                         "--timeout -1s: it is 0 or longer",
+		"nodes list --request-timeout -1s":                                               "-1s: it is 0 or longer",
 		"workspaces create a --tenant acme --command sh --env A=x --env A=y":             "--env names A twice",
 		"workspaces create a --tenant acme --command sh --port 99999":                    "from 0 to 65535",
 		"workspaces create a --tenant acme --command sh --port=-1":                       "from 0 to 65535",

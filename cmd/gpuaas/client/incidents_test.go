@@ -107,6 +107,24 @@ func TestBrake(t *testing.T) {
 	call(t, "brake", "release", "--reason", "again").wants(t, 5)
 }
 
+// TestStatusLeavesOutWhatTenantsAreNotSent has the answer that a person of a tenant gets, in which the figures of the
+// whole mesh are unset: no line claims that there are no nodes and no events.
+func TestStatusLeavesOutWhatTenantsAreNotSent(t *testing.T) {
+	f := mesh(t)
+	always(f, "GetStatus", &readmodelv1.GetStatusResponse{Workspaces: 2, WorkspacesActive: 1, LiveRuns: 1, Version: "v1"})
+	got := call(t, "status").wants(t, 0)
+	for _, want := range []string{"WORKSPACES\t2, 1 active", "LIVE RUNS\t1", "VERSION\tv1"} {
+		if !strings.Contains(got.out, want) {
+			t.Errorf("%q is missing in\n%s", want, got.out)
+		}
+	}
+	for _, zero := range []string{"NODES", "FINDINGS", "EVENTS", "ERA"} {
+		if strings.Contains(got.out, zero) {
+			t.Errorf("%s is shown in\n%s", zero, got.out)
+		}
+	}
+}
+
 func TestStatusShowsIncidentsAndTheBrake(t *testing.T) {
 	f := mesh(t)
 	always(f, "GetStatus", &readmodelv1.GetStatusResponse{Nodes: 3})

@@ -3,6 +3,7 @@ package status
 import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/names"
 )
 
 // WorkspaceFacts are the facts from which a workspace's user state is derived.
@@ -12,6 +13,21 @@ type WorkspaceFacts struct {
 	HasStalled bool        // an attempt of a step has, since the workspace last came up
 	Agent      AgentStatus // of the node that the workspace names; zero if it names none
 	Workloads  WorkloadStatus
+}
+
+// TextOf returns what a workspace's user is told of its user state. If a failed workspace failed by its own workload,
+// its user is told to correct that, instead of to wait for an operator.
+func TextOf(w *lifecyclev1.Workspace, state commonv1.UserState) string {
+	if w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_FAILED {
+		return FamilyOf(state).Text
+	}
+	switch w.GetLastErrorCode() {
+	case names.Of(commonv1.Reason_REASON_WORKLOAD_FAILED), names.Of(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP):
+		return "Its own workload failed. Correct its command, image or environment, and create it anew; " +
+			"`gpuaas workspaces timeline` shows what it printed last, and `gpuaas workspaces actions` what you can do."
+	default:
+		return FamilyOf(state).Text
+	}
 }
 
 // DescribeWorkspace returns the state that a workspace's user sees. Drift of its node that touches neither runtime nor

@@ -291,7 +291,7 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Worksp
 		NextAction:     f.Workloads.NextAction,
 		Management:     layers.Management, Runtime: layers.Runtime, Edge: layers.Edge,
 	}
-	out.UserText = status.FamilyOf(out.GetUserState()).Text
+	out.UserText = status.TextOf(w, out.GetUserState())
 	if w.GetNodeId() != "" && w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
 		if out.VerdictStaleSince = stamp(status.StaleSince(row.JudgedThrough, row.Now)); out.GetVerdictStaleSince() != nil {
 			out.UserText += " " + status.StaleText(out.GetVerdictStaleSince().AsTime())

@@ -210,7 +210,8 @@ func mayBootstrap(r *identity.Record) error {
 		r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
 		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State),
 			fault.Conflicting(r.NodeID),
-			fault.Remedy("reactivate the node first, and put it on hold; or choose another name"))
+			fault.Remedy("for a new identity of the machine: `gpuaas nodes retire NODE --reason TEXT`, then ask again; to "+
+				"keep this one: reactivate the node; or choose another name"))
 	default:
 		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State),
 			fault.Conflicting(r.NodeID),

@@ -409,6 +409,13 @@ func TestIssueBootstrap(t *testing.T) {
 	k.exec(`UPDATE recovery.identity SET current_serial = next_serial, next_serial = ''`)
 	_, err = issue("node-1", "k4", "bob")
 	k.refused(err, commonv1.Reason_REASON_ALREADY_EXISTS)
+	// A fenced node may be one that was copied, whose identity nobody is to take back: its name is freed by its end.
+	k.exec(`UPDATE recovery.identity SET state = 'fenced'`)
+	_, err = issue("node-1", "k5", "bob")
+	k.refused(err, commonv1.Reason_REASON_ALREADY_EXISTS)
+	if f, ok := fault.As(err); !ok || !strings.Contains(f.Remedy, "gpuaas nodes retire") {
+		t.Errorf("the next action is %v", f)
+	}
 	_, err = k.enroller.IssueBootstrap(k.ctx, "node-2", "", 25*time.Hour, "", "ada")
 	k.refused(err, commonv1.Reason_REASON_INVALID_ARGUMENT)
 }

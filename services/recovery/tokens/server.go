@@ -244,7 +244,8 @@ func (s *Server) revoke(ctx context.Context, tx pgx.Tx, req *recoveryv1.RevokeTo
 	}
 	if len(rows) == 0 {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no recovery token is there to revoke",
-			fault.Unmet("the token, or each of the node's, has ended already"))
+			fault.Unmet("the token, or each of the node's, has ended already"),
+			fault.Remedy("there is nothing to do: no token of it is taken any more; `gpuaas tokens list` shows how each ended"))
 	}
 	out.Tokens = nil
 	ended := make([]string, len(rows))

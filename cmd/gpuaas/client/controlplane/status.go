@@ -42,19 +42,33 @@ func StatusCommand(p *kit.Program) *cobra.Command {
 			if err := s.Section("NAME", "VALUE"); err != nil {
 				return err
 			}
-			return s.Pairs(slices.Concat(rollbackLines(answer.GetComponents()), [][2]string{
-				{"NODES", fmt.Sprintf("%d, %d connected", answer.GetNodes(), answer.GetNodesConnected())},
-				{"WORKSPACES", fmt.Sprintf("%d, %d active", answer.GetWorkspaces(), answer.GetWorkspacesActive())},
-				{"LIVE RUNS", human.Number(answer.GetLiveRuns())},
-				{"FINDINGS", fmt.Sprintf("%d P0, %d P1, %d P2 open", answer.GetFindingsP0(), answer.GetFindingsP1(),
-					answer.GetFindingsP2())},
-				{"EVENTS", fmt.Sprintf("at %d, %d behind, %d parked", answer.GetPosition(), answer.GetEventsBehind(),
-					answer.GetParkedEvents())},
-				{"ERA", human.Number(answer.GetEra())},
-				{"VERSION", answer.GetVersion()},
-			}, historyLines(answer.GetHistory()), wrong.Lines()))
+			return s.Pairs(slices.Concat(rollbackLines(answer.GetComponents()), countLines(answer),
+				historyLines(answer.GetHistory()), wrong.Lines()))
 		}),
 	}
+}
+
+// countLines returns the lines of what is counted. A person of a tenant is sent the counts of the tenant alone, so that
+// the figures of the whole mesh are zero, the position of its events too, and are left out.
+func countLines(answer *readmodelv1.GetStatusResponse) [][2]string {
+	own := [][2]string{
+		{"WORKSPACES", fmt.Sprintf("%d, %d active", answer.GetWorkspaces(), answer.GetWorkspacesActive())},
+		{"LIVE RUNS", human.Number(answer.GetLiveRuns())},
+	}
+	version := [2]string{"VERSION", answer.GetVersion()}
+	if answer.GetPosition() == 0 && answer.GetNodes() == 0 {
+		return append(own, version)
+	}
+	return slices.Concat([][2]string{
+		{"NODES", fmt.Sprintf("%d, %d connected", answer.GetNodes(), answer.GetNodesConnected())},
+	}, own, [][2]string{
+		{"FINDINGS", fmt.Sprintf("%d P0, %d P1, %d P2 open", answer.GetFindingsP0(), answer.GetFindingsP1(),
+			answer.GetFindingsP2())},
+		{"EVENTS", fmt.Sprintf("at %d, %d behind, %d parked", answer.GetPosition(), answer.GetEventsBehind(),
+			answer.GetParkedEvents())},
+		{"ERA", human.Number(answer.GetEra())},
+		version,
+	})
 }
 
 // ComponentColumns are the columns of the parts of the mesh.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
@@ -111,6 +112,9 @@ func (p *Program) Local(
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
+		if err := positive(cmd); err != nil {
+			return err
+		}
 		pr, err := p.printer(cmd)
 		if err != nil {
 			return err
@@ -124,6 +128,20 @@ func (p *Program) Local(
 		}
 		return err
 	}
+}
+
+// positive refuses durations below zero, of which a command would wait without end or not at all.
+func positive(cmd *cobra.Command) error {
+	var err error
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Value.Type() == "duration" && strings.HasPrefix(f.Value.String(), "-") {
+			err = errors.Join(err, fmt.Errorf("--%s %s: it is 0 or longer", f.Name, f.Value))
+		}
+	})
+	if err != nil {
+		return exit.Usage(err)
+	}
+	return nil
 }
 
 // printer checks the flags of the output and returns a printer. The caller binds it to a context before it prints.

@@ -200,7 +200,13 @@ func nodeAPI(replicas []view.Replica, now time.Time) *readmodelv1.ComponentStatu
 			fresh++
 		}
 	}
-	return component("nodeapi", fresh > 0, beating(fresh), at)
+	c := component("nodeapi", fresh > 0, beating(fresh), at)
+	if fresh == 0 {
+		c.Reason, c.Severity = names.Of(commonv1.Reason_REASON_UNAVAILABLE), commonv1.Severity_SEVERITY_P1
+		c.NextAction = "start nodeapi, or look at the logs of its replicas and at their way to the database; agents " +
+			"connect again by themselves, and workloads run on"
+	}
+	return c
 }
 
 // beating returns the text for the number of replicas of nodeapi that beat.

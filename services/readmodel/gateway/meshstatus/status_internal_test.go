@@ -11,6 +11,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
 func TestReportedIsWhatTheServiceSaysAndNoMore(t *testing.T) {
@@ -85,6 +86,20 @@ func TestReportedIsWhatTheServiceSaysAndNoMore(t *testing.T) {
 				t.Errorf("%s: %s has no detail, or was never looked at: %v", name, c.GetName(), c)
 			}
 		}
+	}
+}
+
+// TestANodeAPIThatDoesNotBeatHasANextAction: like each part that is down, with a reason and a severity.
+func TestANodeAPIThatDoesNotBeatHasANextAction(t *testing.T) {
+	now := time.Unix(1000, 0)
+	silent := view.Replica{BeatAt: time.Unix(900, 0)}
+	if c := nodeAPI([]view.Replica{silent}, now); c.GetOk() || c.GetReason() != "unavailable" ||
+		c.GetSeverity() != commonv1.Severity_SEVERITY_P1 || c.GetNextAction() == "" {
+		t.Errorf("%v", c)
+	}
+	beats := view.Replica{BeatAt: time.Unix(999, 0), Fresh: true}
+	if c := nodeAPI([]view.Replica{silent, beats}, now); !c.GetOk() || c.GetReason()+c.GetNextAction() != "" {
+		t.Errorf("%v", c)
 	}
 }
 

@@ -235,9 +235,8 @@ func (s *Sessions) readRows(ctx context.Context, ids []string) (map[string]sessi
 func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error) {
 	row, found, err := s.rows.get(ctx, id)
 	switch {
-	case pg.IsConnError(err):
-		return Session{}, nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "sessions cannot be checked now",
-			fault.RetryAfter(time.Second), fault.Cause(err))
+	case err != nil && ctx.Err() == nil && (pg.IsConnError(err) || errors.Is(err, context.DeadlineExceeded)):
+		return Session{}, nil, databaseAway(err)
 	case err != nil:
 		return Session{}, nil, fmt.Errorf("read session: %w", err)
 	case !found:
@@ -247,6 +246,24 @@ func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error)
 		ID: id, Person: rpc.Person{Subject: row.Subject, TenantID: row.TenantID, Roles: row.Roles}, ExpiresAt: row.ExpiresAt,
 		endedAt: row.EndedAt, expired: row.Expired, replacedAt: row.ReplacedAt,
 	}, row.Hash, nil
+}
+
+// databaseAway returns the refusal of a call whose session could not be read because of the state of the database. It
+// names the database and its repair, since `gpuaas status`, to which the remedy of unavailable leads, is refused too.
+func databaseAway(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database does not answer", fault.RetryAfter(time.Second),
+			fault.Cause(err))
+	}
+	away, typed := fault.As(pg.Fault(err))
+	if !typed {
+		return err
+	}
+	if away.Remedy == fault.RowOf(away.Reason).Remedy {
+		away.Remedy = "bring the database back: without it no command is answered, `gpuaas status` included; agents and " +
+			"workloads run on meanwhile"
+	}
+	return away
 }
 
 // over returns the refusal of a session that has ended, with the time and the cause; nil for a live session. A session
