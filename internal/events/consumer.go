@@ -57,7 +57,9 @@ type ConsumerConfig struct {
 
 var (
 	takeCursor = pg.DefineByRole(writers, "events.take_cursor", func(schema string) string {
-		return `SELECT pos FROM ` + schema + `.event_cursor WHERE name = $1 FOR UPDATE SKIP LOCKED`
+		return `SELECT c.pos,
+				EXISTS (SELECT FROM ` + schema + `.parked_event p WHERE p.consumer = c.name AND p.asked_at IS NOT NULL) AS asked
+			FROM ` + schema + `.event_cursor c WHERE c.name = $1 FOR UPDATE OF c SKIP LOCKED`
 	})
 	makeCursor = pg.DefineByRole(writers, "events.make_cursor", func(schema string) string {
 		return `INSERT INTO ` + schema + `.event_cursor (name) SELECT $1
@@ -67,6 +69,12 @@ var (
 		return `UPDATE ` + schema + `.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`
 	})
 )
+
+// cursor is a consumer's place in the log.
+type cursor struct {
+	Pos   int64 `db:"pos"`
+	Asked bool  `db:"asked"` // parked events are to be applied again
+}
 
 // Consumer applies events in order; each takes effect in the database exactly once.
 type Consumer struct {
@@ -114,6 +122,9 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 	for {
 		wake, began := c.deps.Numbered.C(), time.Now()
 		res, err := c.runOnce(ctx, apply, known, c.sharedHorizon)
+		if err == nil && res.asked {
+			err, known = c.replayAsked(ctx, apply), -1
+		}
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
 		}
@@ -188,6 +199,7 @@ type round struct {
 	pos     int64    // the cursor after it
 	more    bool     // the log has more events
 	busy    bool     // another replica has the cursor
+	asked   bool     // parked events are to be applied again
 	applied []Record // took effect
 	parked  []parkedRecord
 }
@@ -236,7 +248,7 @@ func (c *Consumer) applyBatch(ctx context.Context, apply Apply, careful bool) (r
 	var res round
 	err := pg.InTx(ctx, c.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		res = round{}
-		from, ok, err := c.lockCursor(ctx, tx)
+		at, ok, err := c.lockCursor(ctx, tx)
 		if err != nil {
 			return err
 		}
@@ -244,12 +256,12 @@ func (c *Consumer) applyBatch(ctx context.Context, apply Apply, careful bool) (r
 			res.busy = true
 			return nil
 		}
-		records, next, err := Read(ctx, tx, from, c.cfg.Kinds, c.cfg.Batch)
+		records, next, err := Read(ctx, tx, at.Pos, c.cfg.Kinds, c.cfg.Batch)
 		if err != nil {
 			return err
 		}
-		res.pos, res.more = next, len(records) == c.cfg.Batch
-		if next == from {
+		res.pos, res.more, res.asked = next, len(records) == c.cfg.Batch, at.Asked
+		if next == at.Pos {
 			return nil
 		}
 		// If a crash undoes a cursor's move over events of other kinds, nothing is lost.
@@ -295,19 +307,19 @@ func (c *Consumer) applyBatch(ctx context.Context, apply Apply, careful bool) (r
 }
 
 // lockCursor takes the cursor for this transaction, unless another replica has it.
-func (c *Consumer) lockCursor(ctx context.Context, tx pgx.Tx) (int64, bool, error) {
-	pos, err := pg.Value[int64](ctx, tx, takeCursor.For(c.cfg.Schema), c.cfg.Name)
+func (c *Consumer) lockCursor(ctx context.Context, tx pgx.Tx) (cursor, bool, error) {
+	at, err := pg.One[cursor](ctx, tx, takeCursor.For(c.cfg.Schema), c.cfg.Name)
 	if err == nil {
-		return pos, true, nil
+		return at, true, nil
 	}
 	if !pg.IsNoRows(err) {
-		return 0, false, fmt.Errorf("take cursor: %w", err)
+		return cursor{}, false, fmt.Errorf("take cursor: %w", err)
 	}
 	// Not there yet, or taken. Only what is not there is inserted, since an insertion waits for the transaction of the
 	// replica that has the cursor, or is just inserting it.
 	tag, err := pg.Exec(ctx, tx, makeCursor.For(c.cfg.Schema), c.cfg.Name)
 	if err != nil {
-		return 0, false, fmt.Errorf("make cursor: %w", err)
+		return cursor{}, false, fmt.Errorf("make cursor: %w", err)
 	}
-	return 0, tag.RowsAffected() == 1, nil
+	return cursor{}, tag.RowsAffected() == 1, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -175,6 +176,74 @@ func TestPoisonIsParkedAndReplayed(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"good1", "good5", "refused2"}, projected(t, d)); diff != "" {
 		t.Fatal(diff)
+	}
+}
+
+// Scenario: a person asks for all parked events to be applied again while the consumer runs. It applies with its next
+// batch those that it can, once; the others stay parked with the new error, and are not tried by later batches.
+func TestAskedReplaysComeWithTheNextBatch(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	insert := projection(t, d)
+	numbered := &events.Signal{}
+	seq := newSequencer(t, d, nil, numbered, events.SequencerConfig{})
+	var repaired atomic.Bool
+	var tries atomic.Int64
+	apply := func(ctx context.Context, tx pgx.Tx, r events.Record) error {
+		if r.Kind == "broken" || r.Kind == "refused" && !repaired.Load() {
+			tries.Add(1)
+			return errors.New("it is of no use")
+		}
+		return insert(ctx, tx, r)
+	}
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: numbered},
+		events.ConsumerConfig{Name: "probe", Schema: "readmodel", Gather: time.Millisecond})
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- c.Run(run, apply) }()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	write := func(list ...events.Event) {
+		t.Helper()
+		appendEvents(t, d.Pool(pg.RoleLifecycle), list...)
+		if err := seq.Drain(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	become := func(shown []string, attempts ...int) {
+		t.Helper()
+		testkit.Eventually(t, testkit.Patience, func() error {
+			parked, err := c.Parked(ctx)
+			if err != nil {
+				return err
+			}
+			var got []int
+			for _, p := range parked {
+				got = append(got, p.Attempts)
+			}
+			if !slices.Equal(got, attempts) || !slices.Equal(projected(t, d), shown) {
+				return fmt.Errorf("attempts %v, applied %v", got, projected(t, d))
+			}
+			return nil
+		})
+	}
+	write(event("good", "x", 1), event("refused", "x", 2), event("broken", "x", 3))
+	become([]string{"good1"}, 3, 3)
+	repaired.Store(true)
+	before := tries.Load()
+	if _, err := d.OwnerPool().Exec(ctx, `UPDATE readmodel.parked_event SET asked_at = mesh.clock()`); err != nil {
+		t.Fatal(err)
+	}
+	write(event("good", "x", 4))
+	become([]string{"good1", "good4", "refused2"}, 4)
+	write(event("good", "x", 5))
+	become([]string{"good1", "good4", "refused2", "good5"}, 4)
+	if n := tries.Load() - before; n != 1 {
+		t.Errorf("what cannot be applied was tried %d times", n)
 	}
 }
 

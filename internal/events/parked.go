@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,10 +42,43 @@ var (
 	})
 	parkAgain = pg.DefineByRole(writers, "events.park_again", func(schema string) string {
 		return `UPDATE ` + schema + `.parked_event
-			SET error = $3, attempts = attempts + 1, parked_at = mesh.clock()
+			SET error = $3, attempts = attempts + 1, parked_at = mesh.clock(), asked_at = NULL
 			WHERE consumer = $1 AND pos = $2`
 	})
+	listAsked = pg.DefineByRole(writers, "events.list_asked", func(schema string) string {
+		return `SELECT pos FROM ` + schema + `.parked_event
+			WHERE consumer = $1 AND asked_at IS NOT NULL AND pos > $2 ORDER BY pos LIMIT $3`
+	})
 )
+
+// askedTogether is how many of the parked events that are to be applied again are listed at once.
+const askedTogether = 100
+
+// replayAsked applies again those parked events of which a person has asked it, in their order. One that cannot be
+// applied this time either stays parked, and is not asked for any more.
+func (c *Consumer) replayAsked(ctx context.Context, apply Apply) error {
+	for after := int64(0); ; {
+		list, err := pg.Values[int64](ctx, c.deps.Pool, listAsked.For(c.cfg.Schema), c.cfg.Name, after, askedTogether)
+		if err != nil || len(list) == 0 {
+			return err
+		}
+		for _, pos := range list {
+			after = pos
+			err := c.Replay(ctx, pos, apply)
+			switch {
+			case errors.Is(err, ErrNotParked): // another replica applies it, or it was dropped
+			case err != nil && !Poisonous(ctx, err) && !timedOut(ctx, err):
+				return err
+			case err != nil:
+				c.deps.Logger.WarnContext(ctx, "parked event cannot be applied again", slog.String("consumer", c.cfg.Name),
+					slog.Int64("pos", pos), slog.Any("error", err))
+			default:
+				c.deps.Logger.InfoContext(ctx, "parked event applied", slog.String("consumer", c.cfg.Name),
+					slog.Int64("pos", pos))
+			}
+		}
+	}
+}
 
 // Parked lists what this consumer parked, oldest first.
 func (c *Consumer) Parked(ctx context.Context) ([]ParkedEvent, error) {
@@ -86,7 +120,7 @@ func (c *Consumer) Replay(ctx context.Context, pos int64, apply Apply) error {
 		return nil
 	}
 	err = fmt.Errorf("replay event at %d: %w", pos, err)
-	if errors.Is(err, ErrNotParked) || !Poisonous(ctx, err) {
+	if errors.Is(err, ErrNotParked) || !Poisonous(ctx, err) && !timedOut(ctx, err) {
 		return err
 	}
 	_, uerr := pg.Exec(ctx, c.deps.Pool, parkAgain.For(c.cfg.Schema), c.cfg.Name, pos, printable(err.Error()))

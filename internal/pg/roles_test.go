@@ -212,9 +212,10 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 		JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND pg_get_userbyid(p.proowner) <> $1
 		ORDER BY 1`, pg.RoleRetention); !slices.Equal(definers, []string{
-		"events.keep_partitions(bigint)", "mesh.event_consumers(interval)",
+		"events.keep_partitions(bigint)", "mesh.drop_parked_event(text,text,bigint)", "mesh.event_consumers(interval)",
 		"mesh.forget_event_consumer(text,text,interval,interval,integer)", "mesh.oldest_parked()",
-		"mesh.raise_era_after_rollback(text)", "mesh.rolled_back()",
+		"mesh.parked_events(text,text,text,text,bigint,integer)", "mesh.raise_era_after_rollback(text)",
+		"mesh.replay_parked_events(text,text,bigint,integer)", "mesh.rolled_back()",
 	}) {
 		t.Errorf("functions that run with their owner's rights: %v", definers)
 	}

@@ -163,7 +163,8 @@ func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
 		"tenant.create", "workspace.create", "node.bootstrap.issue", "policy.set", "brake.release",
 		"allocation.force_release", "allocation.retry_release", "node.probe", "audit.verify_audit", "instance.end",
 		"person.create", "person.end", "consumer.forget", "projections.rebuild", "finding.acknowledge", "key.rotate",
-		"rollback.accept", "token.revoke", "token.extend", "ca.preflight", "authority.rotate", "authority.repair",
+		"rollback.accept", "parked_event.replay", "parked_event.drop", "token.revoke", "token.extend", "ca.preflight",
+		"authority.rotate", "authority.repair",
 	} {
 		if !actions[want] {
 			t.Errorf("no entry of %s among %v", want, actions)

@@ -156,6 +156,10 @@ var destructive = []struct {
 	{"nodes fence node-1 --reason r", "node-1", "only the security role lets it in again", false},
 	{"instances end process:1 --reason r", "process:1", "its data is lost", true},
 	{"people end " + claimID[len(claimID)-8:] + " --reason r", "ana", "The token of ana will be good no more", false},
+	{
+		"events drop lifecycle/sessions 7 --reason r", "lifecycle/sessions",
+		"will pass over the event node.changed at 7 for good", true,
+	},
 	{"rollback accept --reason r", "rollback", "cannot be taken back", false},
 }
 
@@ -171,6 +175,11 @@ func acted(f *fake) int {
 	}
 	for _, req := range sent[*readmodelv1.ForceReleaseRequest](f) {
 		if !req.GetRequest().GetDryRun() {
+			n++
+		}
+	}
+	for _, req := range sent[*readmodelv1.DropParkedRequest](f) {
+		if !req.GetDryRun() {
 			n++
 		}
 	}
@@ -206,6 +215,9 @@ func destructible(t *testing.T) *fake {
 			Response: &lifecyclev1.EndInstanceResponse{Consequence: "ends the instance"},
 		},
 	)
+	always(f, "DropParked", &readmodelv1.DropParkedResponse{
+		Event: &readmodelv1.ParkedEvent{Consumer: "lifecycle/sessions", Position: 7, Kind: "node.changed"},
+	})
 	always(f, "GetRollback", &readmodelv1.GetRollbackResponse{Rollback: rolledBack()})
 	always(f, "AcceptRollback", &readmodelv1.AcceptRollbackResponse{Rollback: &recoveryv1.RollbackMode{}})
 	return f
@@ -255,6 +267,8 @@ func TestTheImpossibleIsNotAsked(t *testing.T) {
 	refuse(f, "ForceRelease", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "",
 		fault.Unmet("the allocation is released, not release_failed")))
 	refuse(f, "EndInstance", fault.New(commonv1.Reason_REASON_STATE_TERMINAL, ""))
+	refuse(f, "DropParked", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "",
+		fault.Unmet("the event is parked")))
 	always(f, "GetRollback", &readmodelv1.GetRollbackResponse{Rollback: &recoveryv1.RollbackMode{}})
 	always(f, "ListPeople", &readmodelv1.ListPeopleResponse{Items: []*readmodelv1.Person{
 		{PersonId: claimID, Name: "ana", State: readmodelv1.PersonState_PERSON_STATE_ENDED, EndedAt: at(3), EndedBy: "root"},

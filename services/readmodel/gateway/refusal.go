@@ -185,6 +185,10 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("rollback.accept", "rollback", "mesh")
 	case *readmodelv1.ForgetConsumerRequest:
 		return entry("consumer.forget", "consumer", m.GetConsumer())
+	case *readmodelv1.ReplayParkedRequest:
+		return entry("parked_event.replay", "consumer", m.GetConsumer())
+	case *readmodelv1.DropParkedRequest:
+		return entry("parked_event.drop", "consumer", m.GetConsumer())
 	case *readmodelv1.RebuildProjectionsRequest:
 		return entry("projections.rebuild", "projections", project.ConsumerName)
 	case *readmodelv1.AcknowledgeFindingRequest:

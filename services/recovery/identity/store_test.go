@@ -248,8 +248,8 @@ func TestSerialsPromoteAtReady(t *testing.T) {
 	if r := b.get(n); r.CurrentSerial != first || r.NextSerial != next {
 		t.Fatalf("current %s next %s", r.CurrentSerial, r.NextSerial)
 	}
-	// Offer and confirm: the present one works until a session is ready on the next. Its row, which has the whole chain, is
-	// not written again by each session.
+	// Offer and confirm: the present one works until a session is ready on the next. Its row, which has the whole chain,
+	// is not written again by each session.
 	before := b.written(first)
 	b.admit(n)
 	if after := b.written(first); after != before {

@@ -38,9 +38,9 @@ func TestReadsAreKnown(t *testing.T) {
 	want := []string{
 		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ActivateProfile", "ChangeNodeIdentity", "ChangeTask",
 		"CollectDiagnostics",
-		"CreatePerson", "CreateTenant", "CreateWorkspace", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
+		"CreatePerson", "CreateTenant", "CreateWorkspace", "DropParked", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
 		"ExtendTokens", "ForceRelease", "ForgetConsumer", "IssueBundle", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
-		"RebuildProjections", "ReleaseBrake", "RepairTrust", "RetireProfile", "RetryRelease", "RevokeTokens",
+		"RebuildProjections", "ReleaseBrake", "RepairTrust", "ReplayParked", "RetireProfile", "RetryRelease", "RevokeTokens",
 		"RotateAuthority", "RotateKey",
 		"RunPreflight", "SetCordon", "SetPolicy", "SetProfile",
 	}

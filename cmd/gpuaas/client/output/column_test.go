@@ -127,6 +127,7 @@ func TestColumnsAreFields(t *testing.T) {
 		"records.FindingView":       declared(records.FindingView),
 		"records.IncidentView":      declared(records.IncidentView),
 		"records.NotificationView":  declared(records.NotificationView),
+		"records.ParkedView":        declared(records.ParkedView),
 		"records.RecoveryView":      declared(records.RecoveryView),
 		"tokens.ExtensionView":      declared(tokens.ExtensionView),
 		"tokens.View":               declared(tokens.View),

@@ -54,7 +54,7 @@ func eventBody(e *readmodelv1.EventRow, indent string) string {
 // EventsCommand returns the commands about events and their consumers.
 func EventsCommand(p *kit.Program) *cobra.Command {
 	return kit.Group("events", "The event log: what services wrote, with their messages, and who reads it", nil,
-		eventsShow(p), eventsConsumers(p), eventsForget(p))
+		eventsShow(p), eventsConsumers(p), eventsForget(p), eventsParked(p), eventsReplay(p), eventsDrop(p))
 }
 
 func eventsShow(p *kit.Program) *cobra.Command {

@@ -25,6 +25,441 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ParkedEvent is an event that a consumer could not apply and passed over. It counts as unread: it is not cut.
+type ParkedEvent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consumer      string                 `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"` // SERVICE/NAME
+	Position      int64                  `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
+	EventId       string                 `protobuf:"bytes,3,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"` // empty: no caller waits for it
+	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`                      // run.changed
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                    // of the last attempt
+	Attempts      int32                  `protobuf:"varint,6,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	ParkedAt      *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=parked_at,json=parkedAt,proto3" json:"parked_at,omitempty"` // after the last attempt
+	AskedAt       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=asked_at,json=askedAt,proto3" json:"asked_at,omitempty"`    // a person has asked for another attempt, which has not been made
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ParkedEvent) Reset() {
+	*x = ParkedEvent{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParkedEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParkedEvent) ProtoMessage() {}
+
+func (x *ParkedEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParkedEvent.ProtoReflect.Descriptor instead.
+func (*ParkedEvent) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ParkedEvent) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *ParkedEvent) GetPosition() int64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *ParkedEvent) GetEventId() string {
+	if x != nil {
+		return x.EventId
+	}
+	return ""
+}
+
+func (x *ParkedEvent) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ParkedEvent) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ParkedEvent) GetAttempts() int32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *ParkedEvent) GetParkedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ParkedAt
+	}
+	return nil
+}
+
+func (x *ParkedEvent) GetAskedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AskedAt
+	}
+	return nil
+}
+
+// ListParkedRequest asks for the parked events of one consumer, or of all.
+type ListParkedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consumer      string                 `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"` // empty: of all
+	PageSize      int32                  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListParkedRequest) Reset() {
+	*x = ListParkedRequest{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListParkedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListParkedRequest) ProtoMessage() {}
+
+func (x *ListParkedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListParkedRequest.ProtoReflect.Descriptor instead.
+func (*ListParkedRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListParkedRequest) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *ListParkedRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListParkedRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListParkedResponse carries parked events in the order of consumer and position.
+type ListParkedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Items         []*ParkedEvent         `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListParkedResponse) Reset() {
+	*x = ListParkedResponse{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListParkedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListParkedResponse) ProtoMessage() {}
+
+func (x *ListParkedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListParkedResponse.ProtoReflect.Descriptor instead.
+func (*ListParkedResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListParkedResponse) GetItems() []*ParkedEvent {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *ListParkedResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// ReplayParkedRequest names one parked event of a consumer, or all of them.
+type ReplayParkedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consumer      string                 `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	Position      int64                  `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"` // 0: all, up to 10,000 with one call
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayParkedRequest) Reset() {
+	*x = ReplayParkedRequest{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayParkedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayParkedRequest) ProtoMessage() {}
+
+func (x *ReplayParkedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayParkedRequest.ProtoReflect.Descriptor instead.
+func (*ReplayParkedRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ReplayParkedRequest) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *ReplayParkedRequest) GetPosition() int64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *ReplayParkedRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// ReplayParkedResponse says how many events are to be applied again by this call.
+type ReplayParkedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Asked         int64                  `protobuf:"varint,1,opt,name=asked,proto3" json:"asked,omitempty"` // 0: it had been asked for before
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayParkedResponse) Reset() {
+	*x = ReplayParkedResponse{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayParkedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayParkedResponse) ProtoMessage() {}
+
+func (x *ReplayParkedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayParkedResponse.ProtoReflect.Descriptor instead.
+func (*ReplayParkedResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ReplayParkedResponse) GetAsked() int64 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+// DropParkedRequest names one parked event of a consumer.
+type DropParkedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consumer      string                 `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	Position      int64                  `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropParkedRequest) Reset() {
+	*x = DropParkedRequest{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropParkedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropParkedRequest) ProtoMessage() {}
+
+func (x *DropParkedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropParkedRequest.ProtoReflect.Descriptor instead.
+func (*DropParkedRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *DropParkedRequest) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *DropParkedRequest) GetPosition() int64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *DropParkedRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DropParkedRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// DropParkedResponse carries the event as it was; absent if it was not parked.
+type DropParkedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Event         *ParkedEvent           `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropParkedResponse) Reset() {
+	*x = DropParkedResponse{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropParkedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropParkedResponse) ProtoMessage() {}
+
+func (x *DropParkedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropParkedResponse.ProtoReflect.Descriptor instead.
+func (*DropParkedResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DropParkedResponse) GetEvent() *ParkedEvent {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
 // EventConsumer is one consumer of events.
 type EventConsumer struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -41,7 +476,7 @@ type EventConsumer struct {
 
 func (x *EventConsumer) Reset() {
 	*x = EventConsumer{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[0]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -53,7 +488,7 @@ func (x *EventConsumer) String() string {
 func (*EventConsumer) ProtoMessage() {}
 
 func (x *EventConsumer) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[0]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -66,7 +501,7 @@ func (x *EventConsumer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventConsumer.ProtoReflect.Descriptor instead.
 func (*EventConsumer) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{0}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EventConsumer) GetConsumer() string {
@@ -127,7 +562,7 @@ type ListConsumersRequest struct {
 
 func (x *ListConsumersRequest) Reset() {
 	*x = ListConsumersRequest{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[1]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -139,7 +574,7 @@ func (x *ListConsumersRequest) String() string {
 func (*ListConsumersRequest) ProtoMessage() {}
 
 func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[1]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -152,7 +587,7 @@ func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersRequest.ProtoReflect.Descriptor instead.
 func (*ListConsumersRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{1}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{8}
 }
 
 // ListConsumersResponse carries the consumers in the order of their names.
@@ -165,7 +600,7 @@ type ListConsumersResponse struct {
 
 func (x *ListConsumersResponse) Reset() {
 	*x = ListConsumersResponse{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[2]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -177,7 +612,7 @@ func (x *ListConsumersResponse) String() string {
 func (*ListConsumersResponse) ProtoMessage() {}
 
 func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[2]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -190,7 +625,7 @@ func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
 func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{2}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListConsumersResponse) GetItems() []*EventConsumer {
@@ -212,7 +647,7 @@ type ForgetConsumerRequest struct {
 
 func (x *ForgetConsumerRequest) Reset() {
 	*x = ForgetConsumerRequest{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[3]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -224,7 +659,7 @@ func (x *ForgetConsumerRequest) String() string {
 func (*ForgetConsumerRequest) ProtoMessage() {}
 
 func (x *ForgetConsumerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[3]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -237,7 +672,7 @@ func (x *ForgetConsumerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetConsumerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetConsumerRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{3}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ForgetConsumerRequest) GetConsumer() string {
@@ -272,7 +707,7 @@ type ForgetConsumerResponse struct {
 
 func (x *ForgetConsumerResponse) Reset() {
 	*x = ForgetConsumerResponse{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[4]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -284,7 +719,7 @@ func (x *ForgetConsumerResponse) String() string {
 func (*ForgetConsumerResponse) ProtoMessage() {}
 
 func (x *ForgetConsumerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[4]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -297,7 +732,7 @@ func (x *ForgetConsumerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetConsumerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetConsumerResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{4}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ForgetConsumerResponse) GetConsumer() *EventConsumer {
@@ -328,7 +763,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[5]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -340,7 +775,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[5]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -353,7 +788,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{5}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListEventsRequest) GetPosition() int64 {
@@ -419,7 +854,7 @@ type EventRow struct {
 
 func (x *EventRow) Reset() {
 	*x = EventRow{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[6]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +866,7 @@ func (x *EventRow) String() string {
 func (*EventRow) ProtoMessage() {}
 
 func (x *EventRow) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[6]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,7 +879,7 @@ func (x *EventRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRow.ProtoReflect.Descriptor instead.
 func (*EventRow) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{6}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EventRow) GetPosition() int64 {
@@ -591,7 +1026,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[7]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -603,7 +1038,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[7]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -616,7 +1051,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{7}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListEventsResponse) GetItems() []*EventRow {
@@ -637,7 +1072,40 @@ var File_gpuaas_readmodel_v1_events_proto protoreflect.FileDescriptor
 
 const file_gpuaas_readmodel_v1_events_proto_rawDesc = "" +
 	"\n" +
-	" gpuaas/readmodel/v1/events.proto\x12\x13gpuaas.readmodel.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\"\xf5\x01\n" +
+	" gpuaas/readmodel/v1/events.proto\x12\x13gpuaas.readmodel.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\"\x96\x02\n" +
+	"\vParkedEvent\x12\x1a\n" +
+	"\bconsumer\x18\x01 \x01(\tR\bconsumer\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\x03R\bposition\x12\x19\n" +
+	"\bevent_id\x18\x03 \x01(\tR\aeventId\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1a\n" +
+	"\battempts\x18\x06 \x01(\x05R\battempts\x127\n" +
+	"\tparked_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\bparkedAt\x125\n" +
+	"\basked_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\aaskedAt\"\xbf\x01\n" +
+	"\x11ListParkedRequest\x12X\n" +
+	"\bconsumer\x18\x01 \x01(\tB<\xbaH9r7\x18\xc8\x0122^((nodeapi|lifecycle|recovery|readmodel)/[!-~]+)?$R\bconsumer\x12'\n" +
+	"\tpage_size\x18\x02 \x01(\x05B\n" +
+	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12'\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\xac\x02R\tpageToken\"t\n" +
+	"\x12ListParkedResponse\x126\n" +
+	"\x05items\x18\x01 \x03(\v2 .gpuaas.readmodel.v1.ParkedEventR\x05items\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb5\x01\n" +
+	"\x13ReplayParkedRequest\x12U\n" +
+	"\bconsumer\x18\x01 \x01(\tB9\xbaH6r4\x18\xc8\x012/^(nodeapi|lifecycle|recovery|readmodel)/[!-~]+$R\bconsumer\x12#\n" +
+	"\bposition\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\bposition\x12\"\n" +
+	"\x06reason\x18\x03 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xe8\aR\x06reason\",\n" +
+	"\x14ReplayParkedResponse\x12\x14\n" +
+	"\x05asked\x18\x01 \x01(\x03R\x05asked\"\xcc\x01\n" +
+	"\x11DropParkedRequest\x12U\n" +
+	"\bconsumer\x18\x01 \x01(\tB9\xbaH6r4\x18\xc8\x012/^(nodeapi|lifecycle|recovery|readmodel)/[!-~]+$R\bconsumer\x12#\n" +
+	"\bposition\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\bposition\x12\"\n" +
+	"\x06reason\x18\x03 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xe8\aR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"L\n" +
+	"\x12DropParkedResponse\x126\n" +
+	"\x05event\x18\x01 \x01(\v2 .gpuaas.readmodel.v1.ParkedEventR\x05event\"\xf5\x01\n" +
 	"\rEventConsumer\x12\x1a\n" +
 	"\bconsumer\x18\x01 \x01(\tR\bconsumer\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x03R\bposition\x12\x16\n" +
@@ -690,7 +1158,7 @@ const file_gpuaas_readmodel_v1_events_proto_rawDesc = "" +
 	"\bwithheld\x18\x13 \x01(\tR\bwithheld\"q\n" +
 	"\x12ListEventsResponse\x123\n" +
 	"\x05items\x18\x01 \x03(\v2\x1d.gpuaas.readmodel.v1.EventRowR\x05items\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xa2\x03\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xa6\x06\n" +
 	"\fEventService\x12w\n" +
 	"\n" +
 	"ListEvents\x12&.gpuaas.readmodel.v1.ListEventsRequest\x1a'.gpuaas.readmodel.v1.ListEventsResponse\"\x18\xe2\xe0\x18\x14\n" +
@@ -698,6 +1166,14 @@ const file_gpuaas_readmodel_v1_events_proto_rawDesc = "" +
 	"\rListConsumers\x12).gpuaas.readmodel.v1.ListConsumersRequest\x1a*.gpuaas.readmodel.v1.ListConsumersResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x83\x01\n" +
 	"\x0eForgetConsumer\x12*.gpuaas.readmodel.v1.ForgetConsumerRequest\x1a+.gpuaas.readmodel.v1.ForgetConsumerResponse\"\x18\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\boperator\x12\x89\x01\n" +
+	"\n" +
+	"ListParked\x12&.gpuaas.readmodel.v1.ListParkedRequest\x1a'.gpuaas.readmodel.v1.ListParkedResponse\"*\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12}\n" +
+	"\fReplayParked\x12(.gpuaas.readmodel.v1.ReplayParkedRequest\x1a).gpuaas.readmodel.v1.ReplayParkedResponse\"\x18\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\boperator\x12w\n" +
+	"\n" +
+	"DropParked\x12&.gpuaas.readmodel.v1.DropParkedRequest\x1a'.gpuaas.readmodel.v1.DropParkedResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperatorB\xd0\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\vEventsProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1;readmodelv1\xa2\x02\x03GRX\xaa\x02\x13Gpuaas.Readmodel.V1\xca\x02\x13Gpuaas\\Readmodel\\V1\xe2\x02\x1fGpuaas\\Readmodel\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Readmodel::V1b\x06proto3"
 
@@ -713,37 +1189,54 @@ func file_gpuaas_readmodel_v1_events_proto_rawDescGZIP() []byte {
 	return file_gpuaas_readmodel_v1_events_proto_rawDescData
 }
 
-var file_gpuaas_readmodel_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_gpuaas_readmodel_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_gpuaas_readmodel_v1_events_proto_goTypes = []any{
-	(*EventConsumer)(nil),          // 0: gpuaas.readmodel.v1.EventConsumer
-	(*ListConsumersRequest)(nil),   // 1: gpuaas.readmodel.v1.ListConsumersRequest
-	(*ListConsumersResponse)(nil),  // 2: gpuaas.readmodel.v1.ListConsumersResponse
-	(*ForgetConsumerRequest)(nil),  // 3: gpuaas.readmodel.v1.ForgetConsumerRequest
-	(*ForgetConsumerResponse)(nil), // 4: gpuaas.readmodel.v1.ForgetConsumerResponse
-	(*ListEventsRequest)(nil),      // 5: gpuaas.readmodel.v1.ListEventsRequest
-	(*EventRow)(nil),               // 6: gpuaas.readmodel.v1.EventRow
-	(*ListEventsResponse)(nil),     // 7: gpuaas.readmodel.v1.ListEventsResponse
-	(*timestamppb.Timestamp)(nil),  // 8: google.protobuf.Timestamp
-	(*structpb.Struct)(nil),        // 9: google.protobuf.Struct
+	(*ParkedEvent)(nil),            // 0: gpuaas.readmodel.v1.ParkedEvent
+	(*ListParkedRequest)(nil),      // 1: gpuaas.readmodel.v1.ListParkedRequest
+	(*ListParkedResponse)(nil),     // 2: gpuaas.readmodel.v1.ListParkedResponse
+	(*ReplayParkedRequest)(nil),    // 3: gpuaas.readmodel.v1.ReplayParkedRequest
+	(*ReplayParkedResponse)(nil),   // 4: gpuaas.readmodel.v1.ReplayParkedResponse
+	(*DropParkedRequest)(nil),      // 5: gpuaas.readmodel.v1.DropParkedRequest
+	(*DropParkedResponse)(nil),     // 6: gpuaas.readmodel.v1.DropParkedResponse
+	(*EventConsumer)(nil),          // 7: gpuaas.readmodel.v1.EventConsumer
+	(*ListConsumersRequest)(nil),   // 8: gpuaas.readmodel.v1.ListConsumersRequest
+	(*ListConsumersResponse)(nil),  // 9: gpuaas.readmodel.v1.ListConsumersResponse
+	(*ForgetConsumerRequest)(nil),  // 10: gpuaas.readmodel.v1.ForgetConsumerRequest
+	(*ForgetConsumerResponse)(nil), // 11: gpuaas.readmodel.v1.ForgetConsumerResponse
+	(*ListEventsRequest)(nil),      // 12: gpuaas.readmodel.v1.ListEventsRequest
+	(*EventRow)(nil),               // 13: gpuaas.readmodel.v1.EventRow
+	(*ListEventsResponse)(nil),     // 14: gpuaas.readmodel.v1.ListEventsResponse
+	(*timestamppb.Timestamp)(nil),  // 15: google.protobuf.Timestamp
+	(*structpb.Struct)(nil),        // 16: google.protobuf.Struct
 }
 var file_gpuaas_readmodel_v1_events_proto_depIdxs = []int32{
-	8, // 0: gpuaas.readmodel.v1.EventConsumer.moved_at:type_name -> google.protobuf.Timestamp
-	0, // 1: gpuaas.readmodel.v1.ListConsumersResponse.items:type_name -> gpuaas.readmodel.v1.EventConsumer
-	0, // 2: gpuaas.readmodel.v1.ForgetConsumerResponse.consumer:type_name -> gpuaas.readmodel.v1.EventConsumer
-	8, // 3: gpuaas.readmodel.v1.EventRow.at:type_name -> google.protobuf.Timestamp
-	9, // 4: gpuaas.readmodel.v1.EventRow.body:type_name -> google.protobuf.Struct
-	6, // 5: gpuaas.readmodel.v1.ListEventsResponse.items:type_name -> gpuaas.readmodel.v1.EventRow
-	5, // 6: gpuaas.readmodel.v1.EventService.ListEvents:input_type -> gpuaas.readmodel.v1.ListEventsRequest
-	1, // 7: gpuaas.readmodel.v1.EventService.ListConsumers:input_type -> gpuaas.readmodel.v1.ListConsumersRequest
-	3, // 8: gpuaas.readmodel.v1.EventService.ForgetConsumer:input_type -> gpuaas.readmodel.v1.ForgetConsumerRequest
-	7, // 9: gpuaas.readmodel.v1.EventService.ListEvents:output_type -> gpuaas.readmodel.v1.ListEventsResponse
-	2, // 10: gpuaas.readmodel.v1.EventService.ListConsumers:output_type -> gpuaas.readmodel.v1.ListConsumersResponse
-	4, // 11: gpuaas.readmodel.v1.EventService.ForgetConsumer:output_type -> gpuaas.readmodel.v1.ForgetConsumerResponse
-	9, // [9:12] is the sub-list for method output_type
-	6, // [6:9] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	15, // 0: gpuaas.readmodel.v1.ParkedEvent.parked_at:type_name -> google.protobuf.Timestamp
+	15, // 1: gpuaas.readmodel.v1.ParkedEvent.asked_at:type_name -> google.protobuf.Timestamp
+	0,  // 2: gpuaas.readmodel.v1.ListParkedResponse.items:type_name -> gpuaas.readmodel.v1.ParkedEvent
+	0,  // 3: gpuaas.readmodel.v1.DropParkedResponse.event:type_name -> gpuaas.readmodel.v1.ParkedEvent
+	15, // 4: gpuaas.readmodel.v1.EventConsumer.moved_at:type_name -> google.protobuf.Timestamp
+	7,  // 5: gpuaas.readmodel.v1.ListConsumersResponse.items:type_name -> gpuaas.readmodel.v1.EventConsumer
+	7,  // 6: gpuaas.readmodel.v1.ForgetConsumerResponse.consumer:type_name -> gpuaas.readmodel.v1.EventConsumer
+	15, // 7: gpuaas.readmodel.v1.EventRow.at:type_name -> google.protobuf.Timestamp
+	16, // 8: gpuaas.readmodel.v1.EventRow.body:type_name -> google.protobuf.Struct
+	13, // 9: gpuaas.readmodel.v1.ListEventsResponse.items:type_name -> gpuaas.readmodel.v1.EventRow
+	12, // 10: gpuaas.readmodel.v1.EventService.ListEvents:input_type -> gpuaas.readmodel.v1.ListEventsRequest
+	8,  // 11: gpuaas.readmodel.v1.EventService.ListConsumers:input_type -> gpuaas.readmodel.v1.ListConsumersRequest
+	10, // 12: gpuaas.readmodel.v1.EventService.ForgetConsumer:input_type -> gpuaas.readmodel.v1.ForgetConsumerRequest
+	1,  // 13: gpuaas.readmodel.v1.EventService.ListParked:input_type -> gpuaas.readmodel.v1.ListParkedRequest
+	3,  // 14: gpuaas.readmodel.v1.EventService.ReplayParked:input_type -> gpuaas.readmodel.v1.ReplayParkedRequest
+	5,  // 15: gpuaas.readmodel.v1.EventService.DropParked:input_type -> gpuaas.readmodel.v1.DropParkedRequest
+	14, // 16: gpuaas.readmodel.v1.EventService.ListEvents:output_type -> gpuaas.readmodel.v1.ListEventsResponse
+	9,  // 17: gpuaas.readmodel.v1.EventService.ListConsumers:output_type -> gpuaas.readmodel.v1.ListConsumersResponse
+	11, // 18: gpuaas.readmodel.v1.EventService.ForgetConsumer:output_type -> gpuaas.readmodel.v1.ForgetConsumerResponse
+	2,  // 19: gpuaas.readmodel.v1.EventService.ListParked:output_type -> gpuaas.readmodel.v1.ListParkedResponse
+	4,  // 20: gpuaas.readmodel.v1.EventService.ReplayParked:output_type -> gpuaas.readmodel.v1.ReplayParkedResponse
+	6,  // 21: gpuaas.readmodel.v1.EventService.DropParked:output_type -> gpuaas.readmodel.v1.DropParkedResponse
+	16, // [16:22] is the sub-list for method output_type
+	10, // [10:16] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_events_proto_init() }
@@ -757,7 +1250,7 @@ func file_gpuaas_readmodel_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_events_proto_rawDesc), len(file_gpuaas_readmodel_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,9 @@ const (
 	EventService_ListEvents_FullMethodName     = "/gpuaas.readmodel.v1.EventService/ListEvents"
 	EventService_ListConsumers_FullMethodName  = "/gpuaas.readmodel.v1.EventService/ListConsumers"
 	EventService_ForgetConsumer_FullMethodName = "/gpuaas.readmodel.v1.EventService/ForgetConsumer"
+	EventService_ListParked_FullMethodName     = "/gpuaas.readmodel.v1.EventService/ListParked"
+	EventService_ReplayParked_FullMethodName   = "/gpuaas.readmodel.v1.EventService/ReplayParked"
+	EventService_DropParked_FullMethodName     = "/gpuaas.readmodel.v1.EventService/DropParked"
 )
 
 // EventServiceClient is the client API for EventService service.
@@ -36,6 +39,13 @@ type EventServiceClient interface {
 	ListConsumers(ctx context.Context, in *ListConsumersRequest, opts ...grpc.CallOption) (*ListConsumersResponse, error)
 	// ForgetConsumer ends what is kept for a consumer that is gone. One that a live replica runs is refused.
 	ForgetConsumer(ctx context.Context, in *ForgetConsumerRequest, opts ...grpc.CallOption) (*ForgetConsumerResponse, error)
+	// ListParked lists the events that consumers could not apply and passed over.
+	ListParked(ctx context.Context, in *ListParkedRequest, opts ...grpc.CallOption) (*ListParkedResponse, error)
+	// ReplayParked has a consumer apply again what it has parked. The consumer does it with its next batch: an event that
+	// is applied is not listed any more, one that is not has another attempt and its error.
+	ReplayParked(ctx context.Context, in *ReplayParkedRequest, opts ...grpc.CallOption) (*ReplayParkedResponse, error)
+	// DropParked has a consumer pass a parked event over for good.
+	DropParked(ctx context.Context, in *DropParkedRequest, opts ...grpc.CallOption) (*DropParkedResponse, error)
 }
 
 type eventServiceClient struct {
@@ -76,6 +86,36 @@ func (c *eventServiceClient) ForgetConsumer(ctx context.Context, in *ForgetConsu
 	return out, nil
 }
 
+func (c *eventServiceClient) ListParked(ctx context.Context, in *ListParkedRequest, opts ...grpc.CallOption) (*ListParkedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListParkedResponse)
+	err := c.cc.Invoke(ctx, EventService_ListParked_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventServiceClient) ReplayParked(ctx context.Context, in *ReplayParkedRequest, opts ...grpc.CallOption) (*ReplayParkedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReplayParkedResponse)
+	err := c.cc.Invoke(ctx, EventService_ReplayParked_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventServiceClient) DropParked(ctx context.Context, in *DropParkedRequest, opts ...grpc.CallOption) (*DropParkedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DropParkedResponse)
+	err := c.cc.Invoke(ctx, EventService_DropParked_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // EventServiceServer is the server API for EventService service.
 // All implementations must embed UnimplementedEventServiceServer
 // for forward compatibility.
@@ -88,6 +128,13 @@ type EventServiceServer interface {
 	ListConsumers(context.Context, *ListConsumersRequest) (*ListConsumersResponse, error)
 	// ForgetConsumer ends what is kept for a consumer that is gone. One that a live replica runs is refused.
 	ForgetConsumer(context.Context, *ForgetConsumerRequest) (*ForgetConsumerResponse, error)
+	// ListParked lists the events that consumers could not apply and passed over.
+	ListParked(context.Context, *ListParkedRequest) (*ListParkedResponse, error)
+	// ReplayParked has a consumer apply again what it has parked. The consumer does it with its next batch: an event that
+	// is applied is not listed any more, one that is not has another attempt and its error.
+	ReplayParked(context.Context, *ReplayParkedRequest) (*ReplayParkedResponse, error)
+	// DropParked has a consumer pass a parked event over for good.
+	DropParked(context.Context, *DropParkedRequest) (*DropParkedResponse, error)
 	mustEmbedUnimplementedEventServiceServer()
 }
 
@@ -106,6 +153,15 @@ func (UnimplementedEventServiceServer) ListConsumers(context.Context, *ListConsu
 }
 func (UnimplementedEventServiceServer) ForgetConsumer(context.Context, *ForgetConsumerRequest) (*ForgetConsumerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetConsumer not implemented")
+}
+func (UnimplementedEventServiceServer) ListParked(context.Context, *ListParkedRequest) (*ListParkedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListParked not implemented")
+}
+func (UnimplementedEventServiceServer) ReplayParked(context.Context, *ReplayParkedRequest) (*ReplayParkedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReplayParked not implemented")
+}
+func (UnimplementedEventServiceServer) DropParked(context.Context, *DropParkedRequest) (*DropParkedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DropParked not implemented")
 }
 func (UnimplementedEventServiceServer) mustEmbedUnimplementedEventServiceServer() {}
 func (UnimplementedEventServiceServer) testEmbeddedByValue()                      {}
@@ -182,6 +238,60 @@ func _EventService_ForgetConsumer_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EventService_ListParked_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListParkedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventServiceServer).ListParked(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventService_ListParked_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventServiceServer).ListParked(ctx, req.(*ListParkedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EventService_ReplayParked_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReplayParkedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventServiceServer).ReplayParked(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventService_ReplayParked_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventServiceServer).ReplayParked(ctx, req.(*ReplayParkedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EventService_DropParked_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DropParkedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventServiceServer).DropParked(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventService_DropParked_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventServiceServer).DropParked(ctx, req.(*DropParkedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // EventService_ServiceDesc is the grpc.ServiceDesc for EventService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -200,6 +310,18 @@ var EventService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ForgetConsumer",
 			Handler:    _EventService_ForgetConsumer_Handler,
+		},
+		{
+			MethodName: "ListParked",
+			Handler:    _EventService_ListParked_Handler,
+		},
+		{
+			MethodName: "ReplayParked",
+			Handler:    _EventService_ReplayParked_Handler,
+		},
+		{
+			MethodName: "DropParked",
+			Handler:    _EventService_DropParked_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

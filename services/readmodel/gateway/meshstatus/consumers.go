@@ -18,7 +18,6 @@ import (
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
-	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
 // eventConsumer is a row of mesh.event_consumers.
@@ -121,12 +120,8 @@ func (e *Events) ForgetConsumer(ctx context.Context,
 func forget(ctx context.Context, tx pgx.Tx,
 	req *readmodelv1.ForgetConsumerRequest,
 ) (*readmodelv1.ForgetConsumerResponse, error) {
-	active, err := view.RolledBack(ctx, tx)
-	if err != nil {
+	if err := notRolledBack(ctx, tx); err != nil {
 		return nil, err
-	}
-	if active {
-		return nil, fault.New(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, "")
 	}
 	list, err := readConsumers(ctx, tx)
 	if err != nil {
@@ -196,8 +191,8 @@ func inUse(c eventConsumer) error {
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 		"a live replica of "+c.Service+" runs the consumer "+c.id(),
-		fault.Remedy("what it has not read it will read; if it is stuck, its parked events and the log of "+c.Service+
-			" say why"))
+		fault.Remedy("what it has not read it will read; if it is stuck, `gpuaas events parked "+c.id()+"` and the log of "+
+			c.Service+" say why"))
 }
 
 // heldSince is how long the cursor of a consumer that no replica runs may stay where it is before the status lists it:

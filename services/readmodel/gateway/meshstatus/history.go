@@ -79,8 +79,11 @@ func (r *Reporter) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*
 	if err != nil {
 		return nil, nil, err
 	}
-	if c := consumersComponent(consumers, wallclock.Now()); c != nil {
-		components = append(components, c)
+	now := wallclock.Now()
+	for _, c := range []*readmodelv1.ComponentStatus{consumersComponent(consumers, now), parkedComponent(consumers, now)} {
+		if c != nil {
+			components = append(components, c)
+		}
 	}
 	return out, components, nil
 }

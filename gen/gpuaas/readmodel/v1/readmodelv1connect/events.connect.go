@@ -41,6 +41,13 @@ const (
 	// EventServiceForgetConsumerProcedure is the fully-qualified name of the EventService's
 	// ForgetConsumer RPC.
 	EventServiceForgetConsumerProcedure = "/gpuaas.readmodel.v1.EventService/ForgetConsumer"
+	// EventServiceListParkedProcedure is the fully-qualified name of the EventService's ListParked RPC.
+	EventServiceListParkedProcedure = "/gpuaas.readmodel.v1.EventService/ListParked"
+	// EventServiceReplayParkedProcedure is the fully-qualified name of the EventService's ReplayParked
+	// RPC.
+	EventServiceReplayParkedProcedure = "/gpuaas.readmodel.v1.EventService/ReplayParked"
+	// EventServiceDropParkedProcedure is the fully-qualified name of the EventService's DropParked RPC.
+	EventServiceDropParkedProcedure = "/gpuaas.readmodel.v1.EventService/DropParked"
 )
 
 // EventServiceClient is a client for the gpuaas.readmodel.v1.EventService service.
@@ -51,6 +58,13 @@ type EventServiceClient interface {
 	ListConsumers(context.Context, *v1.ListConsumersRequest) (*v1.ListConsumersResponse, error)
 	// ForgetConsumer ends what is kept for a consumer that is gone. One that a live replica runs is refused.
 	ForgetConsumer(context.Context, *v1.ForgetConsumerRequest) (*v1.ForgetConsumerResponse, error)
+	// ListParked lists the events that consumers could not apply and passed over.
+	ListParked(context.Context, *v1.ListParkedRequest) (*v1.ListParkedResponse, error)
+	// ReplayParked has a consumer apply again what it has parked. The consumer does it with its next batch: an event that
+	// is applied is not listed any more, one that is not has another attempt and its error.
+	ReplayParked(context.Context, *v1.ReplayParkedRequest) (*v1.ReplayParkedResponse, error)
+	// DropParked has a consumer pass a parked event over for good.
+	DropParked(context.Context, *v1.DropParkedRequest) (*v1.DropParkedResponse, error)
 }
 
 // NewEventServiceClient constructs a client for the gpuaas.readmodel.v1.EventService service. By
@@ -82,6 +96,24 @@ func NewEventServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(eventServiceMethods.ByName("ForgetConsumer")),
 			connect.WithClientOptions(opts...),
 		),
+		listParked: connect.NewClient[v1.ListParkedRequest, v1.ListParkedResponse](
+			httpClient,
+			baseURL+EventServiceListParkedProcedure,
+			connect.WithSchema(eventServiceMethods.ByName("ListParked")),
+			connect.WithClientOptions(opts...),
+		),
+		replayParked: connect.NewClient[v1.ReplayParkedRequest, v1.ReplayParkedResponse](
+			httpClient,
+			baseURL+EventServiceReplayParkedProcedure,
+			connect.WithSchema(eventServiceMethods.ByName("ReplayParked")),
+			connect.WithClientOptions(opts...),
+		),
+		dropParked: connect.NewClient[v1.DropParkedRequest, v1.DropParkedResponse](
+			httpClient,
+			baseURL+EventServiceDropParkedProcedure,
+			connect.WithSchema(eventServiceMethods.ByName("DropParked")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -90,6 +122,9 @@ type eventServiceClient struct {
 	listEvents     *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
 	listConsumers  *connect.Client[v1.ListConsumersRequest, v1.ListConsumersResponse]
 	forgetConsumer *connect.Client[v1.ForgetConsumerRequest, v1.ForgetConsumerResponse]
+	listParked     *connect.Client[v1.ListParkedRequest, v1.ListParkedResponse]
+	replayParked   *connect.Client[v1.ReplayParkedRequest, v1.ReplayParkedResponse]
+	dropParked     *connect.Client[v1.DropParkedRequest, v1.DropParkedResponse]
 }
 
 // ListEvents calls gpuaas.readmodel.v1.EventService.ListEvents.
@@ -119,6 +154,33 @@ func (c *eventServiceClient) ForgetConsumer(ctx context.Context, req *v1.ForgetC
 	return nil, err
 }
 
+// ListParked calls gpuaas.readmodel.v1.EventService.ListParked.
+func (c *eventServiceClient) ListParked(ctx context.Context, req *v1.ListParkedRequest) (*v1.ListParkedResponse, error) {
+	response, err := c.listParked.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ReplayParked calls gpuaas.readmodel.v1.EventService.ReplayParked.
+func (c *eventServiceClient) ReplayParked(ctx context.Context, req *v1.ReplayParkedRequest) (*v1.ReplayParkedResponse, error) {
+	response, err := c.replayParked.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// DropParked calls gpuaas.readmodel.v1.EventService.DropParked.
+func (c *eventServiceClient) DropParked(ctx context.Context, req *v1.DropParkedRequest) (*v1.DropParkedResponse, error) {
+	response, err := c.dropParked.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // EventServiceHandler is an implementation of the gpuaas.readmodel.v1.EventService service.
 type EventServiceHandler interface {
 	// ListEvents lists events in the order of their positions, with their messages.
@@ -127,6 +189,13 @@ type EventServiceHandler interface {
 	ListConsumers(context.Context, *v1.ListConsumersRequest) (*v1.ListConsumersResponse, error)
 	// ForgetConsumer ends what is kept for a consumer that is gone. One that a live replica runs is refused.
 	ForgetConsumer(context.Context, *v1.ForgetConsumerRequest) (*v1.ForgetConsumerResponse, error)
+	// ListParked lists the events that consumers could not apply and passed over.
+	ListParked(context.Context, *v1.ListParkedRequest) (*v1.ListParkedResponse, error)
+	// ReplayParked has a consumer apply again what it has parked. The consumer does it with its next batch: an event that
+	// is applied is not listed any more, one that is not has another attempt and its error.
+	ReplayParked(context.Context, *v1.ReplayParkedRequest) (*v1.ReplayParkedResponse, error)
+	// DropParked has a consumer pass a parked event over for good.
+	DropParked(context.Context, *v1.DropParkedRequest) (*v1.DropParkedResponse, error)
 }
 
 // NewEventServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -154,6 +223,24 @@ func NewEventServiceHandler(svc EventServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(eventServiceMethods.ByName("ForgetConsumer")),
 		connect.WithHandlerOptions(opts...),
 	)
+	eventServiceListParkedHandler := connect.NewUnaryHandlerSimple(
+		EventServiceListParkedProcedure,
+		svc.ListParked,
+		connect.WithSchema(eventServiceMethods.ByName("ListParked")),
+		connect.WithHandlerOptions(opts...),
+	)
+	eventServiceReplayParkedHandler := connect.NewUnaryHandlerSimple(
+		EventServiceReplayParkedProcedure,
+		svc.ReplayParked,
+		connect.WithSchema(eventServiceMethods.ByName("ReplayParked")),
+		connect.WithHandlerOptions(opts...),
+	)
+	eventServiceDropParkedHandler := connect.NewUnaryHandlerSimple(
+		EventServiceDropParkedProcedure,
+		svc.DropParked,
+		connect.WithSchema(eventServiceMethods.ByName("DropParked")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/gpuaas.readmodel.v1.EventService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case EventServiceListEventsProcedure:
@@ -162,6 +249,12 @@ func NewEventServiceHandler(svc EventServiceHandler, opts ...connect.HandlerOpti
 			eventServiceListConsumersHandler.ServeHTTP(w, r)
 		case EventServiceForgetConsumerProcedure:
 			eventServiceForgetConsumerHandler.ServeHTTP(w, r)
+		case EventServiceListParkedProcedure:
+			eventServiceListParkedHandler.ServeHTTP(w, r)
+		case EventServiceReplayParkedProcedure:
+			eventServiceReplayParkedHandler.ServeHTTP(w, r)
+		case EventServiceDropParkedProcedure:
+			eventServiceDropParkedHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -181,4 +274,16 @@ func (UnimplementedEventServiceHandler) ListConsumers(context.Context, *v1.ListC
 
 func (UnimplementedEventServiceHandler) ForgetConsumer(context.Context, *v1.ForgetConsumerRequest) (*v1.ForgetConsumerResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.EventService.ForgetConsumer is not implemented"))
+}
+
+func (UnimplementedEventServiceHandler) ListParked(context.Context, *v1.ListParkedRequest) (*v1.ListParkedResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.EventService.ListParked is not implemented"))
+}
+
+func (UnimplementedEventServiceHandler) ReplayParked(context.Context, *v1.ReplayParkedRequest) (*v1.ReplayParkedResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.EventService.ReplayParked is not implemented"))
+}
+
+func (UnimplementedEventServiceHandler) DropParked(context.Context, *v1.DropParkedRequest) (*v1.DropParkedResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.EventService.DropParked is not implemented"))
 }
