@@ -119,7 +119,7 @@ type Deps struct {
 // Config bounds a Client. Zero fields take their defaults.
 type Config struct {
 	// OpenTimeout is the time from the dial to Admitted, even if the server goes on sending frames before Admitted.
-	// Default 20 s.
+	// Default 22 s, all phases together and a moment more.
 	OpenTimeout time.Duration
 	// Backoff is of opens without an answer, of those that were refused, and of lost streams, each counted by itself.
 	// Default 1 s to 30 s.
@@ -163,7 +163,7 @@ type Config struct {
 }
 
 var defaults = Config{
-	OpenTimeout: 20 * time.Second, ConnectTimeout: 3 * time.Second, HandshakeTimeout: 8 * time.Second,
+	OpenTimeout: 22 * time.Second, ConnectTimeout: 3 * time.Second, HandshakeTimeout: 8 * time.Second,
 	WelcomeTimeout: 5 * time.Second, AdmissionTimeout: 5 * time.Second, StableAfter: 30 * time.Second,
 	SlowRetry: time.Minute, TurnedAway: 10 * time.Second, Drain: 30 * time.Second, Heartbeat: 15 * time.Second,
 	RenewTimeout: 30 * time.Second,

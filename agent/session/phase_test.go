@@ -202,7 +202,7 @@ func TestSilenceEverywhereIsNoHaste(t *testing.T) {
 			waits = append(waits, (d.NextRetry + 1).Round(time.Millisecond))
 		}
 		const half = 500 * time.Millisecond
-		// the waits after three timeouts of 5 s and three of 10 s; the next open has 20 s
+		// the waits after three timeouts of 5 s and three of 10 s; the next open has 20 s for the phase
 		want := []time.Duration{half, half, half, 2 * half, 4 * half, 8 * half}
 		if !slices.Equal(waits, want) {
 			t.Errorf("waits %v, want %v", waits, want)

@@ -46,6 +46,9 @@ type ConsumerConfig struct {
 	// share a transaction: after a pause of that length an event is applied at once. A batch that WaitFor waits for in
 	// this process, or that follows a full one, begins at once. 200 ms.
 	Gather time.Duration
+	// InOrder means that an event must not be applied after later ones: what Apply makes of it depends on the order. A
+	// parked event is not applied again then.
+	InOrder bool
 	// AsyncCommit does not wait for the disk at commits. A crash may then undo the latest effects together with the
 	// cursor, and they are applied again: right for projections, wrong if a reply has promised the rows of Apply to a
 	// client.
@@ -123,7 +126,7 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 		wake, began := c.deps.Numbered.C(), time.Now()
 		res, err := c.runOnce(ctx, apply, known, c.sharedHorizon)
 		if err == nil && res.asked {
-			err, known = c.replayAsked(ctx, apply), -1
+			res.replayed, err = c.replayAsked(ctx, apply)
 		}
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
@@ -134,13 +137,13 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 				return nil
 			}
 			continue
-		case res.busy:
+		case res.busy, res.asked:
 			known = -1
 		default:
 			known = res.pos
 		}
 		failing.reset()
-		if res.more {
+		if res.more || res.replayed {
 			continue
 		}
 		rest := c.deps.Numbered.untilTogether(c.cfg.Poll)
@@ -196,12 +199,14 @@ func (c *Consumer) sharedHorizon(ctx context.Context) (int64, error) {
 
 // round is the result of one transaction of a consumer.
 type round struct {
-	pos     int64    // the cursor after it
-	more    bool     // the log has more events
-	busy    bool     // another replica has the cursor
-	asked   bool     // parked events are to be applied again
-	applied []Record // took effect
-	parked  []parkedRecord
+	pos   int64 // the cursor after it
+	more  bool  // the log has more events
+	busy  bool  // another replica has the cursor
+	asked bool  // parked events are to be applied again
+	// replayed: some of these have been tried, and others may be left
+	replayed bool
+	applied  []Record // took effect
+	parked   []parkedRecord
 }
 
 type parkedRecord struct {

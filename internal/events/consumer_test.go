@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -244,6 +245,54 @@ func TestAskedReplaysComeWithTheNextBatch(t *testing.T) {
 	become([]string{"good1", "good4", "refused2", "good5"}, 4)
 	if n := tries.Load() - before; n != 1 {
 		t.Errorf("what cannot be applied was tried %d times", n)
+	}
+}
+
+// Scenario: a person asks for a replay by a consumer whose result depends on the order. The event is not applied, and
+// the error says why.
+func TestAConsumerInOrderRefusesReplays(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	insert := projection(t, d)
+	numbered := &events.Signal{}
+	seq := newSequencer(t, d, nil, numbered, events.SequencerConfig{})
+	refuses := true
+	apply := func(ctx context.Context, tx pgx.Tx, r events.Record) error {
+		if refuses && r.Kind == "refused" {
+			return errors.New("it is of no use")
+		}
+		return insert(ctx, tx, r)
+	}
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleRecovery), Numbered: numbered},
+		events.ConsumerConfig{Name: "probe", Schema: "recovery", InOrder: true})
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("refused", "x", 1))
+	if err := seq.Drain(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Drain(ctx, apply); err != nil {
+		t.Fatal(err)
+	}
+	refuses = false
+	if _, err := d.OwnerPool().Exec(ctx, `UPDATE recovery.parked_event SET asked_at = mesh.clock()`); err != nil {
+		t.Fatal(err)
+	}
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- c.Run(run, apply) }()
+	testkit.Eventually(t, testkit.Patience, func() error {
+		parked, err := c.Parked(ctx)
+		if err == nil && (len(parked) != 1 || parked[0].Attempts != 4 ||
+			!strings.Contains(parked[0].Error, "in their order")) {
+			err = fmt.Errorf("parked are %+v", parked)
+		}
+		return err
+	})
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if shown := projected(t, d); len(shown) > 0 {
+		t.Errorf("applied are %v", shown)
 	}
 }
 

@@ -47,37 +47,47 @@ var (
 	})
 	listAsked = pg.DefineByRole(writers, "events.list_asked", func(schema string) string {
 		return `SELECT pos FROM ` + schema + `.parked_event
-			WHERE consumer = $1 AND asked_at IS NOT NULL AND pos > $2 ORDER BY pos LIMIT $3`
+			WHERE consumer = $1 AND asked_at IS NOT NULL ORDER BY pos LIMIT $2`
 	})
 )
 
-// askedTogether is how many of the parked events that are to be applied again are listed at once.
-const askedTogether = 100
+// replayTogether and replayFor bound what is applied again between two batches: others wait for the next batch.
+const (
+	replayTogether = 20
+	replayFor      = time.Second
+)
 
-// replayAsked applies again those parked events of which a person has asked it, in their order. One that cannot be
-// applied this time either stays parked, and is not asked for any more.
-func (c *Consumer) replayAsked(ctx context.Context, apply Apply) error {
-	for after := int64(0); ; {
-		list, err := pg.Values[int64](ctx, c.deps.Pool, listAsked.For(c.cfg.Schema), c.cfg.Name, after, askedTogether)
-		if err != nil || len(list) == 0 {
-			return err
-		}
-		for _, pos := range list {
-			after = pos
-			err := c.Replay(ctx, pos, apply)
-			switch {
-			case errors.Is(err, ErrNotParked): // another replica applies it, or it was dropped
-			case err != nil && !Poisonous(ctx, err) && !timedOut(ctx, err):
-				return err
-			case err != nil:
-				c.deps.Logger.WarnContext(ctx, "parked event cannot be applied again", slog.String("consumer", c.cfg.Name),
-					slog.Int64("pos", pos), slog.Any("error", err))
-			default:
-				c.deps.Logger.InfoContext(ctx, "parked event applied", slog.String("consumer", c.cfg.Name),
-					slog.Int64("pos", pos))
-			}
-		}
+var errInOrder = errors.New("this consumer applies events in their order alone, and has applied later ones: the " +
+	"event can only be dropped")
+
+// replayAsked applies again some of those parked events of which a person has asked it, in their order, and reports
+// whether any was tried. One that cannot be applied this time either stays parked, and is not asked for any more.
+func (c *Consumer) replayAsked(ctx context.Context, apply Apply) (bool, error) {
+	if c.cfg.InOrder {
+		apply = func(context.Context, pgx.Tx, Record) error { return errInOrder }
 	}
+	list, err := pg.Values[int64](ctx, c.deps.Pool, listAsked.For(c.cfg.Schema), c.cfg.Name, replayTogether)
+	if err != nil {
+		return false, fmt.Errorf("list events to apply again: %w", err)
+	}
+	tried := false
+	for began := time.Now(); len(list) > 0 && time.Since(began) < replayFor; list = list[1:] {
+		err := c.Replay(ctx, list[0], apply)
+		switch {
+		case errors.Is(err, ErrNotParked): // another replica applies it, or it was dropped
+			continue
+		case err != nil && !Poisonous(ctx, err) && !timedOut(ctx, err):
+			return tried, err
+		case err != nil:
+			c.deps.Logger.WarnContext(ctx, "parked event cannot be applied again", slog.String("consumer", c.cfg.Name),
+				slog.Int64("pos", list[0]), slog.Any("error", err))
+		default:
+			c.deps.Logger.InfoContext(ctx, "parked event applied", slog.String("consumer", c.cfg.Name),
+				slog.Int64("pos", list[0]))
+		}
+		tried = true
+	}
+	return tried, nil
 }
 
 // Parked lists what this consumer parked, oldest first.

@@ -34,11 +34,8 @@ func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r
 			return nil, err
 		}
 	}
-	text := poison.Error()
-	if len(text) > 4000 {
-		text = text[:4000]
-	}
-	_, err := pg.Exec(ctx, tx, park.For(c.cfg.Schema), c.cfg.Name, r.Pos, r.ID, r.Kind, printable(text), applyTries)
+	_, err := pg.Exec(ctx, tx, park.For(c.cfg.Schema), c.cfg.Name, r.Pos, r.ID, r.Kind, printable(poison.Error()),
+		applyTries)
 	if err != nil {
 		return nil, fmt.Errorf("park event at %d: %w", r.Pos, err)
 	}
@@ -63,8 +60,12 @@ func timedOut(ctx context.Context, err error) bool {
 	return ctx.Err() == nil && errors.As(err, &pgErr) && pgErr.Code == codeQueryCanceled
 }
 
-// printable drops what Postgres does not store in text.
+// mostError bounds the error that is kept with a parked event, in bytes.
+const mostError = 4000
+
+// printable returns the beginning of a text, without what Postgres does not store in text.
 func printable(s string) string {
+	s = s[:min(len(s), mostError)]
 	b := make([]rune, 0, len(s))
 	for _, r := range s { // bytes that are not UTF-8 become U+FFFD
 		if r != 0 {

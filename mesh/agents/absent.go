@@ -32,6 +32,13 @@ func (a *Agent) Enrol(ctx context.Context, client *person.Client) (*Absent, erro
 	if err != nil {
 		return nil, err
 	}
+	if identity.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD {
+		return &Absent{ // a token would end the hold, which a person has to decide
+			Name: a.Name(), Why: "has lost its identity, and its node is held",
+			Next: fmt.Sprintf("`gpuaas nodes get %s` shows why; after `gpuaas nodes retire %[1]s --reason TEXT` the next start "+
+				"enrols it as a new node", a.Name()),
+		}, nil
+	}
 	pending := identity.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING ||
 		identity.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE && identity.GetCurrentSerial() == ""
 	if pending && !a.NeedsToken() {

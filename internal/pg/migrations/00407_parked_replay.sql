@@ -49,7 +49,7 @@ BEGIN
     END IF;
     EXECUTE format('UPDATE %1$I.parked_event p SET asked_at = mesh.clock() WHERE p.consumer = $1 AND p.pos = ANY (ARRAY(
         SELECT x.pos FROM %1$I.parked_event x WHERE x.consumer = $1 AND ($2 = 0 OR x.pos = $2) AND x.asked_at IS NULL
-        ORDER BY x.pos LIMIT $3))', of_service) USING of_name, of_pos, most;
+        ORDER BY x.pos LIMIT $3)) AND p.asked_at IS NULL', of_service) USING of_name, of_pos, most;
     GET DIAGNOSTICS n = ROW_COUNT;
     RETURN n;
 END $$;

@@ -89,11 +89,15 @@ func export(cfg ExportConfig) (Exported, error) {
 	if err := os.Mkdir(cfg.Out, 0o700); err != nil {
 		return Exported{}, fmt.Errorf("make its directory: %w", err)
 	}
-	return out, errors.Join(
+	err = errors.Join(
 		pki.WriteFile(out.Root, pki.EncodeCertificates([]*x509.Certificate{issuer.root.cert})),
 		pki.WriteFile(settings.IntermediateCert, pki.EncodeCertificates([]*x509.Certificate{issuer.issuer.cert})),
 		pki.WriteFile(settings.IntermediateKey, key),
 		pki.WriteFile(out.Config, text))
+	if err != nil {
+		return Exported{}, errors.Join(err, os.RemoveAll(cfg.Out))
+	}
+	return out, nil
 }
 
 // exported reads the authority of the directory, which must be complete, and returns the issuer to export.
@@ -110,7 +114,7 @@ func (e *Embedded) exported(fingerprint string) (*signing, error) {
 	if fingerprint == "" && len(later) > 0 {
 		return nil, ErrManyIssuers
 	}
-	if err := e.load(); err != nil {
+	if err := pki.WithLock(filepath.Join(e.cfg.Dir, lockFile), e.load); err != nil {
 		return nil, err
 	}
 	if fingerprint == "" {

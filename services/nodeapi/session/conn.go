@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -148,6 +149,15 @@ type counted struct {
 
 	from   *shedder
 	closed atomic.Bool
+}
+
+// SyscallConn returns the connection of the kernel.
+func (c *counted) SyscallConn() (syscall.RawConn, error) {
+	of, ok := c.Conn.(syscall.Conn)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return of.SyscallConn()
 }
 
 // Close closes the connection and frees its place.

@@ -23,7 +23,8 @@ func TextOf(w *lifecyclev1.Workspace, state commonv1.UserState) string {
 	}
 	switch w.GetLastErrorCode() {
 	case names.Of(commonv1.Reason_REASON_WORKLOAD_FAILED), names.Of(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP):
-		return "Its own workload failed. Correct its command, image or environment, and create it anew; " +
+		return "Its own workload failed. Correct its command, image or environment, and create it under another name, or " +
+			"decommission it first; " +
 			"`gpuaas workspaces timeline` shows what it printed last, and `gpuaas workspaces actions` what you can do."
 	default:
 		return FamilyOf(state).Text

@@ -71,7 +71,8 @@ func eventsReplay(p *kit.Program) *cobra.Command {
 			"it applies is not parked any\n" +
 			"more; one that it cannot apply this time either stays parked, with one attempt more. Exit code 5: something is " +
 			"still parked. One call\n" +
-			"with --all asks for up to 10,000 events.",
+			"with --all asks for up to 10,000 events. The consumers of recovery apply events in their order alone, and " +
+			"refuse a replay.",
 		Example: "  gpuaas events replay lifecycle/sessions 1099511627800 --reason 'fixed by the update'\n" +
 			"  gpuaas events replay lifecycle/sessions --all --reason 'fixed by the update'",
 		Args: cobra.RangeArgs(1, 2),

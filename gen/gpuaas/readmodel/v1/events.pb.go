@@ -415,7 +415,7 @@ func (x *DropParkedRequest) GetDryRun() bool {
 	return false
 }
 
-// DropParkedResponse carries the event as it was; absent if it was not parked.
+// DropParkedResponse carries the event as it was.
 type DropParkedResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Event         *ParkedEvent           `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`

@@ -2,9 +2,13 @@ package admission
 
 import (
 	"context"
+	"io"
 	"net"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Place is one opening among those of its source that are under way: from the begin of its handshake until its session
@@ -123,6 +127,10 @@ func (t *Conn) Read(b []byte) (int, error) {
 	if p == nil {
 		if p, err = t.admission.begin(t.ctx, t.source); err == nil {
 			t.opening.Store(p)
+			t.holds = true
+			if hungUp(t.Conn) { // it gave up before its turn came, which it would only waste
+				err = io.EOF
+			}
 		}
 	} else {
 		p.Heard()
@@ -153,6 +161,26 @@ func (t *Conn) Close() error {
 
 // Leave ends the opening.
 func (t *Conn) Leave() { t.opening.Swap(nil).leave() }
+
+// hungUp reports whether the other side has closed a connection of the kernel, though what it sent before may be
+// unread.
+func hungUp(conn net.Conn) bool {
+	of, ok := conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := of.SyscallConn()
+	if err != nil {
+		return false
+	}
+	gone := false
+	err = raw.Control(func(fd uintptr) {
+		list := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}} // a descriptor
+		n, err := unix.Poll(list, 0)
+		gone = err == nil && n > 0
+	})
+	return err == nil && gone
+}
 
 func (t *Conn) rest() {
 	if t.holds {

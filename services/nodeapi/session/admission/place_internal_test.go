@@ -2,10 +2,14 @@ package admission
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 // fill begins as many openings of a source as may be under way, and returns their places.
@@ -152,4 +156,90 @@ func TestAConnectionLeavesItsPlace(t *testing.T) {
 			a.none(t)
 		})
 	}
+}
+
+// Scenario: clients wait for a turn, and one gives its handshake up before the turn comes. It is not begun, and the
+// turn goes to the next.
+func TestAClientThatHungUpGetsNoTurn(t *testing.T) {
+	testkit.IO(t)
+	a := newWindowTest(1)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	connect := func() (net.Conn, *Conn) {
+		t.Helper()
+		client, err := net.Dial("tcp", lis.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := lis.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		return client, a.Handshaking(t.Context(), server, oneSource)
+	}
+	before, err := a.Admission.begin(t.Context(), oneSource)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.rest()
+	type result struct {
+		n   int
+		err error
+	}
+	read := func(conn *Conn) <-chan result {
+		waiting := a.waitingNow()
+		out := make(chan result, 1)
+		go func() {
+			n, err := conn.Read(make([]byte, 16))
+			conn.End()
+			out <- result{n, err}
+		}()
+		testkit.Eventually(t, testkit.Patience, func() error {
+			if a.waitingNow() == waiting {
+				return errors.New("the handshake does not wait for its turn")
+			}
+			return nil
+		})
+		return out
+	}
+	gone, first := connect()
+	left := read(first)
+	stays, second := connect()
+	defer stays.Close()
+	waits := read(second)
+	if err := gone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if !hungUp(first.Conn) {
+			return errors.New("the kernel has not seen the end of the connection")
+		}
+		return nil
+	})
+	before.leave()
+	if r := <-left; !errors.Is(r.err, io.EOF) {
+		t.Errorf("the client that hung up: %d bytes, %v", r.n, r.err)
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if r := <-waits; r.err != nil || r.n != len("hello") {
+		t.Errorf("the client that stays: %d bytes, %v", r.n, r.err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+	a.none(t)
+}
+
+func (a *admissionTest) waitingNow() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.waiting
 }

@@ -238,7 +238,8 @@ func notParked(consumer string, pos int64) error {
 			"more"))
 }
 
-// parkedComponent returns a component that names the consumers that have parked events, or nil if none has.
+// parkedComponent returns a component that names the consumers that have parked events, or nil if none has. What is
+// left of a consumer that was forgotten is listed with the other parked events, and not counted here.
 func parkedComponent(list []eventConsumer, now time.Time) *readmodelv1.ComponentStatus {
 	var of []string
 	var events int64

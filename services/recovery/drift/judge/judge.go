@@ -77,7 +77,7 @@ func New(deps Deps) (*Judge, error) {
 	j.consumer, err = events.NewConsumer(events.ConsumerDeps{
 		Pool: deps.Pool, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger,
 		Committed: func([]events.Record) { j.news.Notify() }, Together: j.together,
-	}, events.ConsumerConfig{Name: collect.ConsumerName, Schema: "recovery", Kinds: collect.Kinds()})
+	}, events.ConsumerConfig{Name: collect.ConsumerName, Schema: "recovery", Kinds: collect.Kinds(), InOrder: true})
 	if err != nil {
 		return nil, err
 	}
