@@ -32,6 +32,8 @@ var patterns = map[string]string{
 		"end with a letter or a digit",
 	`^(nodeapi|lifecycle|recovery|readmodel)/[!-~]+$`: "must be a service, a slash and the name of its consumer, such " +
 		"as recovery/watchdog",
+	`^((nodeapi|lifecycle|recovery|readmodel)/[!-~]+)?$`: "must be empty, or a service, a slash and the " +
+		"name of its consumer, such as recovery/watchdog",
 	`^([a-z_]+\.[a-z_]+)?$`: "must be two words of lower case letters and underscores with a " +
 		"dot between them, such as run.changed",
 }
