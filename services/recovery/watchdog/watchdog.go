@@ -99,7 +99,9 @@ func New(deps Deps, cfg Config) (*Watchdog, error) {
 	}
 	w.consumer, err = events.NewConsumer(events.ConsumerDeps{
 		Pool: deps.Pool, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger, Together: Together,
-	}, events.ConsumerConfig{Name: ConsumerName, Schema: "recovery", Kinds: Kinds(), Gather: w.cfg.Every / 2, InOrder: true})
+	}, events.ConsumerConfig{
+		Name: ConsumerName, Schema: "recovery", Kinds: Kinds(), Gather: w.cfg.Every / 2, InOrder: true,
+	})
 	if err != nil {
 		return nil, err
 	}
