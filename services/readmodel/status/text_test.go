@@ -9,7 +9,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/status"
 )
 
-// TestAFailedWorkloadIsItsUsersToCorrect: nobody is told to wait for an operator who has nothing to do.
+// TestAFailedWorkloadIsItsUsersToCorrect checks that the user of a failed workload is told to correct it, and not to
+// wait for an operator.
 func TestAFailedWorkloadIsItsUsersToCorrect(t *testing.T) {
 	const state = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED
 	operator := status.FamilyOf(state).Text

@@ -409,7 +409,7 @@ func TestIssueBootstrap(t *testing.T) {
 	k.exec(`UPDATE recovery.identity SET current_serial = next_serial, next_serial = ''`)
 	_, err = issue("node-1", "k4", "bob")
 	k.refused(err, commonv1.Reason_REASON_ALREADY_EXISTS)
-	// A fenced node may be one that was copied, whose identity nobody is to take back: its name is freed by its end.
+	// A fenced node may have been copied, so its identity must not come back: retiring it frees its name.
 	k.exec(`UPDATE recovery.identity SET state = 'fenced'`)
 	_, err = issue("node-1", "k5", "bob")
 	k.refused(err, commonv1.Reason_REASON_ALREADY_EXISTS)
