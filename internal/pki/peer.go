@@ -25,7 +25,6 @@ type Peer struct {
 	ID          ID
 	Serial      string // lower-case hexadecimal, as SerialString spells it
 	Fingerprint string // of the leaf
-	KeySHA256   []byte // of the leaf's public key, encoded as SubjectPublicKeyInfo
 	Issuer      string // fingerprint of the certificate that signed the leaf; empty if the leaf is in the bundle itself
 	NotBefore   time.Time
 	NotAfter    time.Time
@@ -46,9 +45,8 @@ func PeerFromChain(verified [][]*x509.Certificate, trustDomain string, usage x50
 	if err != nil {
 		return Peer{}, err
 	}
-	key := sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
 	peer := Peer{
-		ID: id, Serial: SerialString(leaf.SerialNumber), Fingerprint: Fingerprint(leaf), KeySHA256: key[:],
+		ID: id, Serial: SerialString(leaf.SerialNumber), Fingerprint: Fingerprint(leaf),
 		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter, Leaf: leaf,
 	}
 	if len(verified[0]) > 1 {
@@ -155,6 +153,12 @@ func checkUsage(leaf *x509.Certificate, kind Kind, usage x509.ExtKeyUsage) error
 		}
 	}
 	return nil
+}
+
+// KeySHA256 returns the SHA-256 of a certificate's public key, encoded as SubjectPublicKeyInfo.
+func KeySHA256(cert *x509.Certificate) []byte {
+	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	return sum[:]
 }
 
 // Fingerprint returns the SHA-256 of a certificate in lower-case hexadecimal.

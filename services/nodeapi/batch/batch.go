@@ -47,10 +47,10 @@ type Batcher[Q, R any] struct {
 }
 
 type item[Q, R any] struct {
-	ctx   context.Context //nolint:containedctx // of the caller, who waits for the result
+	ctx   context.Context //nolint:containedctx // of the caller, to whom the result goes
 	since time.Time
 	req   Q
-	out   chan<- result[R]
+	done  func(R, error)
 }
 
 type result[R any] struct {
@@ -115,18 +115,25 @@ func (b *Batcher[Q, R]) count() int {
 func (b *Batcher[Q, R]) Do(ctx context.Context, req Q) (R, error) {
 	var zero R
 	out := make(chan result[R], 1)
-	b.mu.Lock()
-	b.waiting = append(b.waiting, item[Q, R]{ctx: ctx, since: time.Now(), req: req, out: out})
-	b.mu.Unlock()
-	select {
-	case b.wake <- struct{}{}:
-	default:
-	}
+	b.Post(ctx, req, func(res R, err error) { out <- result[R]{res: res, err: err} })
 	select {
 	case r := <-out:
 		return r.res, r.err
 	case <-ctx.Done():
 		return zero, context.Cause(ctx)
+	}
+}
+
+// Post sends a request with one of the next calls and does not wait for it, so that a request which waits needs no
+// goroutine. done is called with the result in the goroutine of the call, which it must not block. It is not called if
+// Run has ended or ctx ends before the call has begun.
+func (b *Batcher[Q, R]) Post(ctx context.Context, req Q, done func(R, error)) {
+	b.mu.Lock()
+	b.waiting = append(b.waiting, item[Q, R]{ctx: ctx, since: time.Now(), req: req, done: done})
+	b.mu.Unlock()
+	select {
+	case b.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -253,11 +260,12 @@ func (b *Batcher[Q, R]) serve(ctx context.Context, items []item[Q, R]) {
 		b.serve(ctx, items[len(items)/2:])
 		return
 	}
+	var none R
 	for i, it := range items {
 		if err != nil {
-			it.out <- result[R]{err: err}
+			it.done(none, err)
 			continue
 		}
-		it.out <- result[R]{res: res[i]}
+		it.done(res[i], nil)
 	}
 }

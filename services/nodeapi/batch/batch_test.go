@@ -219,3 +219,42 @@ func TestACallYieldsUntilItHasEnough(t *testing.T) {
 		expect(t, "with 3 requests", c.sizes(), 3)
 	})
 }
+
+// TestAPostedRequestIsAnsweredWhereItsCallEnds checks that requests which are posted share a call with those whose
+// callers wait, that each is answered once, a failure too, and that none is answered whose context ended before.
+func TestAPostedRequestIsAnsweredWhereItsCallEnds(t *testing.T) {
+	run(t, 0, func(t *testing.T, c *calls, b *batch.Batcher[int, int], send func(context.Context, int)) {
+		t.Helper()
+		type answer struct {
+			req, res int
+			err      error
+		}
+		var answers []answer
+		post := func(ctx context.Context, req int) {
+			b.Post(ctx, req, func(res int, err error) { answers = append(answers, answer{req, res, err}) })
+			synctest.Wait()
+		}
+		send(t.Context(), 2) // the calls that both lanes have
+		expect(t, "the first requests", c.sizes(), 1, 1)
+		gone, leave := context.WithCancel(t.Context())
+		post(gone, 7)
+		post(t.Context(), 8)
+		send(t.Context(), 1)
+		leave()
+		for range 3 {
+			c.goOn <- struct{}{}
+			synctest.Wait()
+		}
+		expect(t, "the posted one and the one that is waited for", c.sizes(), 2)
+		if len(answers) != 1 || answers[0] != (answer{req: 8, res: 8}) {
+			t.Errorf("answers %+v, want 8 for 8 alone", answers)
+		}
+		answers = nil
+		post(t.Context(), 9)
+		time.Sleep(time.Minute) // past what a call may take
+		synctest.Wait()
+		if len(answers) != 1 || answers[0].req != 9 || answers[0].err == nil {
+			t.Errorf("answers %+v to a call that failed, want one error for 9", answers)
+		}
+	})
+}

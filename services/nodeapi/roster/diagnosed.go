@@ -23,8 +23,8 @@ const (
 func (s *Session) Diagnosed(reported []*commonv1.Diagnostic) *nodev1.SessionChanged {
 	s.mu.Lock()
 	kept := s.diags
-	if len(kept) == 0 {
-		kept = s.agent.Diags // those of Hello, until they were reported
+	if len(kept) == 0 && s.hello != nil {
+		kept = s.hello.Diags
 	}
 	merged, changed := MergeDiagnostics(kept, reported)
 	if changed {

@@ -26,16 +26,16 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 		Generation: s.generation, State: state, Late: s.late,
 		OpenedAt: timestamppb.New(s.opened), LastSeenAt: timestamppb.New(dbNow.Add(-now.Sub(s.LastSeen()))),
 		Serial: s.Identity.Serial, RemoteAddress: s.Identity.Remote,
-		AgentVersion: s.agent.Version, LedgerId: s.agent.LedgerID, BootId: s.agent.BootID, Version: s.version,
+		AgentVersion: s.agent.version, LedgerId: s.agent.ledgerID, BootId: s.agent.bootID, Version: s.version,
 	}
-	f.Diagnostics, f.Recovery = s.diags, s.agent.Recovery // each fact replaces what a view has of the session
-	if len(s.diags) == 0 {
-		f.Diagnostics = newest(s.agent.Diags, keptDiagnostics)
-	}
-	if withHost {
-		f.Host, f.Diagnostics = s.agent.Host, s.agent.Diags
-		f.Profile = s.agent.Profile
-		f.TaskTypes = s.agent.TaskTypes
+	f.Diagnostics, f.Recovery = s.diags, s.agent.recovery // each fact replaces what a view has of the session
+	if hello := s.hello; hello != nil {
+		if len(s.diags) == 0 {
+			f.Diagnostics = newest(hello.Diags, keptDiagnostics)
+		}
+		if withHost {
+			f.Host, f.Diagnostics, f.Profile, f.TaskTypes = hello.Host, hello.Diags, hello.Profile, hello.TaskTypes
+		}
 	}
 	if s.profile.facts != nil {
 		f.Profile = s.profile.facts

@@ -153,6 +153,7 @@ func (r *Roster) Admit(s *Session) {
 	s.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_OPENING),
 		int32(commonv1.SessionState_SESSION_STATE_ADMITTED))
 	r.report(s, commonv1.SessionState_SESSION_STATE_ADMITTED, true)
+	s.helloReported()
 	if old != nil && old != s {
 		r.replace(old, replaces)
 	}

@@ -72,7 +72,8 @@ type Session struct {
 	nonce        string
 	replaces     string
 	instanceID   string
-	agent        AgentFacts
+	agent        keptFacts
+	hello        *AgentFacts // until they were reported
 	profile      profileOf
 	clockOffset  time.Duration          // of the host's clock, as last reported; zero: none is known
 	diags        []*commonv1.Diagnostic // keptDiagnostics of Hello's, once they were reported, and of the reports since
@@ -96,6 +97,13 @@ type AgentFacts struct {
 	Recovery  *commonv1.RecoveryCounters
 }
 
+// keptFacts are the facts of the agent that each event of its session has.
+type keptFacts struct {
+	version, ledgerID, bootID string
+	protocol                  int32
+	recovery                  *commonv1.RecoveryCounters
+}
+
 // State of the session.
 func (s *Session) State() commonv1.SessionState { return commonv1.SessionState(s.state.Load()) }
 
@@ -113,7 +121,12 @@ func (s *Session) ReportsRefused(n int) int { return int(s.refused.Add(int64(n))
 func (s *Session) Welcomed(instanceID string, generation int64, nonce, replaces string, facts AgentFacts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.instanceID, s.generation, s.nonce, s.replaces, s.agent = instanceID, generation, nonce, replaces, facts
+	s.instanceID, s.generation, s.nonce, s.replaces = instanceID, generation, nonce, replaces
+	s.agent = keptFacts{
+		version: facts.Version, ledgerID: facts.LedgerID, bootID: facts.BootID, protocol: facts.Protocol,
+		recovery: facts.Recovery,
+	}
+	s.hello = &facts
 	s.profile.reported = facts.Profile.GetFingerprint()
 }
 
@@ -165,21 +178,27 @@ func (s *Session) Correlation() string { return guarded(&s.mu, &s.correlation) }
 func (s *Session) InstanceID() string { return guarded(&s.mu, &s.instanceID) }
 
 // LedgerID of the agent.
-func (s *Session) LedgerID() string { return guarded(&s.mu, &s.agent.LedgerID) }
+func (s *Session) LedgerID() string { return guarded(&s.mu, &s.agent.ledgerID) }
 
 // Protocol is the version of the protocol that the agent speaks.
-func (s *Session) Protocol() int32 { return guarded(&s.mu, &s.agent.Protocol) }
+func (s *Session) Protocol() int32 { return guarded(&s.mu, &s.agent.protocol) }
 
 // SetWorkReady records that lifecycle has raised the gate to this session: leases may be requested for it from now on.
 func (s *Session) SetWorkReady() {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.workReady = true
-	// Already reported; an idle session keeps only what it needs. The newest diagnostics stand in its later events.
-	if len(s.diags) == 0 {
-		s.diags = newest(s.agent.Diags, keptDiagnostics)
+}
+
+// helloReported drops the facts of Hello but for what later events have: the newest diagnostics, and keptFacts. A fleet
+// that comes back after an outage waits in this state for its gates.
+func (s *Session) helloReported() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hello != nil && len(s.diags) == 0 {
+		s.diags = newest(s.hello.Diags, keptDiagnostics)
 	}
-	s.agent.Host, s.agent.Profile, s.agent.Diags, s.agent.TaskTypes = nil, nil, nil, nil
-	s.mu.Unlock()
+	s.hello = nil
 }
 
 // MayLease reports whether leases may be requested for the session.

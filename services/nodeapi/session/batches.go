@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/wallclock"
 )
@@ -67,16 +66,5 @@ func (s *Server) confirmBatch(ctx context.Context, reqs []*recoveryv1.ConfirmSes
 		return nil, fmt.Errorf("confirm sessions: %w", err)
 	}
 	s.cfg.Clock.Set(sent, wallclock.Now(), res.GetServerTime().AsTime())
-	return res.GetResults(), nil
-}
-
-func (s *Server) readyBatch(ctx context.Context, reqs []*lifecyclev1.SessionReady) ([]*lifecyclev1.SessionReadyResult,
-	error,
-) {
-	res, err := s.deps.Gate.SessionsReady(ctx,
-		&lifecyclev1.SessionsReadyRequest{ReplicaId: s.cfg.ReplicaID, Sessions: reqs})
-	if err != nil {
-		return nil, fmt.Errorf("raise gates: %w", err)
-	}
 	return res.GetResults(), nil
 }

@@ -68,7 +68,7 @@ type payer struct {
 	often                bool // the node may not be admitted now, or its certificate is short
 }
 
-func (p payer) certificate() openKey { return openKey{node: p.node, serial: p.serial} }
+func (p payer) certificate() openKey { return keyOf(p.node, p.serial, "") }
 
 // budget returns which budget a stream is charged to, and under which key.
 func (b *budgets) budget(p payer, proven bool, now time.Time) (*opens, openKey) {
@@ -80,9 +80,9 @@ func (b *budgets) budget(p payer, proven bool, now time.Time) (*opens, openKey) 
 	case b.isRefused(p.certificate(), now):
 		return b.refused, p.certificate()
 	case p.often:
-		return b.oftenUnproven, openKey{p.node, p.serial, p.source}
+		return b.oftenUnproven, keyOf(p.node, p.serial, p.source)
 	}
-	return b.unproven, openKey{p.node, p.serial, p.source}
+	return b.unproven, keyOf(p.node, p.serial, p.source)
 }
 
 // exhausted returns how long to wait if nothing is left in either budget that the stream could be charged to, before

@@ -88,7 +88,7 @@ func TestTablesOfBudgetsAreBounded(t *testing.T) {
 	o := newOpens(1, time.Hour)
 	o.buckets.most = 100
 	now := time.Unix(1000, 0)
-	key := func(i int) openKey { return openKey{node: "n", serial: strconv.Itoa(i)} }
+	key := func(i int) openKey { return keyOf("n", strconv.Itoa(i), "") }
 	for i := range 1000 {
 		if o.take(key(i), now) != 0 {
 			t.Fatalf("key %d is refused", i)

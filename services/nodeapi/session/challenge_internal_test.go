@@ -20,7 +20,6 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/joinstate"
-	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
 )
@@ -102,8 +101,10 @@ func TestALateAnswerToAChallengeIsNone(t *testing.T) {
 					time.Now().Add(time.Hour))
 				h := &handler{
 					server: &Server{lim: lim, validate: validator, deps: Deps{Authority: reports}}, stream: stream, sess: sess,
-					leaf: pki.Peer{Leaf: &x509.Certificate{PublicKey: &key.PublicKey}}, conn: &admission.Conn{},
-					hello: &nodev1.Hello{NodeId: stream.node},
+					opening: &opening{
+						leaf: &x509.Certificate{PublicKey: &key.PublicKey}, conn: &admission.Conn{},
+						hello: &nodev1.Hello{NodeId: stream.node},
+					},
 				}
 				err := h.challenge(t.Context(), c.timer)
 				if _, denied := fault.As(err); !denied || errors.Is(err, io.EOF) {

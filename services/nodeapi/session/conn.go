@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -36,17 +37,20 @@ type transport struct {
 	admission   *admission.Admission
 }
 
-// authInfo is the information about its connection that a call has. It keeps no certificate but the leaf.
+// authInfo is the information about its connection that a call has. It lives as long as the connection, so it has no
+// more of the peer than calls need.
 type authInfo struct {
 	credentials.CommonAuthInfo
 
-	peer    pki.Peer
+	id      pki.ID
+	serial  string
+	leaf    *x509.Certificate
 	conn    *admission.Conn
-	streams *pace // the pace of the streams that it opens
+	streams pace // of the streams that it opens
 }
 
 // AuthType names the kind of authentication.
-func (authInfo) AuthType() string { return "tls" }
+func (*authInfo) AuthType() string { return "tls" }
 
 // ServerHandshake authenticates a connection.
 func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -75,9 +79,9 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 		t.reject(raw, errProtocol)
 		return nil, nil, errors.Join(errProtocol, conn.Close())
 	}
-	return conn, authInfo{
+	return conn, &authInfo{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
-		peer:           p, conn: turn, streams: &pace{},
+		id:             p.ID, serial: p.Serial, leaf: p.Leaf, conn: turn,
 	}, nil
 }
 
@@ -106,14 +110,14 @@ func (t *transport) Clone() credentials.TransportCredentials {
 // OverrideServerName does nothing: agents verify an identity, not a host name.
 func (t *transport) OverrideServerName(string) error { return nil }
 
-func connOf(ctx context.Context) (authInfo, error) {
+func connOf(ctx context.Context) (*authInfo, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return authInfo{}, errNoPeer
+		return nil, errNoPeer
 	}
-	info, ok := p.AuthInfo.(authInfo)
+	info, ok := p.AuthInfo.(*authInfo)
 	if !ok {
-		return authInfo{}, errNoPeer
+		return nil, errNoPeer
 	}
 	return info, nil
 }

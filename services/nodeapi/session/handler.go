@@ -2,11 +2,13 @@ package session
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"buf.build/go/protovalidate"
@@ -21,7 +23,6 @@ import (
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
@@ -30,29 +31,31 @@ import (
 
 // handler serves one stream from its first frame to its end. It is the only reader; its fields need no lock.
 type handler struct {
-	server *Server
-	stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
-	sess   *roster.Session
-	leaf   pki.Peer
-	who    payer
-	conn   *admission.Conn
-	hello  *nodev1.Hello
-	join   []byte // the join state that Welcome carried
-	pace   pace
-	renew  chan struct{} // contains a token while a renewal is under way
-	keys   *agentKeys
-	// listed is the frame of the list of keys that Welcome carried.
-	listed *nodev1.ConnectResponse
-	// rooted is the frame of the list of roots that Welcome carried.
-	rooted *nodev1.ConnectResponse
-	// policy is the one that Welcome carried.
-	policy *commonv1.NodePolicy
+	server   *Server
+	stream   grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
+	sess     *roster.Session
+	*opening // nil once the session was admitted
+	pace     pace
+	renewing atomic.Bool // a renewal is under way
+	keys     *agentKeys
 
 	clock skew        // of the agent's host
 	host  hostChanges // that this session has reported
 	diags diagnosed   // by this session's reports
 
 	overBudget bool // the opening was refused by the budget and did not reach recovery
+}
+
+// opening is what a session needs until it is admitted, but not for the hours after that.
+type opening struct {
+	leaf  *x509.Certificate
+	who   payer
+	conn  *admission.Conn
+	hello *nodev1.Hello
+	// What Welcome carried: the join state, the frames of the lists of keys and of roots, and the policy.
+	join           []byte
+	listed, rooted *nodev1.ConnectResponse
+	policy         *commonv1.NodePolicy
 }
 
 func (h *handler) run(ctx context.Context) error {
@@ -142,8 +145,6 @@ func checked(v protovalidate.Validator, frame *nodev1.ConnectRequest) error {
 
 // serve reads an admitted session until it ends.
 func (h *handler) serve(ctx context.Context) error {
-	h.renew = make(chan struct{}, 1)
-	h.leaf = pki.Peer{}
 	for {
 		frame, err := h.recv()
 		if err != nil {
@@ -217,16 +218,14 @@ func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
 		issued.RequestId = f.GetRequestId()
 		h.sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_CertificateIssued{CertificateIssued: issued}})
 	}
-	select {
-	case h.renew <- struct{}{}:
-	default:
+	if !h.renewing.CompareAndSwap(false, true) {
 		answer(&nodev1.CertificateIssued{Denied: fault.ToDenial(fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT,
 			"a renewal is under way", fault.RetryAfter(time.Second)), "")})
 		return
 	}
-	s, sess, instance, done := h.server, h.sess, h.sess.InstanceID(), h.renew
+	s, sess, instance := h.server, h.sess, h.sess.InstanceID()
 	s.deps.Roster.Go(func() {
-		over := sync.OnceFunc(func() { <-done })
+		over := sync.OnceFunc(func() { h.renewing.Store(false) })
 		defer over()
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()

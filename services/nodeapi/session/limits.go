@@ -1,13 +1,18 @@
 package session
 
 import (
+	"hash/maphash"
 	"sync"
 	"time"
 )
 
-// openKey is the key under which the opening of a stream is charged. An empty source stands for all sources.
-type openKey struct {
-	node, serial, source string
+// openKey is the key under which the opening of a stream is charged: a digest of the node's id, the certificate's
+// serial and the source. Its seed is of the process, so that no client can find another's key.
+type openKey uint64
+
+// keyOf returns the key of a certificate and a source. An empty source stands for all sources.
+func keyOf(node, serial, source string) openKey {
+	return openKey(maphash.Comparable(digests, [...]string{node, serial, source}))
 }
 
 // opens bounds how often one key may open a stream: a burst, then one per interval. The table holds only keys that

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
@@ -50,7 +51,7 @@ func (h *handler) open(ctx context.Context) error {
 		Serial: h.sess.Identity.Serial, JoinState: hello.GetJoinState(), ReplicaId: h.server.cfg.ReplicaID,
 		BootId: hello.GetBootId(), MachineId: hello.GetHost().GetMachineId(), RemoteAddress: h.sess.Identity.Remote,
 		AgentVersion: hello.GetAgentVersion(), ReplacesNonce: hello.GetReplacesNonce(),
-		KeySha256: h.leaf.KeySHA256,
+		KeySha256: pki.KeySHA256(h.leaf),
 	})
 	answered()
 	if err != nil {
@@ -149,7 +150,7 @@ func (h *handler) readAnswer(nonce []byte) bool {
 		}
 		if a := frame.GetChallengeAnswer(); a != nil {
 			return string(a.GetNonce()) == string(nonce) &&
-				joinstate.VerifyChallenge(h.leaf.Leaf.PublicKey, nonce, h.sess.Identity.NodeID, a.GetSignature()) == nil
+				joinstate.VerifyChallenge(h.leaf.PublicKey, nonce, h.sess.Identity.NodeID, a.GetSignature()) == nil
 		}
 		if frame.GetHeartbeat() == nil {
 			return false

@@ -2,18 +2,14 @@ package session
 
 import (
 	"context"
-	"log/slog"
-	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
 // ready waits for the agent's Ready, which reports that the join state is on its disk, and has recovery confirm the
@@ -82,82 +78,8 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 		h.sess.SetInterval(now.GetHeartbeatInterval().AsDuration())
 		h.sess.SendInline(PolicyFrame(now))
 	}
-	h.listed, h.rooted, h.policy = nil, nil, nil
 	h.server.offerAdmitted(h.sess)
-	h.raiseGate(ctx, generation)
-	h.hello = nil // an idle session keeps what it needs
-	return nil
-}
-
-// raiseGate reports the session to lifecycle until lifecycle accepts it or the session has ended. It does not block the
-// reader.
-func (h *handler) raiseGate(ctx context.Context, generation int64) {
-	s, sess, hello, join, keys := h.server, h.sess, h.hello, h.join, h.keys
-	h.join = nil
-	s.deps.Roster.Go(func() {
-		pause := 50 * time.Millisecond
-		for !sess.Gone() && s.deps.View.WaitFresh(ctx) == nil {
-			held := keys.current()
-			res, err := s.readies.Do(ctx, &lifecyclev1.SessionReady{
-				NodeId: sess.Identity.NodeID, NodeInstanceId: hello.GetNodeInstanceId(), SessionId: sess.ID, Generation: generation,
-				JoinState: join, LedgerId: hello.GetLedgerId(), TasksInFlight: hello.GetTasksInFlight(),
-				TaskTypes:  hello.GetTaskTypes(),
-				Host:       hello.GetHost(),
-				TaskKeyIds: held,
-			})
-			if err == nil && res.GetAccepted() {
-				s.gateRaised(sess, res)
-				if keys.gateRaised(held) {
-					s.reportKeys(ctx, sess, keys)
-				}
-				return
-			}
-			if err == nil && res.GetDenial() != nil {
-				err = fault.FromDenial(res.GetDenial())
-				if res.GetDenial().GetAction() != commonv1.Action_ACTION_WAIT {
-					sess.Close(res.GetDenial())
-					return
-				}
-			}
-			if ctx.Err() != nil {
-				return
-			}
-			// Lifecycle may learn of a new node from recovery only after the node has connected, so the first refusals are
-			// expected.
-			level := slog.LevelWarn
-			if pause < time.Second && fault.Has(err, commonv1.Reason_REASON_NODE_NOT_ADMITTED) {
-				level = slog.LevelDebug
-			}
-			s.deps.Logger.Log(ctx, level, "gate not raised", slog.String("node_id", sess.Identity.NodeID),
-				slog.Any("error", err))
-			select {
-			case <-time.After(pause):
-				pause = min(2*pause, 2*time.Second)
-			case <-ctx.Done():
-			}
-		}
-	})
-}
-
-func (s *Server) gateRaised(sess *roster.Session, res *lifecyclev1.SessionReadyResult) {
-	// The list is sent before any offer, so that a workload which a task starts is not checked against a list that was
-	// made before it.
-	sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_RunList{RunList: &nodev1.RunList{
-		MayRun: res.GetMayRun(), Unlisted: !res.GetRunListed(),
-	}}})
-	if len(res.GetAcknowledged()) > 0 {
-		sess.Send(
-			&nodev1.ConnectResponse{
-				Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: res.GetAcknowledged()}},
-			},
-		)
-	}
-	sess.SendAll(sess.Cancels(res.GetCancel(), 0, "not wanted any more"))
-	sess.SetWorkReady()
-	if sess.Gone() {
-		// Consumers may have read the end of the session before lifecycle had its beginning, so the end is reported again.
-		s.deps.Roster.RepeatClosed(sess)
-		return
-	}
-	s.deps.Work.Ready(sess)
+	err = h.raiseGate(ctx, generation)
+	h.opening = nil
+	return err
 }

@@ -136,7 +136,8 @@ type Server struct {
 
 	openings *batch.Batcher[*recoveryv1.OpenSession, *recoveryv1.OpenResult]
 	confirms *batch.Batcher[*recoveryv1.ConfirmSession, *recoveryv1.ConfirmResult]
-	readies  *batch.Batcher[*lifecyclev1.SessionReady, *lifecyclev1.SessionReadyResult]
+	readies  *batch.Batcher[*raising, *lifecyclev1.SessionReadyResult]
+	reports  batch.Encoded // of readies
 	keys     *batch.Batcher[*lifecyclev1.SessionKeys, bool]
 
 	draining chan struct{}
@@ -197,7 +198,7 @@ func (s *Server) tap(ctx context.Context, _ *tap.Info) (context.Context, error) 
 	}
 	if info.streams.frames == s.lim.StreamsPerSecond+1 {
 		s.deps.Metrics.Refused(names.Of(commonv1.Reason_REASON_RATE_LIMITED))
-		s.deps.Logger.InfoContext(ctx, "connection cut: it opens too many streams", slog.String("node_id", info.peer.ID.Name))
+		s.deps.Logger.InfoContext(ctx, "connection cut: it opens too many streams", slog.String("node_id", info.id.Name))
 	}
 	_ = info.conn.Close()
 	return ctx, fault.ToGRPC(fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this connection opens too many streams"), "")
@@ -266,13 +267,13 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	if err != nil {
 		return fault.ToGRPC(err, "")
 	}
-	if info.peer.ID.Kind != pki.KindNode || info.peer.ID.IsCanary() {
+	if info.id.Kind != pki.KindNode || info.id.IsCanary() {
 		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "")
 	}
 	defer info.conn.Leave() // unless it was admitted
 	now := wallclock.Now()
-	who := payer{node: info.peer.ID.Name, serial: info.peer.Serial, source: sourceOf(info.conn.RemoteAddr().String())}
-	who.often = pki.Life(info.peer.Leaf) < shortLife
+	who := payer{node: info.id.Name, serial: info.serial, source: sourceOf(info.conn.RemoteAddr().String())}
+	who.often = pki.Life(info.leaf) < shortLife
 	if n := s.deps.View.Get(who.node); n != nil && n.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		who.often = true
 	}
@@ -287,8 +288,8 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	default:
 	}
 	ident := roster.Identity{
-		NodeID: info.peer.ID.Name, Serial: info.peer.Serial, NotAfter: info.peer.NotAfter,
-		Life: pki.Life(info.peer.Leaf), Remote: info.conn.RemoteAddr().String(), Conn: info.conn,
+		NodeID: info.id.Name, Serial: info.serial, NotAfter: info.leaf.NotAfter,
+		Life: pki.Life(info.leaf), Remote: info.conn.RemoteAddr().String(), Conn: info.conn,
 	}
 	maxAge := s.deps.Policy().GetStreamMaxAge().AsDuration()
 	if now.Add(s.cfg.Clock.Offset()).After(ident.NotAfter) {
@@ -298,7 +299,9 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	sess := s.deps.Roster.Add(ids.New(), ident, stream, now.Add(s.lim.FirstFrame), roster.RetireTime(now, maxAge))
 	defer s.deps.Gone(sess)
 	defer s.deps.Roster.Remove(sess)
-	h := &handler{server: s, stream: stream, sess: sess, leaf: info.peer, who: who, conn: info.conn}
+	h := &handler{
+		server: s, stream: stream, sess: sess, opening: &opening{leaf: info.leaf, who: who, conn: info.conn},
+	}
 	err = h.run(stream.Context())
 	outcome := "ended"
 	switch {
