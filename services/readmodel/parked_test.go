@@ -106,6 +106,27 @@ func TestParkedEventsAreReplayedAndDropped(t *testing.T) {
 		t.Errorf("the status says %v", c)
 	}
 
+	shown, err := readmodelv1connect.NewProjectionServiceClient(k.http(k.token("", "operator"), true), k.url()).
+		GetProjections(ctx, &readmodelv1.GetProjectionsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if shown.GetParkedEvents() != 2 || shown.GetPosition() == 0 {
+		t.Errorf("the projections have %d parked events and are at %d", shown.GetParkedEvents(), shown.GetPosition())
+	}
+	var tables []string
+	for _, table := range shown.GetTables() {
+		if table.GetBytes() == 0 || table.GetRows() < 0 {
+			t.Errorf("%s has %d rows and %d bytes", table.GetTable(), table.GetRows(), table.GetBytes())
+		}
+		tables = append(tables, table.GetTable())
+	}
+	for _, table := range []string{"node", "run", "workspace"} {
+		if !slices.Contains(tables, table) {
+			t.Errorf("%s is not among the tables %q", table, tables)
+		}
+	}
+
 	replay := func(consumer string, pos int64) (int64, error) {
 		answer, err := operator.ReplayParked(ctx,
 			&readmodelv1.ReplayParkedRequest{Consumer: consumer, Position: pos, Reason: "repaired"})

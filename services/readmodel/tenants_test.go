@@ -218,7 +218,7 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		"EventService/ForgetConsumer": generic, "EventService/ListParked": generic, "EventService/ReplayParked": generic,
 		"EventService/DropParked": generic, "KeyService/ListKeys": generic, "KeyService/RotateKey": generic,
 		"PeopleService/CreatePerson": generic, "PeopleService/ListPeople": generic, "PeopleService/EndPerson": generic,
-		"ProjectionService/VerifyProjections": generic, "ProjectionService/RebuildProjections": generic,
+		"ProjectionService/GetProjections": generic, "ProjectionService/VerifyProjections": generic, "ProjectionService/RebuildProjections": generic,
 		"RetentionService/GetRetention": generic, "RollbackService/GetRollback": generic,
 		"RollbackService/AcceptRollback": generic,
 		"TokenService/ListTokens":        {nil, &readmodelv1.ListTokensRequest{NodeId: x.NodeID}},

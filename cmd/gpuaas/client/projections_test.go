@@ -31,3 +31,33 @@ func TestProjectionsAreVerifiedAndRebuilt(t *testing.T) {
 		t.Errorf("no announced rows in\n%s", got.out)
 	}
 }
+
+func TestProjectionsAreShown(t *testing.T) {
+	f := mesh(t)
+	status := &readmodelv1.GetProjectionsResponse{
+		Position: 70123, EventsBehind: 12, BehindSeconds: 3,
+		Tables: []*readmodelv1.ProjectionTable{
+			{Table: "node", Rows: 10000, Bytes: 3 << 20}, {Table: "workspace", Rows: 100000, Bytes: 45 << 20},
+		},
+	}
+	always(f, "GetProjections", status)
+	got := call(t, "projections", "status").wants(t, 0)
+	for _, want := range []string{"node", "100000", "45.0 MiB", "EVENTS BEHIND", "12", "3s", "70123"} {
+		if !strings.Contains(got.out, want) {
+			t.Errorf("%q is missing in\n%s", want, got.out)
+		}
+	}
+	if strings.Contains(got.out, "NEXT ACTION") {
+		t.Errorf("a next action though nothing is parked:\n%s", got.out)
+	}
+	if got := call(t, "projections", "status", "-o", "json", "--jq", ".events_behind").wants(t, 0); got.out != "12\n" {
+		t.Errorf("events behind: %q", got.out)
+	}
+	if got := call(t, "projections", "status", "-o", "name").wants(t, 0); got.out != "node\nworkspace\n" {
+		t.Errorf("names: %q", got.out)
+	}
+	status.ParkedEvents = 2
+	if got := call(t, "projections", "status").wants(t, 0); !strings.Contains(got.out, "gpuaas events parked") {
+		t.Errorf("no next action for parked events:\n%s", got.out)
+	}
+}

@@ -127,7 +127,7 @@ func merge(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("keep since when sessions serve: %w", err)
 	}
 	// Whether a gate or a verdict is over depends on the row of its node, so the rows of nodes are deleted last.
-	names := tableNames()
+	names := TableNames()
 	for _, name := range names {
 		if name == "node" {
 			continue

@@ -61,7 +61,7 @@ func (p *Projector) Verify(ctx context.Context) (Report, error) {
 	if err != nil {
 		return Report{}, fmt.Errorf("verify projections: %w", err)
 	}
-	for _, name := range tableNames() {
+	for _, name := range TableNames() {
 		d, err := compare(ctx, tx, name, report.Cut)
 		if err != nil {
 			return Report{}, fmt.Errorf("verify projections: %w", err)
@@ -226,7 +226,7 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, lock, repl
 		return report, fmt.Errorf("read cursor: %w", err)
 	}
 	if replace {
-		for _, name := range tableNames() {
+		for _, name := range TableNames() {
 			if _, err := pg.Exec(ctx, tx, emptyTable.For(target{"", name})); err != nil {
 				return report, fmt.Errorf("empty %s: %w", name, err)
 			}

@@ -68,8 +68,8 @@ var tables = map[string]table{
 	},
 }
 
-// tableNames returns the names of the tables in order, so that locks are taken in one order.
-func tableNames() []string {
+// TableNames returns the names of the tables in order, so that locks are taken in one order.
+func TableNames() []string {
 	return slices.Sorted(maps.Keys(tables))
 }
 
@@ -92,7 +92,7 @@ func (t target) table() string { return "readmodel." + t.prefix + t.name }
 func targets(sets ...string) []target {
 	var all []target
 	for _, prefix := range sets {
-		for _, name := range tableNames() {
+		for _, name := range TableNames() {
 			all = append(all, target{prefix, name})
 		}
 	}

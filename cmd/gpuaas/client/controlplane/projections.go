@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,7 +18,60 @@ import (
 // ProjectionsCommand returns the commands about projections.
 func ProjectionsCommand(p *kit.Program) *cobra.Command {
 	return kit.Group("projections", "Check and repair the rows that lists and timelines are read from", nil,
-		projectionsVerify(p), projectionsRebuild(p))
+		projectionsStatus(p), projectionsVerify(p), projectionsRebuild(p))
+}
+
+// ProjectionTablesView is how the tables of the projections are printed.
+var ProjectionTablesView = output.View[*readmodelv1.ProjectionTable]{
+	Name: func(t *readmodelv1.ProjectionTable) string { return t.GetTable() },
+	Columns: []output.Column[*readmodelv1.ProjectionTable]{
+		{Title: "TABLE", Path: "table"},
+		{Title: "ROWS", Moves: true, Of: func(_ *output.Printer, t *readmodelv1.ProjectionTable) string {
+			return human.Number(t.GetRows())
+		}},
+		{Title: "SIZE", Moves: true, Of: func(_ *output.Printer, t *readmodelv1.ProjectionTable) string {
+			return mebibytes(t.GetBytes())
+		}},
+	},
+}
+
+func projectionsStatus(p *kit.Program) *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show how far the rows that are shown are behind the events, and their tables",
+		Long: "Show the tables that lists and timelines are read from, with their rows as the database estimates them. " +
+			"Under the list stand the position of\n" +
+			"the last event that they have, how many events they have not, and since when the oldest of these waits. Events " +
+			"that could not be applied are\n" +
+			"parked: `gpuaas events parked` lists them. `gpuaas projections verify` compares the rows with the events.",
+		Example: "  gpuaas projections status\n  gpuaas projections status -o json --jq '.events_behind'",
+		Args:    kit.Args(),
+		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
+			answer, err := s.Client.Projections.GetProjections(ctx, &readmodelv1.GetProjectionsRequest{})
+			if err != nil {
+				return err
+			}
+			if s.Structured() {
+				return output.Object(s.Printer, answer)
+			}
+			err = output.List(s.Printer, ProjectionTablesView, answer.GetTables(), "")
+			if err != nil || s.Format == output.FormatName {
+				return err
+			}
+			if err := s.Section("NAME", "VALUE"); err != nil {
+				return err
+			}
+			rows := [][2]string{
+				{"POSITION", human.Number(answer.GetPosition())},
+				{"EVENTS BEHIND", human.Number(answer.GetEventsBehind())},
+				{"BEHIND FOR", (time.Duration(answer.GetBehindSeconds()) * time.Second).String()},
+				{"PARKED EVENTS", human.Number(answer.GetParkedEvents())},
+			}
+			if answer.GetParkedEvents() > 0 {
+				rows = append(rows, [2]string{"NEXT ACTION", "look at them with `gpuaas events parked`, then replay or drop them"})
+			}
+			return s.Pairs(rows)
+		}),
+	}
 }
 
 // reportLines returns the lines about the result of a check or a rebuild.

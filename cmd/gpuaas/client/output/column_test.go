@@ -95,11 +95,12 @@ func TestColumnsAreFields(t *testing.T) {
 		"controlplane.IssuersView": declared(controlplane.IssuersView),
 		"controlplane.IngressColumns": declared(
 			output.View[*recoveryv1.IngressTrust]{Columns: controlplane.IngressColumns}),
-		"controlplane.TrustView":     declared(controlplane.TrustView),
-		"controlplane.KeyView":       declared(controlplane.KeyView),
-		"controlplane.PolicyView":    declared(controlplane.PolicyView),
-		"controlplane.ReasonView":    declared(controlplane.ReasonView),
-		"controlplane.RetentionView": declared(controlplane.RetentionView),
+		"controlplane.TrustView":            declared(controlplane.TrustView),
+		"controlplane.KeyView":              declared(controlplane.KeyView),
+		"controlplane.PolicyView":           declared(controlplane.PolicyView),
+		"controlplane.ReasonView":           declared(controlplane.ReasonView),
+		"controlplane.RetentionView":        declared(controlplane.RetentionView),
+		"controlplane.ProjectionTablesView": declared(controlplane.ProjectionTablesView),
 		"controlplane.RollbackEvidenceColumns": declared(
 			output.View[*recoveryv1.RollbackEvidence]{Columns: controlplane.RollbackEvidenceColumns}),
 		"controlplane.RollbackView": declared(controlplane.RollbackView),

@@ -22,6 +22,181 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// GetProjectionsRequest is empty.
+type GetProjectionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetProjectionsRequest) Reset() {
+	*x = GetProjectionsRequest{}
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetProjectionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetProjectionsRequest) ProtoMessage() {}
+
+func (x *GetProjectionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetProjectionsRequest.ProtoReflect.Descriptor instead.
+func (*GetProjectionsRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{0}
+}
+
+// ProjectionTable is a table that lists and timelines are read from.
+type ProjectionTable struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Table         string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
+	Rows          int64                  `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`   // as the database estimates them
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // with indexes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectionTable) Reset() {
+	*x = ProjectionTable{}
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectionTable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectionTable) ProtoMessage() {}
+
+func (x *ProjectionTable) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectionTable.ProtoReflect.Descriptor instead.
+func (*ProjectionTable) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ProjectionTable) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *ProjectionTable) GetRows() int64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *ProjectionTable) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// GetProjectionsResponse is how far the projections are.
+type GetProjectionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      int64                  `protobuf:"varint,1,opt,name=position,proto3" json:"position,omitempty"`                                // of the last event that was applied, or passed over
+	EventsBehind  int64                  `protobuf:"varint,2,opt,name=events_behind,json=eventsBehind,proto3" json:"events_behind,omitempty"`    // that wait to be applied, those that have no position yet included
+	BehindSeconds int64                  `protobuf:"varint,3,opt,name=behind_seconds,json=behindSeconds,proto3" json:"behind_seconds,omitempty"` // age of the oldest of them; zero: none waits
+	ParkedEvents  int64                  `protobuf:"varint,4,opt,name=parked_events,json=parkedEvents,proto3" json:"parked_events,omitempty"`    // passed over, for they could not be applied
+	Tables        []*ProjectionTable     `protobuf:"bytes,5,rep,name=tables,proto3" json:"tables,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetProjectionsResponse) Reset() {
+	*x = GetProjectionsResponse{}
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetProjectionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetProjectionsResponse) ProtoMessage() {}
+
+func (x *GetProjectionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetProjectionsResponse.ProtoReflect.Descriptor instead.
+func (*GetProjectionsResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GetProjectionsResponse) GetPosition() int64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *GetProjectionsResponse) GetEventsBehind() int64 {
+	if x != nil {
+		return x.EventsBehind
+	}
+	return 0
+}
+
+func (x *GetProjectionsResponse) GetBehindSeconds() int64 {
+	if x != nil {
+		return x.BehindSeconds
+	}
+	return 0
+}
+
+func (x *GetProjectionsResponse) GetParkedEvents() int64 {
+	if x != nil {
+		return x.ParkedEvents
+	}
+	return 0
+}
+
+func (x *GetProjectionsResponse) GetTables() []*ProjectionTable {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
 // VerifyProjectionsRequest is empty.
 type VerifyProjectionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -31,7 +206,7 @@ type VerifyProjectionsRequest struct {
 
 func (x *VerifyProjectionsRequest) Reset() {
 	*x = VerifyProjectionsRequest{}
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[0]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -43,7 +218,7 @@ func (x *VerifyProjectionsRequest) String() string {
 func (*VerifyProjectionsRequest) ProtoMessage() {}
 
 func (x *VerifyProjectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[0]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -56,7 +231,7 @@ func (x *VerifyProjectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProjectionsRequest.ProtoReflect.Descriptor instead.
 func (*VerifyProjectionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{0}
+	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{3}
 }
 
 // ProjectionDifference is a table that differs from its rebuild.
@@ -72,7 +247,7 @@ type ProjectionDifference struct {
 
 func (x *ProjectionDifference) Reset() {
 	*x = ProjectionDifference{}
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[1]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -84,7 +259,7 @@ func (x *ProjectionDifference) String() string {
 func (*ProjectionDifference) ProtoMessage() {}
 
 func (x *ProjectionDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[1]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -97,7 +272,7 @@ func (x *ProjectionDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectionDifference.ProtoReflect.Descriptor instead.
 func (*ProjectionDifference) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{1}
+	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ProjectionDifference) GetTable() string {
@@ -142,7 +317,7 @@ type ProjectionReport struct {
 
 func (x *ProjectionReport) Reset() {
 	*x = ProjectionReport{}
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[2]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -154,7 +329,7 @@ func (x *ProjectionReport) String() string {
 func (*ProjectionReport) ProtoMessage() {}
 
 func (x *ProjectionReport) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[2]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -167,7 +342,7 @@ func (x *ProjectionReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectionReport.ProtoReflect.Descriptor instead.
 func (*ProjectionReport) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{2}
+	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ProjectionReport) GetEvents() int64 {
@@ -216,7 +391,7 @@ type VerifyProjectionsResponse struct {
 
 func (x *VerifyProjectionsResponse) Reset() {
 	*x = VerifyProjectionsResponse{}
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[3]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -228,7 +403,7 @@ func (x *VerifyProjectionsResponse) String() string {
 func (*VerifyProjectionsResponse) ProtoMessage() {}
 
 func (x *VerifyProjectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[3]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -241,7 +416,7 @@ func (x *VerifyProjectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyProjectionsResponse.ProtoReflect.Descriptor instead.
 func (*VerifyProjectionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{3}
+	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *VerifyProjectionsResponse) GetReport() *ProjectionReport {
@@ -267,7 +442,7 @@ type RebuildProjectionsRequest struct {
 
 func (x *RebuildProjectionsRequest) Reset() {
 	*x = RebuildProjectionsRequest{}
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[4]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -279,7 +454,7 @@ func (x *RebuildProjectionsRequest) String() string {
 func (*RebuildProjectionsRequest) ProtoMessage() {}
 
 func (x *RebuildProjectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[4]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -292,7 +467,7 @@ func (x *RebuildProjectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuildProjectionsRequest.ProtoReflect.Descriptor instead.
 func (*RebuildProjectionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{4}
+	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{7}
 }
 
 // RebuildProjectionsResponse is what a rebuild did.
@@ -305,7 +480,7 @@ type RebuildProjectionsResponse struct {
 
 func (x *RebuildProjectionsResponse) Reset() {
 	*x = RebuildProjectionsResponse{}
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[5]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -317,7 +492,7 @@ func (x *RebuildProjectionsResponse) String() string {
 func (*RebuildProjectionsResponse) ProtoMessage() {}
 
 func (x *RebuildProjectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[5]
+	mi := &file_gpuaas_readmodel_v1_projections_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -330,7 +505,7 @@ func (x *RebuildProjectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuildProjectionsResponse.ProtoReflect.Descriptor instead.
 func (*RebuildProjectionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{5}
+	return file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RebuildProjectionsResponse) GetReport() *ProjectionReport {
@@ -344,7 +519,18 @@ var File_gpuaas_readmodel_v1_projections_proto protoreflect.FileDescriptor
 
 const file_gpuaas_readmodel_v1_projections_proto_rawDesc = "" +
 	"\n" +
-	"%gpuaas/readmodel/v1/projections.proto\x12\x13gpuaas.readmodel.v1\x1a\x1egpuaas/common/v1/options.proto\"\x1a\n" +
+	"%gpuaas/readmodel/v1/projections.proto\x12\x13gpuaas.readmodel.v1\x1a\x1egpuaas/common/v1/options.proto\"\x17\n" +
+	"\x15GetProjectionsRequest\"Q\n" +
+	"\x0fProjectionTable\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\tR\x05table\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\x03R\x04rows\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\"\xe3\x01\n" +
+	"\x16GetProjectionsResponse\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\x03R\bposition\x12#\n" +
+	"\revents_behind\x18\x02 \x01(\x03R\feventsBehind\x12%\n" +
+	"\x0ebehind_seconds\x18\x03 \x01(\x03R\rbehindSeconds\x12#\n" +
+	"\rparked_events\x18\x04 \x01(\x03R\fparkedEvents\x12<\n" +
+	"\x06tables\x18\x05 \x03(\v2$.gpuaas.readmodel.v1.ProjectionTableR\x06tables\"\x1a\n" +
 	"\x18VerifyProjectionsRequest\"z\n" +
 	"\x14ProjectionDifference\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12\x18\n" +
@@ -362,8 +548,10 @@ const file_gpuaas_readmodel_v1_projections_proto_rawDesc = "" +
 	"\vdifferences\x18\x02 \x03(\v2).gpuaas.readmodel.v1.ProjectionDifferenceR\vdifferences\"\x1b\n" +
 	"\x19RebuildProjectionsRequest\"[\n" +
 	"\x1aRebuildProjectionsResponse\x12=\n" +
-	"\x06report\x18\x01 \x01(\v2%.gpuaas.readmodel.v1.ProjectionReportR\x06report2\xb4\x02\n" +
-	"\x11ProjectionService\x12\x8c\x01\n" +
+	"\x06report\x18\x01 \x01(\v2%.gpuaas.readmodel.v1.ProjectionReportR\x06report2\xba\x03\n" +
+	"\x11ProjectionService\x12\x83\x01\n" +
+	"\x0eGetProjections\x12*.gpuaas.readmodel.v1.GetProjectionsRequest\x1a+.gpuaas.readmodel.v1.GetProjectionsResponse\"\x18\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\boperator\x12\x8c\x01\n" +
 	"\x11VerifyProjections\x12-.gpuaas.readmodel.v1.VerifyProjectionsRequest\x1a..gpuaas.readmodel.v1.VerifyProjectionsResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator\x12\x8f\x01\n" +
 	"\x12RebuildProjections\x12..gpuaas.readmodel.v1.RebuildProjectionsRequest\x1a/.gpuaas.readmodel.v1.RebuildProjectionsResponse\"\x18\xe2\xe0\x18\x14\n" +
@@ -382,28 +570,34 @@ func file_gpuaas_readmodel_v1_projections_proto_rawDescGZIP() []byte {
 	return file_gpuaas_readmodel_v1_projections_proto_rawDescData
 }
 
-var file_gpuaas_readmodel_v1_projections_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_gpuaas_readmodel_v1_projections_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_gpuaas_readmodel_v1_projections_proto_goTypes = []any{
-	(*VerifyProjectionsRequest)(nil),   // 0: gpuaas.readmodel.v1.VerifyProjectionsRequest
-	(*ProjectionDifference)(nil),       // 1: gpuaas.readmodel.v1.ProjectionDifference
-	(*ProjectionReport)(nil),           // 2: gpuaas.readmodel.v1.ProjectionReport
-	(*VerifyProjectionsResponse)(nil),  // 3: gpuaas.readmodel.v1.VerifyProjectionsResponse
-	(*RebuildProjectionsRequest)(nil),  // 4: gpuaas.readmodel.v1.RebuildProjectionsRequest
-	(*RebuildProjectionsResponse)(nil), // 5: gpuaas.readmodel.v1.RebuildProjectionsResponse
+	(*GetProjectionsRequest)(nil),      // 0: gpuaas.readmodel.v1.GetProjectionsRequest
+	(*ProjectionTable)(nil),            // 1: gpuaas.readmodel.v1.ProjectionTable
+	(*GetProjectionsResponse)(nil),     // 2: gpuaas.readmodel.v1.GetProjectionsResponse
+	(*VerifyProjectionsRequest)(nil),   // 3: gpuaas.readmodel.v1.VerifyProjectionsRequest
+	(*ProjectionDifference)(nil),       // 4: gpuaas.readmodel.v1.ProjectionDifference
+	(*ProjectionReport)(nil),           // 5: gpuaas.readmodel.v1.ProjectionReport
+	(*VerifyProjectionsResponse)(nil),  // 6: gpuaas.readmodel.v1.VerifyProjectionsResponse
+	(*RebuildProjectionsRequest)(nil),  // 7: gpuaas.readmodel.v1.RebuildProjectionsRequest
+	(*RebuildProjectionsResponse)(nil), // 8: gpuaas.readmodel.v1.RebuildProjectionsResponse
 }
 var file_gpuaas_readmodel_v1_projections_proto_depIdxs = []int32{
-	2, // 0: gpuaas.readmodel.v1.VerifyProjectionsResponse.report:type_name -> gpuaas.readmodel.v1.ProjectionReport
-	1, // 1: gpuaas.readmodel.v1.VerifyProjectionsResponse.differences:type_name -> gpuaas.readmodel.v1.ProjectionDifference
-	2, // 2: gpuaas.readmodel.v1.RebuildProjectionsResponse.report:type_name -> gpuaas.readmodel.v1.ProjectionReport
-	0, // 3: gpuaas.readmodel.v1.ProjectionService.VerifyProjections:input_type -> gpuaas.readmodel.v1.VerifyProjectionsRequest
-	4, // 4: gpuaas.readmodel.v1.ProjectionService.RebuildProjections:input_type -> gpuaas.readmodel.v1.RebuildProjectionsRequest
-	3, // 5: gpuaas.readmodel.v1.ProjectionService.VerifyProjections:output_type -> gpuaas.readmodel.v1.VerifyProjectionsResponse
-	5, // 6: gpuaas.readmodel.v1.ProjectionService.RebuildProjections:output_type -> gpuaas.readmodel.v1.RebuildProjectionsResponse
-	5, // [5:7] is the sub-list for method output_type
-	3, // [3:5] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	1, // 0: gpuaas.readmodel.v1.GetProjectionsResponse.tables:type_name -> gpuaas.readmodel.v1.ProjectionTable
+	5, // 1: gpuaas.readmodel.v1.VerifyProjectionsResponse.report:type_name -> gpuaas.readmodel.v1.ProjectionReport
+	4, // 2: gpuaas.readmodel.v1.VerifyProjectionsResponse.differences:type_name -> gpuaas.readmodel.v1.ProjectionDifference
+	5, // 3: gpuaas.readmodel.v1.RebuildProjectionsResponse.report:type_name -> gpuaas.readmodel.v1.ProjectionReport
+	0, // 4: gpuaas.readmodel.v1.ProjectionService.GetProjections:input_type -> gpuaas.readmodel.v1.GetProjectionsRequest
+	3, // 5: gpuaas.readmodel.v1.ProjectionService.VerifyProjections:input_type -> gpuaas.readmodel.v1.VerifyProjectionsRequest
+	7, // 6: gpuaas.readmodel.v1.ProjectionService.RebuildProjections:input_type -> gpuaas.readmodel.v1.RebuildProjectionsRequest
+	2, // 7: gpuaas.readmodel.v1.ProjectionService.GetProjections:output_type -> gpuaas.readmodel.v1.GetProjectionsResponse
+	6, // 8: gpuaas.readmodel.v1.ProjectionService.VerifyProjections:output_type -> gpuaas.readmodel.v1.VerifyProjectionsResponse
+	8, // 9: gpuaas.readmodel.v1.ProjectionService.RebuildProjections:output_type -> gpuaas.readmodel.v1.RebuildProjectionsResponse
+	7, // [7:10] is the sub-list for method output_type
+	4, // [4:7] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_projections_proto_init() }
@@ -417,7 +611,7 @@ func file_gpuaas_readmodel_v1_projections_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_projections_proto_rawDesc), len(file_gpuaas_readmodel_v1_projections_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,6 +19,7 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
+	ProjectionService_GetProjections_FullMethodName     = "/gpuaas.readmodel.v1.ProjectionService/GetProjections"
 	ProjectionService_VerifyProjections_FullMethodName  = "/gpuaas.readmodel.v1.ProjectionService/VerifyProjections"
 	ProjectionService_RebuildProjections_FullMethodName = "/gpuaas.readmodel.v1.ProjectionService/RebuildProjections"
 )
@@ -29,6 +30,8 @@ const (
 //
 // ProjectionService checks and repairs the rows that are shown.
 type ProjectionServiceClient interface {
+	// GetProjections returns how far the projections are behind the events, and how large their tables are. It reads no event and compares nothing.
+	GetProjections(ctx context.Context, in *GetProjectionsRequest, opts ...grpc.CallOption) (*GetProjectionsResponse, error)
 	// VerifyProjections makes the projections anew beside the real ones, from the events that stand, and compares both. It changes nothing.
 	VerifyProjections(ctx context.Context, in *VerifyProjectionsRequest, opts ...grpc.CallOption) (*VerifyProjectionsResponse, error)
 	// RebuildProjections makes the projections anew and puts them in the place of the old. Once events were cut, the owners announce their live rows
@@ -42,6 +45,16 @@ type projectionServiceClient struct {
 
 func NewProjectionServiceClient(cc grpc.ClientConnInterface) ProjectionServiceClient {
 	return &projectionServiceClient{cc}
+}
+
+func (c *projectionServiceClient) GetProjections(ctx context.Context, in *GetProjectionsRequest, opts ...grpc.CallOption) (*GetProjectionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetProjectionsResponse)
+	err := c.cc.Invoke(ctx, ProjectionService_GetProjections_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 func (c *projectionServiceClient) VerifyProjections(ctx context.Context, in *VerifyProjectionsRequest, opts ...grpc.CallOption) (*VerifyProjectionsResponse, error) {
@@ -70,6 +83,8 @@ func (c *projectionServiceClient) RebuildProjections(ctx context.Context, in *Re
 //
 // ProjectionService checks and repairs the rows that are shown.
 type ProjectionServiceServer interface {
+	// GetProjections returns how far the projections are behind the events, and how large their tables are. It reads no event and compares nothing.
+	GetProjections(context.Context, *GetProjectionsRequest) (*GetProjectionsResponse, error)
 	// VerifyProjections makes the projections anew beside the real ones, from the events that stand, and compares both. It changes nothing.
 	VerifyProjections(context.Context, *VerifyProjectionsRequest) (*VerifyProjectionsResponse, error)
 	// RebuildProjections makes the projections anew and puts them in the place of the old. Once events were cut, the owners announce their live rows
@@ -85,6 +100,9 @@ type ProjectionServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedProjectionServiceServer struct{}
 
+func (UnimplementedProjectionServiceServer) GetProjections(context.Context, *GetProjectionsRequest) (*GetProjectionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetProjections not implemented")
+}
 func (UnimplementedProjectionServiceServer) VerifyProjections(context.Context, *VerifyProjectionsRequest) (*VerifyProjectionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method VerifyProjections not implemented")
 }
@@ -110,6 +128,24 @@ func RegisterProjectionServiceServer(s grpc.ServiceRegistrar, srv ProjectionServ
 		t.testEmbeddedByValue()
 	}
 	s.RegisterService(&ProjectionService_ServiceDesc, srv)
+}
+
+func _ProjectionService_GetProjections_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetProjectionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ProjectionServiceServer).GetProjections(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ProjectionService_GetProjections_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ProjectionServiceServer).GetProjections(ctx, req.(*GetProjectionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
 }
 
 func _ProjectionService_VerifyProjections_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
@@ -155,6 +191,10 @@ var ProjectionService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "gpuaas.readmodel.v1.ProjectionService",
 	HandlerType: (*ProjectionServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "GetProjections",
+			Handler:    _ProjectionService_GetProjections_Handler,
+		},
 		{
 			MethodName: "VerifyProjections",
 			Handler:    _ProjectionService_VerifyProjections_Handler,

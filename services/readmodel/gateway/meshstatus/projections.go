@@ -33,6 +33,46 @@ type ProjectionsDeps struct {
 // NewProjections returns the server.
 func NewProjections(deps ProjectionsDeps) *Projections { return &Projections{deps: deps} }
 
+// tableSize is how large a table of the projections is.
+type tableSize struct {
+	Table string `db:"name"`
+	Rows  int64  `db:"rows"` // by the statistics of the database: none are counted
+	Bytes int64  `db:"bytes"`
+}
+
+var readTableSizes = pg.Define(pg.RoleReadmodel, "status.projection_sizes", `
+	SELECT c.relname AS name, greatest(c.reltuples, 0)::bigint AS rows, pg_total_relation_size(c.oid) AS bytes
+	FROM pg_class c WHERE c.relnamespace = 'readmodel'::regnamespace AND c.relkind = 'r' AND c.relname = ANY ($1)
+	ORDER BY c.relname`)
+
+// GetProjections returns how far the projections are behind, and their sizes.
+func (p *Projections) GetProjections(ctx context.Context,
+	_ *readmodelv1.GetProjectionsRequest,
+) (*readmodelv1.GetProjectionsResponse, error) {
+	if err := caller.OperatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	lag, err := p.deps.Projector.Lag(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var sizes []tableSize
+	if err := pg.InTx(ctx, p.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		sizes, err = pg.All[tableSize](ctx, tx, readTableSizes, project.TableNames())
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("read sizes of projections: %w", err)
+	}
+	out := &readmodelv1.GetProjectionsResponse{
+		Position: lag.Cursor, EventsBehind: lag.Events + lag.Unnumbered, BehindSeconds: int64(lag.Oldest.Seconds()),
+		ParkedEvents: lag.Parked,
+	}
+	for _, s := range sizes {
+		out.Tables = append(out.Tables, &readmodelv1.ProjectionTable{Table: s.Table, Rows: s.Rows, Bytes: s.Bytes})
+	}
+	return out, nil
+}
+
 // VerifyProjections compares the projections with a fresh projection of the events.
 func (p *Projections) VerifyProjections(ctx context.Context,
 	_ *readmodelv1.VerifyProjectionsRequest,

@@ -33,6 +33,9 @@ const (
 // reflection-formatted method names, remove the leading slash and convert the remaining slash to a
 // period.
 const (
+	// ProjectionServiceGetProjectionsProcedure is the fully-qualified name of the ProjectionService's
+	// GetProjections RPC.
+	ProjectionServiceGetProjectionsProcedure = "/gpuaas.readmodel.v1.ProjectionService/GetProjections"
 	// ProjectionServiceVerifyProjectionsProcedure is the fully-qualified name of the
 	// ProjectionService's VerifyProjections RPC.
 	ProjectionServiceVerifyProjectionsProcedure = "/gpuaas.readmodel.v1.ProjectionService/VerifyProjections"
@@ -43,6 +46,8 @@ const (
 
 // ProjectionServiceClient is a client for the gpuaas.readmodel.v1.ProjectionService service.
 type ProjectionServiceClient interface {
+	// GetProjections returns how far the projections are behind the events, and how large their tables are. It reads no event and compares nothing.
+	GetProjections(context.Context, *v1.GetProjectionsRequest) (*v1.GetProjectionsResponse, error)
 	// VerifyProjections makes the projections anew beside the real ones, from the events that stand, and compares both. It changes nothing.
 	VerifyProjections(context.Context, *v1.VerifyProjectionsRequest) (*v1.VerifyProjectionsResponse, error)
 	// RebuildProjections makes the projections anew and puts them in the place of the old. Once events were cut, the owners announce their live rows
@@ -61,6 +66,12 @@ func NewProjectionServiceClient(httpClient connect.HTTPClient, baseURL string, o
 	baseURL = strings.TrimRight(baseURL, "/")
 	projectionServiceMethods := v1.File_gpuaas_readmodel_v1_projections_proto.Services().ByName("ProjectionService").Methods()
 	return &projectionServiceClient{
+		getProjections: connect.NewClient[v1.GetProjectionsRequest, v1.GetProjectionsResponse](
+			httpClient,
+			baseURL+ProjectionServiceGetProjectionsProcedure,
+			connect.WithSchema(projectionServiceMethods.ByName("GetProjections")),
+			connect.WithClientOptions(opts...),
+		),
 		verifyProjections: connect.NewClient[v1.VerifyProjectionsRequest, v1.VerifyProjectionsResponse](
 			httpClient,
 			baseURL+ProjectionServiceVerifyProjectionsProcedure,
@@ -78,8 +89,18 @@ func NewProjectionServiceClient(httpClient connect.HTTPClient, baseURL string, o
 
 // projectionServiceClient implements ProjectionServiceClient.
 type projectionServiceClient struct {
+	getProjections     *connect.Client[v1.GetProjectionsRequest, v1.GetProjectionsResponse]
 	verifyProjections  *connect.Client[v1.VerifyProjectionsRequest, v1.VerifyProjectionsResponse]
 	rebuildProjections *connect.Client[v1.RebuildProjectionsRequest, v1.RebuildProjectionsResponse]
+}
+
+// GetProjections calls gpuaas.readmodel.v1.ProjectionService.GetProjections.
+func (c *projectionServiceClient) GetProjections(ctx context.Context, req *v1.GetProjectionsRequest) (*v1.GetProjectionsResponse, error) {
+	response, err := c.getProjections.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // VerifyProjections calls gpuaas.readmodel.v1.ProjectionService.VerifyProjections.
@@ -103,6 +124,8 @@ func (c *projectionServiceClient) RebuildProjections(ctx context.Context, req *v
 // ProjectionServiceHandler is an implementation of the gpuaas.readmodel.v1.ProjectionService
 // service.
 type ProjectionServiceHandler interface {
+	// GetProjections returns how far the projections are behind the events, and how large their tables are. It reads no event and compares nothing.
+	GetProjections(context.Context, *v1.GetProjectionsRequest) (*v1.GetProjectionsResponse, error)
 	// VerifyProjections makes the projections anew beside the real ones, from the events that stand, and compares both. It changes nothing.
 	VerifyProjections(context.Context, *v1.VerifyProjectionsRequest) (*v1.VerifyProjectionsResponse, error)
 	// RebuildProjections makes the projections anew and puts them in the place of the old. Once events were cut, the owners announce their live rows
@@ -117,6 +140,12 @@ type ProjectionServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewProjectionServiceHandler(svc ProjectionServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	projectionServiceMethods := v1.File_gpuaas_readmodel_v1_projections_proto.Services().ByName("ProjectionService").Methods()
+	projectionServiceGetProjectionsHandler := connect.NewUnaryHandlerSimple(
+		ProjectionServiceGetProjectionsProcedure,
+		svc.GetProjections,
+		connect.WithSchema(projectionServiceMethods.ByName("GetProjections")),
+		connect.WithHandlerOptions(opts...),
+	)
 	projectionServiceVerifyProjectionsHandler := connect.NewUnaryHandlerSimple(
 		ProjectionServiceVerifyProjectionsProcedure,
 		svc.VerifyProjections,
@@ -131,6 +160,8 @@ func NewProjectionServiceHandler(svc ProjectionServiceHandler, opts ...connect.H
 	)
 	return "/gpuaas.readmodel.v1.ProjectionService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
+		case ProjectionServiceGetProjectionsProcedure:
+			projectionServiceGetProjectionsHandler.ServeHTTP(w, r)
 		case ProjectionServiceVerifyProjectionsProcedure:
 			projectionServiceVerifyProjectionsHandler.ServeHTTP(w, r)
 		case ProjectionServiceRebuildProjectionsProcedure:
@@ -143,6 +174,10 @@ func NewProjectionServiceHandler(svc ProjectionServiceHandler, opts ...connect.H
 
 // UnimplementedProjectionServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedProjectionServiceHandler struct{}
+
+func (UnimplementedProjectionServiceHandler) GetProjections(context.Context, *v1.GetProjectionsRequest) (*v1.GetProjectionsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.ProjectionService.GetProjections is not implemented"))
+}
 
 func (UnimplementedProjectionServiceHandler) VerifyProjections(context.Context, *v1.VerifyProjectionsRequest) (*v1.VerifyProjectionsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.ProjectionService.VerifyProjections is not implemented"))
