@@ -43,7 +43,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_IDENTITY_UNKNOWN: {
 		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerOperator,
 		Public: "no node of that identity is known here",
-		Remedy: "enrol the machine with a bundle of this mesh",
+		Remedy: "enrol the machine with a bundle of this mesh (`gpuaas nodes enroll`; `gpuaas nodes bundle NODE` if it " +
+			"is a node here)",
 		Impact: "the machine is not part of this mesh",
 	},
 	commonv1.Reason_REASON_SERIAL_SUPERSEDED: {
