@@ -185,7 +185,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_AUTO_RECOVERY_OFF: {
 		Code: connect.CodeFailedPrecondition, Action: rebundle, Owner: ownerOperator,
 		Public: "the policy lets only an operator's bundle bring a node back",
-		Remedy: "issue a bundle for the node (`gpuaas nodes bundle NODE`), or set node.auto_recovery to true",
+		Remedy: "issue a bundle for the node (`gpuaas nodes bundle NODE`), or set node.auto_recovery to true: its agent " +
+			"asks within an hour",
 		Impact: "the node has no session; its workloads go on",
 	},
 	commonv1.Reason_REASON_RECOVERY_LIMIT_REACHED: {
