@@ -63,6 +63,7 @@ var proofs = map[string][]proof{
 		{"services/recovery/watchdog", "TestPlacementHasItsBudget"},
 	},
 	policy.BrakeFleetFraction: {
+		{"services/recovery/watchdog", "TestTheShareThatEngagesTheBrakeIsThePolicys"},
 		{"services/recovery/drift/judge", "TestTheShareOfTheFleetIsThePolicys"},
 		{"services/lifecycle/gate", "TestTheShareThatVerdictsCordonIsThePolicys"},
 	},
