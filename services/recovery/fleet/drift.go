@@ -95,9 +95,9 @@ func OpenDrifts(ctx context.Context, tx pgx.Tx) ([]commonv1.DriftReason, error) 
 // EvaluateDrift makes one incident of the equal verdicts of many nodes: more than the share of the fleet that may fail
 // at once, and more than two, began to have the reason within driftWindow. The incident ends when fewer than half as
 // many have it, and goes on as the same one if as many have it again within driftWindow: what comes and goes is one
-// cause, and pages once. A suspicion about one identity is an incident of its own kind. It must be called in the transaction that writes verdicts, behind them: the transactions of
-// several replicas count one after another. What it reads grows with the nodes that have the reason, and not with the
-// fleet.
+// cause, and pages once. A suspicion about one identity is an incident of its own kind. It must be called in the
+// transaction that writes verdicts, behind them: the transactions of several replicas count one after another. What it
+// reads grows with the nodes that have the reason, and not with the fleet.
 func EvaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time.Time, fraction float64,
 	list ...Drift,
 ) error {
