@@ -243,7 +243,8 @@ func TestRefusalsThatMeanWaitLeaveTheAttempts(t *testing.T) {
 	}
 }
 
-// TestWhereThePolicyIsOffOnlyAnOperatorRecovers: the agent remembers the policy, and takes an operator's token.
+// TestWhereThePolicyIsOffOnlyAnOperatorRecovers: the agent remembers the policy, asks once whether it is still off, and
+// takes an operator's token.
 func TestWhereThePolicyIsOffOnlyAnOperatorRecovers(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
@@ -254,20 +255,44 @@ func TestWhereThePolicyIsOffOnlyAnOperatorRecovers(t *testing.T) {
 	if err := end(); err != nil {
 		t.Fatal(err)
 	}
+	m.enrolFail = fault.New(commonv1.Reason_REASON_AUTO_RECOVERY_OFF, "")
 	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
 	end, _ = run(t, open(t, cfg))
 	detail := diagnosed(t, cfg, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED, 3)
-	if !strings.Contains(detail, "node.auto_recovery") || len(m.recoveries()) != 0 {
+	if !strings.Contains(detail, "node.auto_recovery") || len(m.recoveries()) != 1 {
 		t.Errorf("%d recoveries, detail %q", len(m.recoveries()), detail)
 	}
 	m.mu.Lock()
-	m.denial = nil
+	m.denial, m.enrolFail = nil, nil
 	m.instance = "forces the host to enrol anew"
 	m.mu.Unlock()
 	setToken(t, cfg, "gbt_another_token_of_an_operator")
 	m.wait("admitted")
 	if m.instances != 2 {
 		t.Errorf("%d enrolments", m.instances)
+	}
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAPolicyThatIsOnAgainIsHeardOf: an agent that was told that it is off, and has no session since, comes back.
+func TestAPolicyThatIsOnAgainIsHeardOf(t *testing.T) {
+	m := newMesh(t)
+	cfg := config(t.TempDir())
+	enrolled(t, m, cfg)
+	m.policy = &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(time.Second)}
+	end, _ := run(t, open(t, cfg))
+	m.wait("admitted")
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+	m.lifts = true // the certificate that a recovery brings is accepted
+	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
+	end, _ = run(t, open(t, cfg))
+	m.wait("admitted")
+	if n := len(m.recoveries()); n != 1 || m.instances != 1 {
+		t.Errorf("%d recoveries, %d enrolments", n, m.instances)
 	}
 	if err := end(); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/agent/agenttest"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -156,12 +157,13 @@ func TestTrustIsLeftToOperatorsWhereThePolicySaysSo(t *testing.T) {
 	if err := end(); err != nil {
 		t.Fatal(err)
 	}
+	m.enrolFail = fault.New(commonv1.Reason_REASON_AUTO_RECOVERY_OFF, "")
 	put(t, cfg, "ca-bundle.crt", other)
 	end, _ = run(t, open(t, cfg))
 	if detail := diagnosed(t, cfg, wayBlocked, 1); !strings.Contains(detail, "node.auto_recovery") {
 		t.Errorf("detail %q", detail)
 	}
-	if n := len(m.recoveries()); n != 0 {
+	if n := len(m.recoveries()); n != 1 {
 		t.Errorf("%d recoveries", n)
 	}
 	put(t, cfg, "ca-bundle.crt", m.services.PEM())

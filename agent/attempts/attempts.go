@@ -120,9 +120,8 @@ func (g *Governor) SetAside() error { return g.aside }
 func (g *Governor) changeLocked(change func(*record)) error {
 	change(&g.rec)
 	now, wall := g.cfg.Elapsed(), g.cfg.Wall()
-	g.marks = slices.DeleteFunc(g.marks, func(mark time.Duration) bool { return now-mark >= window })
 	g.rec.Recent = g.rec.Recent[:0]
-	for _, mark := range g.marks {
+	for _, mark := range g.recentLocked() {
 		g.rec.Recent = append(g.rec.Recent, wall.Add(mark-now))
 	}
 	err := g.cfg.Room.Do(func() error { return jsonfile.Write(g.cfg.Dir, File, g.rec) })
@@ -144,14 +143,23 @@ func (g *Governor) SetPolicy(auto bool, perHour int32) error {
 	return g.changeLocked(func(r *record) { r.Auto, r.PerHour = &auto, perHour })
 }
 
-// Allowed reports whether the policy lets the host recover by itself. Where none was received, otherwise holds.
+// Allowed reports whether the host may try to recover by itself, as far as the policy decides. Where none was received,
+// otherwise holds. Where the last one that was received does not allow it, the host may try if it has not done so
+// within an hour: a host that is refused hears of no other policy, and the control plane decides by the present one.
 func (g *Governor) Allowed(otherwise bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.rec.Auto != nil {
-		return *g.rec.Auto
+		otherwise = *g.rec.Auto
 	}
-	return otherwise
+	return otherwise || len(g.recentLocked()) == 0
+}
+
+// recentLocked returns when the attempts of the last hour were made.
+func (g *Governor) recentLocked() []time.Duration {
+	now := g.cfg.Elapsed()
+	g.marks = slices.DeleteFunc(g.marks, func(mark time.Duration) bool { return now-mark >= window })
+	return g.marks
 }
 
 // SuppressedError means that an attempt is not allowed now.
@@ -190,12 +198,11 @@ func (g *Governor) refusalLocked() error {
 	if limit <= 0 {
 		limit = defaultPerHour
 	}
-	now := g.cfg.Elapsed()
-	g.marks = slices.DeleteFunc(g.marks, func(mark time.Duration) bool { return now-mark >= window })
-	if len(g.marks) < int(limit) {
+	now, marks := g.cfg.Elapsed(), g.recentLocked()
+	if len(marks) < int(limit) {
 		return nil
 	}
-	oldest := g.marks[len(g.marks)-int(limit)]
+	oldest := marks[len(marks)-int(limit)]
 	return &SuppressedError{
 		Why:  fmt.Sprintf("%d attempts in this hour are the most that the policy allows", limit),
 		Wait: window - (now - oldest),

@@ -194,9 +194,26 @@ func TestWhatReachedNoServerDoesNotCount(t *testing.T) {
 	if n := h.attempts(); n != 6 {
 		t.Errorf("%d attempts", n)
 	}
+}
+
+// TestAPolicyThatIsOffIsAskedForOnceAnHour: whether it still is off only an attempt tells. Restarts allow no more.
+func TestAPolicyThatIsOffIsAskedForOnceAnHour(t *testing.T) {
+	h := newHost(t)
 	h.must(h.g.SetPolicy(false, 6))
+	made := 0
+	for range 24 * 60 {
+		if h.g.Allowed(true) && h.attempt() {
+			made++
+		}
+		h.boot()
+		h.pass(time.Minute)
+	}
+	if made != 24 {
+		t.Errorf("%d attempts in a day", made)
+	}
+	h.must(h.g.SetPolicy(true, 6))
 	h.boot()
-	if h.g.Allowed(true) {
+	if !h.g.Allowed(false) {
 		t.Error("the policy is forgotten")
 	}
 }
@@ -223,8 +240,8 @@ func TestAPolicyThatWasNotWrittenIsWrittenAgain(t *testing.T) {
 	h.must(os.Mkdir(h.dir, 0o700))
 	h.must(h.g.SetPolicy(false, 2))
 	h.boot()
-	if h.g.Allowed(true) {
-		t.Error("the policy is forgotten")
+	if n := h.attempts(); n != 2 || h.g.Allowed(true) {
+		t.Errorf("the policy is forgotten: %d attempts", n)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpuaas/mesh/drill/kit"
@@ -27,7 +28,8 @@ func Cloned() kit.Drill {
 		Name: "cloned-identity",
 		Injects: "the directory of a machine's agent, keys and state included, is copied and an agent is started from the " +
 			"copy: beside the original; and once more while the original, which has opened sessions since, is away",
-		Sees: "`cloned_identity_detected`, the node wants security; it is on hold, so neither holder is connected",
+		Sees: "`cloned_identity_detected`, the node wants security; it is on hold, so neither holder is connected; an " +
+			"incident names it",
 		Recovers: "the copy is found and ended, and the machine is wiped and enrolled again with a new bundle: another " +
 			"instance with another serial; the copy is refused from then on, without an alarm",
 		Needs: "its own mesh: a machine whose directory can be copied",
@@ -116,6 +118,9 @@ func (k *clone) drill(ctx context.Context) error {
 			err = fmt.Errorf("the node is connected %t, %s to its user: %q; its identity is %s", node.GetConnected(),
 				v.UserState, v.Reason, names.Of(state))
 		}
+		if err == nil {
+			err = k.paged(ctx)
+		}
 		return v, err
 	})
 	if err != nil {
@@ -180,6 +185,22 @@ func (k *clone) ran() error {
 		return fmt.Errorf("the original's identity has the digest %.12s, the copy's %.12s", original, k.copy.Identity)
 	}
 	return nil
+}
+
+// paged checks that security has an incident that names the machine.
+func (k *clone) paged(ctx context.Context) error {
+	resp, err := k.run.Mesh.Client.Incidents.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{PageSize: 100})
+	if err != nil {
+		return err
+	}
+	for _, i := range resp.GetItems() {
+		if i.GetKind() == commonv1.IncidentKind_INCIDENT_KIND_IDENTITY_SUSPECTED &&
+			i.GetSeverity() == commonv1.Severity_SEVERITY_P0 && slices.Contains(i.GetNodeIds(), k.before.GetNodeId()) {
+			k.run.Evidence(i.GetIncidentId())
+			return nil
+		}
+	}
+	return errors.New("no incident for security names the machine")
 }
 
 // newIdentity gives the machine a new identity, as an operator does: a bundle, on the wiped machine.

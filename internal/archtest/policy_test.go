@@ -30,7 +30,10 @@ const (
 // that they are sent it, and inAgents has that of what they do.
 var proofs = map[string][]proof{
 	policy.RecoveryTokenMaxAgeSeconds: {{"services/recovery/enrol", "TestTheAgeOfARecoveryTokenIsThePolicys"}},
-	policy.HeartbeatStaleAfterSeconds: {{"services/recovery/watchdog", "TestSilenceIsAsLongAsThePolicySays"}},
+	policy.HeartbeatStaleAfterSeconds: {
+		{"services/recovery/drift/judge", "TestTheThresholdOfSilenceIsThePolicys"},
+		{"services/recovery/watchdog", "TestSilenceIsAsLongAsThePolicySays"},
+	},
 	policy.TaskStaleSweepIntervalSeconds: {
 		{"services/lifecycle", "TestStaleTasksAreSweptAsOftenAsThePolicySays"},
 	},
@@ -60,6 +63,7 @@ var proofs = map[string][]proof{
 		{"services/recovery/watchdog", "TestPlacementHasItsBudget"},
 	},
 	policy.BrakeFleetFraction: {
+		{"services/recovery/watchdog", "TestTheShareThatEngagesTheBrakeIsThePolicys"},
 		{"services/recovery/drift/judge", "TestTheShareOfTheFleetIsThePolicys"},
 		{"services/lifecycle/gate", "TestTheShareThatVerdictsCordonIsThePolicys"},
 	},

@@ -93,6 +93,25 @@ func TestActionsOfTheContract(t *testing.T) {
 	}
 }
 
+// TestABundleIsNamedByItsCommand: where only a bundle helps, the next action names the command that issues one.
+func TestABundleIsNamedByItsCommand(t *testing.T) {
+	found := 0
+	for _, list := range [][]fault.Explanation{fault.Catalogue(), fault.DriftCatalogue(), fault.DiagnosticCatalogue()} {
+		for _, e := range list {
+			if e.Action != commonv1.Action_ACTION_REBUNDLE {
+				continue
+			}
+			found++
+			if !strings.Contains(e.NextAction, "`gpuaas nodes bundle NODE`") {
+				t.Errorf("%s: no command issues the bundle in %q", e.Code, e.NextAction)
+			}
+		}
+	}
+	if found < 8 {
+		t.Errorf("only %d reasons are left by a bundle", found)
+	}
+}
+
 func TestErrorChain(t *testing.T) {
 	cause := errors.New(driverText)
 	err := fmt.Errorf("create workspace: %w", fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, "the name is taken",

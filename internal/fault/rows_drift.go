@@ -62,11 +62,11 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 		Action:     recov,
 	},
 	commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED: {
-		Meaning: "the node cannot recover: it trusts neither the mesh nor the endpoint at which it would, or the policy " +
-			"lets only an operator's bundle bring it back (node.auto_recovery)",
+		Meaning: "the node cannot recover, as the evidence says: it trusts neither the mesh nor the endpoint at which it " +
+			"would, its attempts are used up or were in vain, or the policy leaves it to operators (node.auto_recovery)",
 		Impact: noWork + "; it does not come back by itself", Owner: ownerProfile,
-		NextAction: "repair the node's profile, or issue a bundle (`gpuaas nodes bundle NODE`): it trusts neither the mesh " +
-			"nor its recovery endpoint",
+		NextAction: "repair what the evidence names, such as the node's profile, or issue a bundle " +
+			"(`gpuaas nodes bundle NODE`)",
 		Action: rebundle,
 	},
 	commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING: {

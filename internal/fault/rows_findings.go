@@ -113,6 +113,13 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 			"may fail at once, and the fleet brake stops automatic remedies by a count of its own", Owner: ownerControl,
 		NextAction: "look at what these nodes share (endpoint, issuer, network) before any one of them", Action: wait,
 	},
+	commonv1.IncidentKind_INCIDENT_KIND_IDENTITY_SUSPECTED: {
+		Meaning: "a node's identity has a second holder: its directory was copied, or its token was used with two keys",
+		Impact:  "the node is on hold, so neither holder has a session; what was on the machine may be known to others",
+		Owner:   ownerSecurity,
+		NextAction: "fence the nodes that the incident names (`gpuaas nodes fence NODE --reason TEXT`), find the second " +
+			"holder, and give each machine a new identity", Action: stop,
+	},
 	commonv1.IncidentKind_INCIDENT_KIND_STORAGE: {
 		Meaning: "the database is about to have no room",
 		Impact:  "when it is full nothing is recorded any more, so nothing is decided", Owner: ownerControl,

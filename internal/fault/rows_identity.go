@@ -43,7 +43,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_IDENTITY_UNKNOWN: {
 		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerOperator,
 		Public: "no node of that identity is known here",
-		Remedy: "enrol the machine with a bundle of this mesh",
+		Remedy: "enrol the machine with a bundle of this mesh (`gpuaas nodes enroll`; `gpuaas nodes bundle NODE` if it " +
+			"is a node here)",
 		Impact: "the machine is not part of this mesh",
 	},
 	commonv1.Reason_REASON_SERIAL_SUPERSEDED: {
@@ -184,7 +185,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_AUTO_RECOVERY_OFF: {
 		Code: connect.CodeFailedPrecondition, Action: rebundle, Owner: ownerOperator,
 		Public: "the policy lets only an operator's bundle bring a node back",
-		Remedy: "issue a bundle for the node (`gpuaas nodes bundle NODE`), or set node.auto_recovery to true",
+		Remedy: "issue a bundle for the node (`gpuaas nodes bundle NODE`), or set node.auto_recovery to true: its agent " +
+			"asks within an hour",
 		Impact: "the node has no session; its workloads go on",
 	},
 	commonv1.Reason_REASON_RECOVERY_LIMIT_REACHED: {

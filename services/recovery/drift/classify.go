@@ -137,6 +137,7 @@ func classify(evidence []Evidence, now time.Time, h hearing) Verdict {
 		best    *Row
 		first   *Evidence
 		refused bool // an agent's version has work refused
+		off     bool // the policy leaves recovery to operators
 	)
 	for i := range evidence {
 		e := &evidence[i]
@@ -152,6 +153,8 @@ func classify(evidence []Evidence, now time.Time, h hearing) Verdict {
 		}
 		refused = refused || e.Reason == commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT &&
 			e.Part == commonv1.DriftPart_DRIFT_PART_TASKS
+		// Of what blocks a recovery the control plane itself sees the policy alone.
+		off = off || e.Reason == commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED && e.Source == FromEnrolment
 	}
 	unreachable := &rows[commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE]
 	switch {
@@ -161,8 +164,11 @@ func classify(evidence []Evidence, now time.Time, h hearing) Verdict {
 		return well(evidence, now, h)
 	}
 	v := verdictOf(best, first, now)
-	if best.Reason == commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT && refused {
+	switch {
+	case best.Reason == commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT && refused:
 		v.UserState = operator
+	case best.Reason == commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED && off:
+		v.Owner, v.NextAction = offByPolicy.Owner, offByPolicy.NextAction
 	}
 	return v
 }

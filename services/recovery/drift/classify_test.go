@@ -63,9 +63,17 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		"host trusts neither the server nor recovery": {
 			evidence: []drift.Evidence{isDown, saw(host, authority, tlsUntrusted), saw(host, endpoint, blocked)},
 			reason:   blocked, state: operator, severity: p1, owner: "profile",
-			next: "repair the node's profile, or issue a bundle (`gpuaas nodes bundle NODE`): it " +
-				"trusts neither the mesh " +
-				"nor its recovery endpoint",
+			next: "repair what the evidence names, such as the node's profile, or issue a bundle " +
+				"(`gpuaas nodes bundle NODE`)",
+			detect: 5 * time.Minute, recover: time.Hour,
+		},
+		"policy leaves recovery to operators": {
+			evidence: []drift.Evidence{
+				isDown, saw(host, authority, tlsUntrusted), saw(drift.FromEnrolment, certificate, blocked),
+			},
+			reason: blocked, state: operator, severity: p1, owner: "operator",
+			next: "issue a bundle for the node (`gpuaas nodes bundle NODE`), or set node.auto_recovery to true: its " +
+				"agent asks within an hour",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"certificate is expired and no token is left": {

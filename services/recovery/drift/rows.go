@@ -13,6 +13,9 @@ const (
 	nextRetired = "none: this identity is final; enrol the machine anew if it is to return"
 )
 
+// offByPolicy is whose action a node waits for that may not recover by the policy, and which.
+var offByPolicy = fault.Explain(commonv1.Reason_REASON_AUTO_RECOVERY_OFF)
+
 const (
 	records  = sources(1<<FromIdentity | 1<<FromSession | 1<<FromGate)
 	unproven = sources(1<<FromHost | 1<<FromIngress)

@@ -12,6 +12,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
@@ -73,6 +74,22 @@ func TestBrakeLimit(t *testing.T) {
 				t.Fatalf("%v", rec)
 			}
 		})
+	}
+}
+
+// TestTheShareThatEngagesTheBrakeIsThePolicys: four of fifteen are more than a fifth, and less than half.
+func TestTheShareThatEngagesTheBrakeIsThePolicys(t *testing.T) {
+	for value, asked := range map[string]int{"": 0, "0.5": 4} {
+		k := newKit(t)
+		k.policySet("churn.recreates_per_hour", "60")
+		if value != "" {
+			k.policySet(policy.BrakeFleetFraction, value)
+		}
+		k.settleAll(k.fleet(15)[:4])
+		k.wantAsked(asked)
+		if list := k.incidents(brakeKind); (len(list) == 0) != (asked > 0) {
+			t.Errorf("with %q: %v", value, list)
+		}
 	}
 }
 

@@ -959,6 +959,7 @@ const (
 	IncidentKind_INCIDENT_KIND_STORAGE                IncidentKind = 150 // the database is about to have no room
 	IncidentKind_INCIDENT_KIND_ISSUER_UNTRUSTED       IncidentKind = 151 // the ingress refuses the certificates that the authority issues
 	IncidentKind_INCIDENT_KIND_FLEET_DRIFT            IncidentKind = 152 // many nodes have the same reason at once
+	IncidentKind_INCIDENT_KIND_IDENTITY_SUSPECTED     IncidentKind = 153 // the identity of a node has a copy, or its token was used with two keys
 )
 
 // Enum value maps for IncidentKind.
@@ -974,6 +975,7 @@ var (
 		150: "INCIDENT_KIND_STORAGE",
 		151: "INCIDENT_KIND_ISSUER_UNTRUSTED",
 		152: "INCIDENT_KIND_FLEET_DRIFT",
+		153: "INCIDENT_KIND_IDENTITY_SUSPECTED",
 	}
 	IncidentKind_value = map[string]int32{
 		"INCIDENT_KIND_UNSPECIFIED":            0,
@@ -986,6 +988,7 @@ var (
 		"INCIDENT_KIND_STORAGE":                150,
 		"INCIDENT_KIND_ISSUER_UNTRUSTED":       151,
 		"INCIDENT_KIND_FLEET_DRIFT":            152,
+		"INCIDENT_KIND_IDENTITY_SUSPECTED":     153,
 	}
 )
 
@@ -1940,7 +1943,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\"FINDING_KIND_SUCCESSIVE_PROVISIONS\x10\x06\x12$\n" +
 	" FINDING_KIND_ROW_CHANGED_OUTSIDE\x10\a\x12$\n" +
 	" FINDING_KIND_ENDED_INSTANCE_WOKE\x10\b\x12\x1f\n" +
-	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\xdc\x02\n" +
+	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\x83\x03\n" +
 	"\fIncidentKind\x12\x1d\n" +
 	"\x19INCIDENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18INCIDENT_KIND_STEP_CLASS\x10\x01\x12\x1d\n" +
@@ -1951,7 +1954,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1aINCIDENT_KIND_SIGNING_KEYS\x10\f\x12\x1a\n" +
 	"\x15INCIDENT_KIND_STORAGE\x10\x96\x01\x12#\n" +
 	"\x1eINCIDENT_KIND_ISSUER_UNTRUSTED\x10\x97\x01\x12\x1e\n" +
-	"\x19INCIDENT_KIND_FLEET_DRIFT\x10\x98\x01*\xdb\x01\n" +
+	"\x19INCIDENT_KIND_FLEET_DRIFT\x10\x98\x01\x12%\n" +
+	" INCIDENT_KIND_IDENTITY_SUSPECTED\x10\x99\x01*\xdb\x01\n" +
 	"\x0fRecoveryTrigger\x12 \n" +
 	"\x1cRECOVERY_TRIGGER_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18RECOVERY_TRIGGER_STALLED\x10\x01\x12!\n" +

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/services/recovery/drift"
 	fleets "github.com/gpuaas/mesh/services/recovery/fleet"
@@ -78,7 +79,8 @@ func (j *Judge) fleetWide(ctx context.Context, tx pgx.Tx, s *seen, changed reaso
 		}
 		list = append(list, fleets.Drift{
 			Reason: reason, Severity: row.Severity, NextAction: row.NextAction,
-			Opens: s.Fleet == names.Of(never[0]) || !slices.Contains(follows, reason),
+			Opens:     s.Fleet == names.Of(never[0]) || !slices.Contains(follows, reason),
+			Suspicion: fault.Suspicion(reason),
 		})
 	}
 	set := j.deps.Policy.Current()

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -61,12 +62,17 @@ func (k *kit) disks(nodes []*machine, change func(*machine)) {
 
 func (k *kit) wantDrifts(when, want string) {
 	k.t.Helper()
+	k.wantIncidents("fleet_drift", when, want)
+}
+
+func (k *kit) wantIncidents(kind, when, want string) {
+	k.t.Helper()
 	var got string
 	k.must(k.db.Pool(pg.RoleRecovery).QueryRow(k.ctx, `SELECT coalesce(string_agg(concat_ws(' ', i.key, i.severity,
 		i.count, cardinality(i.node_ids), CASE WHEN i.closed_at IS NULL THEN 'open' ELSE 'closed' END), ', '
-		ORDER BY i.opened_at), '') FROM recovery.incident i WHERE i.kind = 'fleet_drift'`).Scan(&got))
+		ORDER BY i.opened_at), '') FROM recovery.incident i WHERE i.kind = $1`, kind).Scan(&got))
 	if got != want {
-		k.t.Errorf("%s: incidents of many nodes are %q, want %q", when, got, want)
+		k.t.Errorf("%s: incidents of kind %s are %q, want %q", when, kind, got, want)
 	}
 }
 
@@ -211,6 +217,38 @@ func TestCopiesOfManyNodesAreP0(t *testing.T) {
 	}
 	k.round()
 	k.wantDrifts("four copies", "cloned_identity_detected p0 4 4 open")
+	k.wantIncidents("identity_suspected", "beside that of many", "")
+}
+
+// TestACopyOfOneNodeIsAnIncidentForSecurity: it names the nodes, and ends when none has a copy any more. One that a
+// person has closed is not opened again for the same nodes.
+func TestACopyOfOneNodeIsAnIncidentForSecurity(t *testing.T) {
+	k := newKit(t)
+	nodes := k.fleetOf(10)
+	decide := func(n *machine, state commonv1.NodeIdentityState, alarm string) {
+		t.Helper()
+		k.enter(n, state, alarm)
+		k.listen(time.Minute)
+		k.round()
+	}
+	want := func(when, want string) {
+		t.Helper()
+		k.wantIncidents("identity_suspected", when, want)
+	}
+	decide(nodes[0], heldState, "cloned_identity_detected")
+	want("a copy", "cloned_identity_detected p0 1 1 open")
+	decide(nodes[1], heldState, "cloned_identity_detected")
+	want("another", "cloned_identity_detected p0 2 2 open")
+	decide(nodes[0], activeState, "")
+	decide(nodes[1], retiredState, "")
+	want("none", "cloned_identity_detected p0 1 1 closed")
+	decide(nodes[2], heldState, "token_reuse")
+	want("a token with two keys", "cloned_identity_detected p0 1 1 closed, token_reuse p0 1 1 open")
+	k.exec(`UPDATE recovery.incident SET closed_at = mesh.clock(), closed_by = 'ada' WHERE closed_at IS NULL`)
+	k.listen(6 * time.Minute)
+	k.round()
+	want("closed by a person", "cloned_identity_detected p0 1 1 closed, token_reuse p0 1 1 closed")
+	k.wantDrifts("few nodes", "")
 }
 
 // TestReplicasThatJudgeAtOnceOpenOneIncident: each of four replicas judges a part of the nodes; none sees enough of

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/policy"
 )
 
 // cutOff lets time pass in which another replica beats and that of the kit, which was cut off from the database, does
@@ -20,6 +21,29 @@ func (k *kit) cutOff(d time.Duration) {
 	k.round()
 	k.replica = own
 	k.beat()
+}
+
+// TestTheThresholdOfSilenceIsThePolicys checks that a node is judged silent as long after it was heard last as the key
+// says.
+func TestTheThresholdOfSilenceIsThePolicys(t *testing.T) {
+	for value, after := range map[string]time.Duration{"": staleAfter, "60": time.Minute, "300": 5 * time.Minute} {
+		k := newKit(t)
+		if value != "" {
+			var err error
+			k.policy, err = policy.NewSet(map[string]string{policy.HeartbeatStaleAfterSeconds: value})
+			k.must(err)
+			k.judge = k.another()
+		}
+		n := k.up()
+		k.listen(time.Minute)
+		k.lose(n)
+		k.listen(after - time.Second)
+		k.round()
+		k.wantReasons(n.id())
+		k.listen(time.Second)
+		k.round()
+		k.wantReasons(n.id(), agentDown)
+	}
 }
 
 // TestAReplicaThatComesBackBringsItsNodes checks that the nodes of a replica that was cut off from the database for
