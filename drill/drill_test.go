@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -101,8 +102,10 @@ func TestUnknownDrillsAreNamed(t *testing.T) {
 func up(ctx context.Context, t *testing.T) *mesh.Mesh {
 	t.Helper()
 	began := time.Now()
+	dir := meshtest.Dir(t)
+	meshtest.Postgres(t, filepath.Join(dir, "mesh", "postgres"))
 	m, err := mesh.Start(ctx, testkit.Logger(t), mesh.Config{
-		Dir: meshtest.Dir(t), Programs: meshtest.Programs(t), LogLevel: "info",
+		Dir: dir, Programs: meshtest.Programs(t), LogLevel: "info",
 		Reaper: func(dir string) *exec.Cmd {
 			cmd := exec.Command(os.Args[0]) // this binary, which outlives us on purpose
 			cmd.Env = append(os.Environ(), envReap+"="+dir)

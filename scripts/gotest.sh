@@ -58,9 +58,9 @@ leave() {
 }
 [[ " $* " == *" -short "* ]] || in_memory
 
-# Compilers and linkers spend a tenth of their time on the collection of garbage:
-# testexec.sh takes GOGC from the tests again.
-[[ -n ${GOGC:-} ]] || export GOGC=400 GPUAAS_TEST_BUILD_GOGC=1
+# Compilers and linkers spend a tenth of their time on the collection of garbage: below a gigabyte they do
+# without. testexec.sh takes both from the tests again.
+[[ -n ${GOGC:-}${GOMEMLIMIT:-} ]] || export GOGC=off GOMEMLIMIT=1GiB GPUAAS_TEST_BUILD_GC=1
 
 mkdir -p bin
 go build -o bin/testreport ./internal/tools/testreport

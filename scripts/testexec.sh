@@ -3,6 +3,6 @@
 # where go builds, on disk; t.TempDir would follow it there from the memory that
 # TMPDIR names.
 [ -z "${GPUAAS_TEST_IN_MEMORY:-}" ] || unset GOTMPDIR
-# GOGC is for what is built, where gotest.sh has set it.
-[ -z "${GPUAAS_TEST_BUILD_GOGC:-}" ] || unset GOGC
+# These two are for what is built, where gotest.sh has set them.
+[ -z "${GPUAAS_TEST_BUILD_GC:-}" ] || unset GOGC GOMEMLIMIT
 exec "$@"

@@ -10,7 +10,6 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/mesh/meshtest"
 )
 
 // TestAStartGoesOnWithoutMachinesThatCannotConnect has one machine fenced, one retired and the identity of a third lost
@@ -19,7 +18,7 @@ import (
 func TestAStartGoesOnWithoutMachinesThatCannotConnect(t *testing.T) {
 	testkit.IO(t)
 	cfg := config(t)
-	cfg.DataDir, cfg.Nodes = filepath.Join(meshtest.Dir(t), "data"), 4
+	cfg.DataDir, cfg.Nodes = migrated(t), 4
 	first := start(t, cfg)
 	change := func(s started, node string, verb recoveryv1.IdentityVerb) {
 		t.Helper()

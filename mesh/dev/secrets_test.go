@@ -27,7 +27,6 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/dev"
-	"github.com/gpuaas/mesh/mesh/meshtest"
 	"github.com/gpuaas/mesh/mesh/person"
 	"github.com/gpuaas/mesh/services/readmodel"
 )
@@ -40,7 +39,7 @@ const canary = "ENVCANARY-91be"
 func TestEnvironmentValuesReachTheProcessAlone(t *testing.T) {
 	testkit.IO(t)
 	cfg := config(t)
-	cfg.DataDir = filepath.Join(meshtest.Dir(t), "data")
+	cfg.DataDir = migrated(t)
 	logged := &text{}
 	s := startLogging(t, cfg, slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	made, err := s.Client().Command.CreateTenant(t.Context(), &readmodelv1.CreateTenantRequest{
