@@ -87,6 +87,40 @@ func TestALoopIsQuietWhileAConnectionListens(t *testing.T) {
 	})
 }
 
+// TestAReadingIsDue: without a listener a value is due after the short time; with one after ten seconds, or after the
+// short time once there was a notification since it was read.
+func TestAReadingIsDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var none *events.Signal
+		var s events.Signal
+		if !(events.Reading{}).Due(time.Hour) || !none.Reading().Due(0) {
+			t.Error("what was never read, or is not notified, is not due")
+		}
+		due := func(r events.Reading, after time.Duration) {
+			t.Helper()
+			time.Sleep(after - time.Nanosecond) // simulated
+			if r.Due(time.Second) {
+				t.Errorf("it is due before %s", after)
+			}
+			time.Sleep(time.Nanosecond)
+			if !r.Due(time.Second) {
+				t.Errorf("it is not due after %s", after)
+			}
+		}
+		due(s.Reading(), time.Second)
+		lost := events.Listen(&s)
+		due(s.Reading(), 10*time.Second)
+		r := s.Reading()
+		s.Notify()
+		due(r, time.Second)
+		r = s.Reading()
+		time.Sleep(2 * time.Second) // simulated
+		if lost(); !r.Due(time.Second) {
+			t.Error("it is not due when the listener is lost")
+		}
+	})
+}
+
 // TestALostListenerIsKnown checks that a signal listens exactly while the connection is alive: when the server ends it
 // the loops are woken, and poll at their short period until the next connection listens.
 func TestALostListenerIsKnown(t *testing.T) {

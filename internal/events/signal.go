@@ -141,3 +141,30 @@ func (s *Signal) PaceWithin(ctx context.Context, now, wake <-chan struct{}, shor
 	}
 	return true
 }
+
+// Reading is the moment at which a value was read whose changes are notified. The zero value stands for none.
+type Reading struct {
+	signal *Signal
+	at     time.Time
+	news   <-chan struct{}
+}
+
+// Reading returns the moment of a read that begins now.
+func (s *Signal) Reading() Reading {
+	return Reading{signal: s, at: time.Now(), news: s.C()}
+}
+
+// Due reports whether the value is to be read again: it was read longer ago than the short time, and there was a
+// notification since, or it was read longer ago than the Period.
+func (r Reading) Due(short time.Duration) bool {
+	if r.at.IsZero() {
+		return true
+	}
+	age := time.Since(r.at)
+	select {
+	case <-r.news:
+		return age >= short
+	default:
+		return age >= r.signal.Period(short)
+	}
+}

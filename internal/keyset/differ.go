@@ -23,6 +23,14 @@ func differ(p *part, d difference) error {
 		fault.Remedy(d.remedy))
 }
 
+// unreadable returns the error for a directory or a file of keys that cannot be read. It does not wrap the cause, which
+// the start would take for one of the database's connection and wait for its end.
+func unreadable(kind Kind, path string, err error) error {
+	return fault.New(commonv1.Reason_REASON_SIGNING_KEYS_DIFFER,
+		fmt.Sprintf("the keys of %s cannot be read from %s: %s", kind, path, err),
+		fault.Remedy("give this process the right to read "+path+", or copy it from a replica that holds it"))
+}
+
 // differs lists how the replica's files differ from the set. A key in the state verify_only may be missing: it does not
 // sign before this replica has it.
 func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, bad map[string]string) []difference {

@@ -100,7 +100,7 @@ func (f Files) read(kind Kind) ([]privateKey, map[string]string, error) {
 		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("list keys: %w", err)
+		return nil, nil, unreadable(kind, f.Dir, err)
 	}
 	if !f.Any {
 		// The name without a number sorts behind those with one, although its key is the oldest.

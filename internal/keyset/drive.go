@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -159,8 +160,11 @@ func (c *change) first(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	if err != nil {
 		return err
 	}
-	for name, why := range bad {
-		return fmt.Errorf("the file %s in %s is refused: %s", name, p.Files.Dir, why)
+	for _, name := range slices.Sorted(maps.Keys(bad)) {
+		return differ(p, difference{
+			what:   fmt.Sprintf("the file %s in %s is refused: %s", name, p.Files.Dir, bad[name]),
+			remedy: fmt.Sprintf("repair the file %s in %s, or remove it", name, p.Files.Dir),
+		})
 	}
 	if len(keys) == 0 {
 		if c.made == nil {
@@ -185,7 +189,11 @@ func (c *change) first(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 			return err
 		}
 		if !stored {
-			return fmt.Errorf("the file %s in %s holds a key of another kind: no key serves two kinds", key.file, p.Files.Dir)
+			return differ(p, difference{
+				what: fmt.Sprintf("the file %s in %s holds key %s, which is a key of another kind: no key serves two kinds",
+					key.file, p.Files.Dir, key.id),
+				remedy: fmt.Sprintf("remove the file %s from %s", key.file, p.Files.Dir),
+			})
 		}
 		if err := c.note(ctx, tx, "key.register", key.id, "first start", ""); err != nil {
 			return err

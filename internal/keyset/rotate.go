@@ -85,6 +85,9 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	if err := outdated(ctx, tx, kind); err != nil {
 		return err
 	}
+	if err := unsound(ctx, tx, kind); err != nil {
+		return err
+	}
 	rows := ofKind(kind, all)
 	if len(rows) == 0 {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("there is no key of %s yet", kind),
@@ -165,6 +168,31 @@ func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 		"replicas of an earlier build do not send agents a new key of tasks: "+strings.Join(names, ", "),
 		fault.Unmet("each replica of lifecycle and nodeapi is of a build that rotates task_signing"),
 		fault.Remedy("update these replicas and ask again"))
+}
+
+// unsound refuses a new key while a live replica reports that it cannot use a file of the kind. Such a replica may be
+// the one that has to make the key, or the one that all others would wait for. An issuer of services is made of a file
+// that a person brings after the request.
+func unsound(ctx context.Context, tx pgx.Tx, kind Kind) error {
+	if kind == Services {
+		return nil
+	}
+	live, err := pg.All[replica](ctx, tx, readReplicas, liveFor.Seconds())
+	if err != nil {
+		return fmt.Errorf("read holders of keys: %w", err)
+	}
+	for _, r := range live {
+		for _, problem := range r.Problems {
+			if what, ok := strings.CutPrefix(problem, string(kind)+": "); ok {
+				return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+					fmt.Sprintf("replica %s of %s cannot use its files of %s: %s", r.ReplicaID, r.Service, kind, what),
+					fault.Unmet("no replica that `gpuaas keys list` names has a problem with its files of "+string(kind)),
+					fault.Remedy("repair the file or its mode, or copy it from a replica that holds it; the replica reads it "+
+						"again by itself; then ask again"))
+			}
+		}
+	}
+	return nil
 }
 
 // hasSuccessor reports whether a rotation made a successor of a key, and the key was not just registered as a former

@@ -230,11 +230,11 @@ func (p *part) pinned(rows []Key) (map[string]ed25519.PublicKey, error) {
 	}
 	raw, err := pki.ReadFile(p.Pinned)
 	if err != nil {
-		return nil, fmt.Errorf("read keys of %s: %w", p.Kind, err)
+		return nil, unreadable(p.Kind, p.Pinned, err)
 	}
 	set, err := pki.ParseKeySet(strings.TrimSpace(string(raw)))
 	if err != nil {
-		return nil, fmt.Errorf("read keys of %s in %s: %w", p.Kind, p.Pinned, err)
+		return nil, unreadable(p.Kind, p.Pinned, err)
 	}
 	maps.Copy(out, publics(set))
 	return out, nil

@@ -120,7 +120,7 @@ func (s *Service) openProfiles(ctx context.Context, wakes *signals) error {
 	}
 	s.profiles, err = profiles.NewBook(profiles.Deps{
 		Logger: b.Logger, Pool: b.DB, Default: s.cfg.Profile.Name, TrustDomain: b.Config.TrustDomain, Wake: b.Wake,
-		Changed: &wakes.changed, Audit: b.Audit,
+		Numbered: b.Numbered, Changed: &wakes.changed, Audit: b.Audit,
 	})
 	if err != nil {
 		return err

@@ -90,7 +90,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	witness := &ca.Witness{Signer: s.signer}
 	if rotating, ok := s.signer.(ca.Rotating); ok {
-		witness.Signer = trust.Follow(b.DB, rotating)
+		witness.Signer = trust.Follow(b.DB, b.Numbered, rotating)
 	}
 	b.Health.Watch("ca", witness.Check)
 	if err := s.openKeys(ctx); err != nil {
@@ -140,7 +140,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	poller, err := authority.New(authority.Deps{
 		Logger: b.Logger, Registerer: metrics, Pool: b.DB,
-		Changed: &wakes.changed, Profiles: s.profiles.Authority,
+		Changed: &wakes.changed, Numbered: b.Numbered, Profiles: s.profiles.Authority,
 	}, authority.Config{RetiredFor: s.cfg.RetiredFor})
 	if err != nil {
 		return err

@@ -28,7 +28,7 @@ func (s *Service) addTrust(signer ca.Signer, changed *events.Signal) error {
 		Logger: b.Logger, Pool: b.DB, Signer: signer, Rotating: rotating, Changed: changed, Audit: b.Audit,
 		Services: b.Services, TrustDomain: b.Config.TrustDomain,
 		Replica: b.ReplicaID, Address: func() string { return s.profiles.Told().GetApiUrl() }, Told: s.toldRoots,
-		Wake: b.Wake,
+		Wake: b.Wake, Numbered: b.Numbered,
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
 			return tokens.Untrusted(ctx, tx, stop.From, stop.Until) // time in which nothing is issued ages no token
 		},

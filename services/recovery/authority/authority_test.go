@@ -76,7 +76,9 @@ type bench struct {
 	pool    *pgxpool.Pool
 	poller  *authority.Poller
 	changed *events.Signal
-	watches sync.WaitGroup
+	// numbered is the signal of a poller's process that listens; nil: it has none.
+	numbered *events.Signal
+	watches  sync.WaitGroup
 }
 
 // newBench makes a running poller over a database of its own, which before fills first.
@@ -91,7 +93,9 @@ func newBench(t *testing.T, cfg authority.Config, before ...func(*bench)) *bench
 		fill(b)
 	}
 	var err error
-	b.poller, err = authority.New(authority.Deps{Logger: testkit.Logger(t), Pool: b.pool, Changed: b.changed}, cfg)
+	b.poller, err = authority.New(authority.Deps{
+		Logger: testkit.Logger(t), Pool: b.pool, Changed: b.changed, Numbered: b.numbered,
+	}, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,29 +4,27 @@ import (
 	"bytes"
 	"context"
 	"slices"
-	"time"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/services/recovery/trust/roots"
 )
 
-// issuersEvery is how often the roots that replicas of nodeapi are sent are read.
-const issuersEvery = time.Second
-
 // issuers are the roots that watchers were sent last.
 type issuers struct {
-	frame  *recoveryv1.AuthorityIssuers // nil: never read
-	readAt time.Time
+	frame *recoveryv1.AuthorityIssuers // nil: never read
+	read  events.Reading
 }
 
-// readIssuers reads the roots if they may have changed; nil: they are as they were.
-func (p *Poller) readIssuers(ctx context.Context, now time.Time) (*recoveryv1.AuthorityIssuers, error) {
+// readIssuers reads the roots if they may have changed, which they do with an event; nil: they are as they were.
+func (p *Poller) readIssuers(ctx context.Context) (*recoveryv1.AuthorityIssuers, error) {
 	p.mu.Lock()
 	was := p.issuers
 	p.mu.Unlock()
-	if was.frame != nil && now.Sub(was.readAt) < issuersEvery {
+	if was.frame != nil && !was.read.Due(p.cfg.IssuersEvery) {
 		return nil, nil
 	}
+	reading := p.deps.Numbered.Reading()
 	ctx, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
 	list, err := roots.Certificates(ctx, p.deps.Pool)
@@ -35,7 +33,7 @@ func (p *Poller) readIssuers(ctx context.Context, now time.Time) (*recoveryv1.Au
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.issuers.readAt = now
+	p.issuers.read = reading
 	if was.frame != nil && slices.EqualFunc(list, was.frame.GetCertificates(), bytes.Equal) {
 		return nil, nil
 	}

@@ -30,10 +30,13 @@ type Config struct {
 	Queue   int           // frames that may wait for one watcher beyond its snapshot; 4096
 	// RetiredFor is how long a retired node stays in snapshots: longer than any certificate lives; 49 h.
 	RetiredFor time.Duration
+	// IssuersEvery is the least time between two reads of the roots that replicas of nodeapi are sent; 1 s.
+	IssuersEvery time.Duration
 }
 
 var defaults = Config{
 	Poll: time.Second, Timeout: time.Second, Batch: 2000, Queue: 4096, RetiredFor: 49 * time.Hour,
+	IssuersEvery: time.Second,
 }
 
 // Deps are the dependencies of a Poller.
@@ -42,6 +45,7 @@ type Deps struct {
 	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
 	Pool       *pgxpool.Pool
 	Changed    *events.Signal // notified after commits of this process
+	Numbered   *events.Signal // notified when events were numbered; it may be nil
 	// Profiles returns the profiles of nodes, the same message until they have changed. Nil: none are sent.
 	Profiles func() *recoveryv1.AuthorityProfiles
 }
@@ -150,7 +154,7 @@ func (p *Poller) runOnce(ctx context.Context) error {
 	deltas, upTo, err := p.read(ctx, after)
 	var sent *recoveryv1.AuthorityIssuers
 	if err == nil {
-		sent, err = p.readIssuers(ctx, began)
+		sent, err = p.readIssuers(ctx)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

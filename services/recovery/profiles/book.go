@@ -15,6 +15,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
@@ -23,9 +24,6 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 )
-
-// refreshEvery is how often a replica reads whether another one has changed a profile.
-const refreshEvery = time.Second
 
 // Deps are the dependencies of a Book; the signals may be nil.
 type Deps struct {
@@ -36,8 +34,11 @@ type Deps struct {
 	// TrustDomain is that of the mesh, in which endpoints prove their identity.
 	TrustDomain string
 	Wake        *events.Signal // notified after commits that appended events
+	Numbered    *events.Signal // notified when events were numbered
 	Changed     *events.Signal // notified when Authority returns something else
 	Audit       *audit.Log     // nil: nothing is recorded
+	// RefreshEvery is the least time between two reads of what other replicas have changed; 1 s.
+	RefreshEvery time.Duration
 }
 
 // Book has the valid versions as the rows were read last. Safe for concurrent use.
@@ -62,6 +63,7 @@ func NewBook(deps Deps) (*Book, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Default == "" {
 		return nil, errors.New("profiles need a logger, a pool and the name of the default")
 	}
+	deps.RefreshEvery = cmp.Or(deps.RefreshEvery, time.Second)
 	return &Book{deps: deps}, nil
 }
 
@@ -116,21 +118,25 @@ func (b *Book) current() *page {
 	return b.page
 }
 
-// Run reads what other replicas have changed until ctx ends.
+// Run reads what other replicas have changed until ctx ends: after events, which each change comes with, and every ten
+// seconds. While no connection passes on events, and after an error, it reads every RefreshEvery.
 func (b *Book) Run(ctx context.Context) error {
-	tick := time.NewTicker(refreshEvery)
-	defer tick.Stop()
 	failed := false
 	for {
+		numbered := b.deps.Numbered.C()
 		err := b.Refresh(ctx)
 		if err != nil && !failed && ctx.Err() == nil {
 			b.deps.Logger.WarnContext(ctx, "the profiles cannot be read; those that were read before go on", obs.Err(err))
 		}
 		failed = err != nil
-		select {
-		case <-ctx.Done():
+		if failed { // no event announces the end of the failure
+			if !app.Sleep(ctx, b.deps.RefreshEvery) {
+				return nil
+			}
+			continue
+		}
+		if !b.deps.Numbered.Pace(ctx, nil, numbered, b.deps.RefreshEvery) {
 			return nil
-		case <-tick.C:
 		}
 	}
 }

@@ -4,35 +4,61 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 )
 
 // Following is an authority whose issuer is the one that the database names. It reads the name before each certificate:
-// of several replicas none signs with a former issuer once the next one signs, but for requests under way.
+// of several replicas none signs with a former issuer once the next one signs, but for requests under way. What it
+// reports of itself follows the name as events come, with which each change of the name does.
 type Following struct {
 	ca.Rotating
 
-	pool *pgxpool.Pool
+	pool     *pgxpool.Pool
+	numbered *events.Signal
+
+	mu   sync.Mutex
+	read events.Reading // of the name; zero: Use has refused it
 }
 
-// Follow returns the authority. The given one must sign with nothing before Use is called.
-func Follow(pool *pgxpool.Pool, authority ca.Rotating) *Following {
-	return &Following{Rotating: authority, pool: pool}
+// Follow returns the authority. The given one must sign with nothing before Use is called. Without a signal, which is
+// notified when events were numbered, it always reads the name.
+func Follow(pool *pgxpool.Pool, numbered *events.Signal, authority ca.Rotating) *Following {
+	return &Following{Rotating: authority, pool: pool, numbered: numbered}
+}
+
+// reports reads the name if it may have changed.
+func (f *Following) reports(ctx context.Context) error {
+	f.mu.Lock()
+	read := f.read
+	f.mu.Unlock()
+	if !read.Due(0) {
+		return nil
+	}
+	return f.follow(ctx)
 }
 
 func (f *Following) follow(ctx context.Context) error {
+	reading := f.numbered.Reading()
 	issuer, err := pg.Value[string](ctx, f.pool, readSigns)
 	if err != nil {
 		return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "which issuer signs cannot be read",
 			fault.Cause(fmt.Errorf("read which issuer signs: %w", err)))
 	}
-	return f.Use(issuer)
+	f.mu.Lock() // a name that was read earlier and is used later is due with its event
+	defer f.mu.Unlock()
+	if err = f.Use(issuer); err != nil {
+		reading = events.Reading{}
+	}
+	f.read = reading
+	return err
 }
 
 // Sign issues a node's certificate.
@@ -45,7 +71,7 @@ func (f *Following) Sign(ctx context.Context, req ca.SignRequest) (ca.Issued, er
 
 // Roots returns the roots of the authority, first that of the issuer which signs.
 func (f *Following) Roots(ctx context.Context) ([]*x509.Certificate, error) {
-	if err := f.follow(ctx); err != nil {
+	if err := f.reports(ctx); err != nil {
 		return nil, err
 	}
 	return f.Rotating.Roots(ctx)
@@ -53,7 +79,7 @@ func (f *Following) Roots(ctx context.Context) ([]*x509.Certificate, error) {
 
 // Intermediates returns the certificate that signs.
 func (f *Following) Intermediates(ctx context.Context) ([]*x509.Certificate, error) {
-	if err := f.follow(ctx); err != nil {
+	if err := f.reports(ctx); err != nil {
 		return nil, err
 	}
 	return f.Rotating.Intermediates(ctx)

@@ -54,6 +54,8 @@ type Deps struct {
 	Stopped func(ctx context.Context, tx pgx.Tx, s Stop) error
 	// Wake is notified after commits that appended events; it may be nil.
 	Wake *events.Signal
+	// Numbered is notified when events were numbered; it may be nil.
+	Numbered *events.Signal
 	// Changed is notified after commits that changed nodes, or what the ingress is sent; it may be nil.
 	Changed *events.Signal
 	Audit   *audit.Log // records refusals; nil: none are recorded
@@ -62,20 +64,21 @@ type Deps struct {
 // Config bounds the checks; zero fields take the defaults.
 type Config struct {
 	Every     time.Duration // between two checks while nothing changes; 15 s
-	Look      time.Duration // between two looks at the lease and at what the ingress publishes; 2 s
+	Look      time.Duration // between two looks at the lease and at what the ingress publishes, after an event; 2 s
+	Rest      time.Duration // between two such looks while there are no events and no rotation; 5 s
 	AskEvery  time.Duration // between two looks at what the authority publishes; 5 s
 	Again     time.Duration // before a check that may change the state; 1 s
 	Handshake time.Duration // of one; 3 s
 	Ask       time.Duration // of the calls of the authority; 3 s
-	Lease     time.Duration // longer than a check may take; 12 s
+	Lease     time.Duration // longer than a check may take after a rest; 15 s
 	// Overlap is the least time for which both issuers of a rotation are valid: a certificate that the former one signed
 	// just before may not be stored yet. It is longer than an enrolment's lease; 1 min.
 	Overlap time.Duration
 }
 
 var defaults = Config{
-	Every: 15 * time.Second, Look: 2 * time.Second, AskEvery: 5 * time.Second, Again: time.Second,
-	Handshake: 3 * time.Second, Ask: 3 * time.Second, Lease: 12 * time.Second, Overlap: time.Minute,
+	Every: 15 * time.Second, Look: 2 * time.Second, Rest: 5 * time.Second, AskEvery: 5 * time.Second,
+	Again: time.Second, Handshake: 3 * time.Second, Ask: 3 * time.Second, Lease: 15 * time.Second, Overlap: time.Minute,
 }
 
 // Preflight is one replica's part in the checks. All replicas run one; the holder of the lease checks.
@@ -93,6 +96,7 @@ type Preflight struct {
 	authority *authority
 	askedAt   time.Time
 	pause     time.Duration
+	rotations events.Reading // of an open rotation, when there was none; zero: there is one
 
 	nextCanary canary.Certificate // of the next issuer of a rotation
 	ready      int                // rounds in a row in which each replica accepted it
@@ -116,7 +120,13 @@ func New(deps Deps, cfg Config) (*Preflight, error) {
 func (p *Preflight) Run(ctx context.Context) error {
 	defer p.leave(ctx)
 	return app.EveryPaced(ctx, p.deps.Logger, "ca-preflight", func() func(context.Context) bool {
-		return func(ctx context.Context) bool { return app.Sleep(ctx, p.pause) }
+		wake := p.deps.Numbered.C()
+		return func(ctx context.Context) bool {
+			if p.pause != p.cfg.Look || p.rotations.Due(0) {
+				return app.Sleep(ctx, p.pause)
+			}
+			return p.deps.Numbered.PaceWithin(ctx, nil, wake, p.cfg.Look, p.cfg.Rest)
+		}
 	}, func(ctx context.Context) error {
 		p.pause = p.cfg.Look
 		round, err := p.RunOnce(ctx)

@@ -311,7 +311,7 @@ func TestTwoReplicas(t *testing.T) {
 	}
 	k.swap(newAuthority(t))
 	k.round(second, 1)
-	testkit.SetClockOffset(k.db, 13*time.Second)
+	testkit.SetClockOffset(k.db, 16*time.Second)
 	k.round(first, 1)
 	k.is("each has seen one refusal", "ok", "")
 	if out, err := second.RunOnce(t.Context()); err != nil || out.Held {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/keyset"
@@ -42,13 +43,13 @@ const (
 // it wrote anything. The holder of the preflight's lease calls it. A step that a crash has interrupted is repeated: the
 // id of the rotation names the issuer, and each phase is one transaction.
 func (p *Preflight) Rotate(ctx context.Context) (bool, error) {
-	row, err := pg.One[rotationRow](ctx, p.deps.Pool, readOpenRotation)
+	row, open, err := p.openRotation(ctx)
 	switch {
-	case pg.IsNoRows(err):
+	case err != nil:
+		return false, err
+	case !open:
 		p.ready, p.nextCanary = 0, canary.Certificate{}
 		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("read rotation: %w", err)
 	case p.deps.Rotating == nil:
 		return false, nil // a replica with the authority's directory carries it out
 	}
@@ -84,14 +85,30 @@ func (p *Preflight) Hold(ctx context.Context) error {
 	if p.deps.Rotating == nil {
 		return nil
 	}
-	row, err := pg.One[rotationRow](ctx, p.deps.Pool, readOpenRotation)
-	if pg.IsNoRows(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read rotation: %w", err)
+	row, open, err := p.openRotation(ctx)
+	if err != nil || !open {
+		return err
 	}
 	return p.hold(ctx, row)
+}
+
+// openRotation returns the open rotation, and whether there is one. Each begins with an event: where there was none it
+// is read again after one.
+func (p *Preflight) openRotation(ctx context.Context) (rotationRow, bool, error) {
+	if !p.rotations.Due(0) {
+		return rotationRow{}, false, nil
+	}
+	reading := p.deps.Numbered.Reading()
+	p.rotations = events.Reading{}
+	row, err := pg.One[rotationRow](ctx, p.deps.Pool, readOpenRotation)
+	if pg.IsNoRows(err) {
+		p.rotations = reading
+		return rotationRow{}, false, nil
+	}
+	if err != nil {
+		return rotationRow{}, false, fmt.Errorf("read rotation: %w", err)
+	}
+	return row, true, nil
 }
 
 func (p *Preflight) hold(ctx context.Context, row rotationRow) error {

@@ -48,7 +48,7 @@ func (r *rotating) start() *Preflight {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { _ = authority.Close() })
-	r.signer = Follow(r.db.Pool(pg.RoleRecovery), authority)
+	r.signer = Follow(r.db.Pool(pg.RoleRecovery), nil, authority)
 	p, err := New(Deps{
 		Logger: testkit.Logger(r.t), Pool: r.db.Pool(pg.RoleRecovery), Signer: r.signer, Rotating: authority,
 		Services: r.issuers.roots, TrustDomain: domain, Replica: ids.New(),

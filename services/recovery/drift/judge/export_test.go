@@ -1,9 +1,18 @@
 package judge
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Drain keeps the evidence in all events of the log.
 func (j *Judge) Drain(ctx context.Context) error { return j.consumer.Drain(ctx, j.apply) }
 
 // ReadRoots reads the roots of the authority once.
 func (j *Judge) ReadRoots(ctx context.Context) { j.trust.refresh(ctx, j.deps) }
+
+// ProbeRound makes one round of Probe, and returns the longest time until the next one.
+func (j *Judge) ProbeRound(ctx context.Context) (time.Duration, error) {
+	err := j.probeRound(ctx)
+	return j.reprobe, err
+}

@@ -23,6 +23,9 @@ const (
 	// probeLease is for how long no other request names a node. After it a request whose answer was lost is repeated, with
 	// the same key.
 	probeLease = 5 * time.Second
+	// probeRest is the longest time between two rounds while there is no probe. Rounds of Run wake those of Probe when
+	// one is due.
+	probeRest = 30 * time.Second
 	// probeEvery is how often lifecycle is asked for the state of a probe that has not ended.
 	probeEvery = 500 * time.Millisecond
 	// probeAgain and probeAgainMost bound the wait before the next probe after one that did not succeed; it doubles.
@@ -79,21 +82,29 @@ func (j *Judge) Probe(ctx context.Context) error {
 			}
 			return true
 		}
-	}, func(ctx context.Context) error {
-		j.reprobe = probeLease
-		for {
-			asked, open, err := j.ProbeOnce(ctx)
-			if err != nil {
-				return err
-			}
-			if open > 0 {
-				j.reprobe = probeEvery
-			}
-			if asked < probeBatch {
-				return nil
-			}
+	}, j.probeRound)
+}
+
+// probeRound asks lifecycle for the probes of all nodes that are due, and sets the time of the next round.
+func (j *Judge) probeRound(ctx context.Context) error {
+	j.reprobe = probeLease // also if the round fails
+	rest := true
+	for {
+		asked, open, err := j.ProbeOnce(ctx)
+		if err != nil {
+			return err
 		}
-	})
+		rest = rest && asked == 0
+		if open > 0 {
+			j.reprobe = probeEvery
+		}
+		if asked < probeBatch {
+			if rest {
+				j.reprobe = probeRest
+			}
+			return nil
+		}
+	}
 }
 
 // ProbeOnce asks lifecycle for the probes of at most one batch of nodes, and keeps what became of them. It returns for
