@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"strings"
 	"syscall"
@@ -74,7 +75,9 @@ func IsConnError(err error) bool {
 	if errors.As(err, &connectErr) {
 		return true
 	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	// Each error number of the system is a net.Error, so that of a file would count.
+	var fileErr *fs.PathError
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &fileErr) {
 		return false
 	}
 	var netErr net.Error

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -328,6 +331,11 @@ func TestErrorsAreTold(t *testing.T) {
 		{name: "statement timeout", err: &pgconn.PgError{Code: "57014"}},
 		{name: "eof", err: fmt.Errorf("read: %w", io.ErrUnexpectedEOF), conn: true},
 		{name: "net", err: &net.OpError{Op: "read", Err: errors.New("reset")}, conn: true},
+		{
+			name: "refused by the system", conn: true,
+			err: &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)},
+		},
+		{name: "file", err: &fs.PathError{Op: "open", Path: "key", Err: syscall.EACCES}},
 		{name: "own deadline", err: context.DeadlineExceeded},
 		{name: "cancelled", err: fmt.Errorf("query: %w", context.Canceled)},
 		{name: "ours", err: errors.New("something else")},
