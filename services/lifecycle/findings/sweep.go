@@ -171,7 +171,7 @@ func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	if err := s.detect.Follow(ctx); err != nil {
 		return total, err // the detectors would compare with old reports
 	}
-	if err := s.detect.ForgetReports(ctx); err != nil {
+	if err := s.detect.ForgetReportsInTime(ctx); err != nil {
 		return total, err
 	}
 	standing, err := s.standing(ctx)

@@ -28,6 +28,7 @@ type Detectors struct {
 	db, workloads *pgxpool.Pool
 	pages         *scan.Pages
 	cfg           DetectorConfig
+	forgotAt      time.Time // when the sweep last forgot old reports
 }
 
 // NewDetectors returns detectors that read the database db in pages, and workloads as its administrator.

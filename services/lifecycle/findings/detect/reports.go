@@ -118,6 +118,22 @@ var forgetReports = pg.Define(pg.RoleLifecycle, "detect.forget_reports",
 		AND NOT ((o.payload ? 'workloads' OR o.payload ? 'storage')
 			AND EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = o.node_id AND NOT g.retired))`)
 
+// forgetEvery is how often old reports, which are kept for days, are deleted.
+const forgetEvery = 10 * time.Minute
+
+// ForgetReportsInTime calls ForgetReports in the first sweep of this process and every ten minutes after it. Only one
+// sweep may run at a time.
+func (d *Detectors) ForgetReportsInTime(ctx context.Context) error {
+	if !d.forgotAt.IsZero() && time.Since(d.forgotAt) < forgetEvery {
+		return nil
+	}
+	if err := d.ForgetReports(ctx); err != nil {
+		return err
+	}
+	d.forgotAt = time.Now()
+	return nil
+}
+
 // ForgetReports deletes old reports, apart from those of workloads or directories on a node that is not retired:
 // nodeapi does not write an unchanged report again, however often the node's session is lost meanwhile.
 func (d *Detectors) ForgetReports(ctx context.Context) error {

@@ -3,6 +3,7 @@ package scan
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,13 +40,19 @@ var endOfPage = pg.DefineDynamic(pg.RoleLifecycle, "scan.end_of_page", func(rowT
 		src.ID + ` OFFSET $2 LIMIT 1`
 }, "workspace", "run", "allocation", "node")
 
-// endsFor is how long later checks reuse the ends of pages.
-const endsFor = 10 * time.Second
+// endsFor is how long later checks reuse the ends of pages. Ends that were found twice, one time after the other, are
+// reused for stableTimes as long: where few rows are inserted, they need not be looked up by each sweep.
+const (
+	endsFor     = 10 * time.Second
+	stableTimes = 6
+)
 
 // Pages divide the ids of each type of rows into pages. Together the pages contain every id, wherever they end.
 type Pages struct {
-	Size int           // how many rows a page has
-	For  time.Duration // how long the ends of pages are reused: a page has more rows than Size only by those inserted then
+	Size int // how many rows a page has
+	// For is how long the ends of pages are reused, and stableTimes as long if they were found as they had been before: a
+	// page has more rows than Size only by those inserted then.
+	For time.Duration
 
 	db *pgxpool.Pool
 	mu sync.Mutex
@@ -56,14 +63,15 @@ type Pages struct {
 func NewPages(db *pgxpool.Pool, size int) *Pages { return &Pages{Size: size, For: endsFor, db: db} }
 
 type ends struct {
-	ids []string // the last is lastID
-	at  time.Time
+	ids   []string // the last is lastID
+	at    time.Time
+	times int // how many times For they are reused
 }
 
 func (p *Pages) known(rowType string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if e := p.of[rowType]; time.Since(e.at) < p.For {
+	if e := p.of[rowType]; time.Since(e.at) < time.Duration(e.times)*p.For {
 		return e.ids
 	}
 	return nil
@@ -75,7 +83,11 @@ func (p *Pages) keep(rowType string, ids []string, at time.Time) {
 	if p.of == nil {
 		p.of = map[string]ends{}
 	}
-	p.of[rowType] = ends{ids: ids, at: at}
+	times := 1
+	if slices.Equal(ids, p.of[rowType].ids) {
+		times = stableTimes
+	}
+	p.of[rowType] = ends{ids: ids, at: at, times: times}
 }
 
 // Each calls fn for each page of the ids of a type of rows, first to last. Together the pages contain every id, also
