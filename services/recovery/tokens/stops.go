@@ -41,9 +41,9 @@ func NewStops(pool *pgxpool.Pool, logger *slog.Logger) (*Stops, error) {
 	return &Stops{pool: pool, logger: logger}, nil
 }
 
-// Run looks every few seconds until ctx ends.
+// Run looks at every other beat until ctx ends: times are those of the beats, whenever it looks.
 func (s *Stops) Run(ctx context.Context) error {
-	return app.Every(ctx, s.logger, "issuance-stops", replicas.Every, s.RunOnce)
+	return app.Every(ctx, s.logger, "issuance-stops", 2*replicas.Every, s.RunOnce)
 }
 
 // heard is what the beats of nodeapi's replicas show.
