@@ -79,8 +79,9 @@ type Core struct {
 	onPoint  func(ctx context.Context, name string, at Place) error
 	// notified fires when events of any replica were numbered; nil until FollowRemoteWakes runs
 	notified atomic.Pointer[events.Signal]
-	reserved uint64      // workers that runs which are being started have taken; under driving
-	resting  atomic.Bool // no run was live when a driver of this process last checked
+	reserved uint64          // workers that runs which are being started have taken; under driving
+	news     <-chan struct{} // closed by a notification since the check that resting is of; under driving
+	resting  atomic.Bool     // no run was live when a driver of this process last checked
 	stats    Stats
 
 	driving sync.Mutex

@@ -31,21 +31,34 @@ func (c *Core) NextPoll(ctx context.Context, leased int, poll time.Duration) tim
 // here since.
 func (c *Core) Resting() bool { return c.resting.Load() }
 
-// atRest reports whether no run is live and this process is notified when another replica starts one.
+// atRest reports whether no run is live and this process is notified when another replica starts one. It does not ask
+// again while nothing was notified since the answer that none is.
 func (c *Core) atRest(ctx context.Context) bool {
+	numbered := c.notified.Load()
 	c.driving.Lock()
-	before := c.reserved
+	before, news := c.reserved, c.news
 	c.driving.Unlock()
-	resting := false
-	if c.notified.Load().Listening() {
+	resting := numbered.Listening()
+	if resting && !(c.resting.Load() && news != nil && !closed(news)) {
+		news = numbered.C() // before the query, which may not see what is notified during it
 		live, err := pg.Value[bool](ctx, c.db, anyLive)
 		resting = err == nil && !live
 	}
 	c.driving.Lock()
 	defer c.driving.Unlock()
 	resting = resting && c.reserved == before // the query may not have seen a run that this process started meanwhile
+	c.news = news
 	c.resting.Store(resting)
 	return resting
+}
+
+func closed(news <-chan struct{}) bool {
+	select {
+	case <-news:
+		return true
+	default:
+		return false
+	}
 }
 
 // FollowRemoteWakes wakes the drivers of this process for what other replicas did, until ctx ends: soon after events
