@@ -3,6 +3,7 @@ package detect
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -61,8 +62,9 @@ func (d *Detectors) believed(ctx context.Context, kind commonv1.PlacementDriver)
 	return out, nil
 }
 
-// Instances compares a driver's own list with our rows. The rows that name an instance are read before the list
-// and again after it: an instance that ends meanwhile is then missing in the second reading, or its row has changed.
+// Instances compares a driver's own list with our rows. The rows that name an instance are read before the list, and
+// again after it if one is missing there: an instance that ends meanwhile is then missing in the second reading, or its
+// row has changed.
 // The list is read before the rows of its instances: those were committed before the launch.
 func (d *Detectors) Instances(ctx context.Context, kind commonv1.PlacementDriver,
 	driver placement.Driver) ([]finding.Seen,
@@ -75,10 +77,6 @@ func (d *Detectors) Instances(ctx context.Context, kind commonv1.PlacementDriver
 	list, err := driver.Standing(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list instances: %w", err)
-	}
-	after, err := d.believed(ctx, kind)
-	if err != nil {
-		return nil, err
 	}
 	standing := map[instanceKey]placement.Instance{}
 	for _, b := range list {
@@ -95,9 +93,20 @@ func (d *Detectors) Instances(ctx context.Context, kind commonv1.PlacementDriver
 		return nil, err
 	}
 	out = append(out, strays...)
+	maps.DeleteFunc(before, func(b belief, _ bool) bool {
+		_, there := standing[b.instance()]
+		return there
+	})
+	if len(before) == 0 {
+		return out, nil
+	}
+	after, err := d.believed(ctx, kind)
+	if err != nil {
+		return nil, err
+	}
 	var missing []belief
 	for b := range before {
-		if _, there := standing[b.instance()]; !there && after[b] {
+		if after[b] {
 			missing = append(missing, b)
 		}
 	}

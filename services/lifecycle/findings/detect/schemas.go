@@ -66,8 +66,19 @@ type schemaThere struct {
 	workspaceID  string // the last to write it, by its fence
 }
 
-// Schemas compares the workload database with the claims on it. The claims are read before and after the schemas;
-// the schemas are read before the claims that should cover them, because a claim is written before its schema is made.
+// covered reports whether all that stands in the workload database is held.
+func covered(there map[string]schemaThere, held map[string]bool) bool {
+	for name, t := range there {
+		if !held[name] && (t.schema || t.role) {
+			return false
+		}
+	}
+	return true
+}
+
+// Schemas compares the workload database with the claims on it. The claims are read before the schemas, and after them
+// if a schema is missing; the schemas are read before the claims that should cover them, because a claim is written
+// before its schema is made.
 func (d *Detectors) Schemas(ctx context.Context) ([]finding.Seen, error) {
 	before, err := d.heldSchemas(ctx, false)
 	if err != nil {
@@ -85,13 +96,27 @@ func (d *Detectors) Schemas(ctx context.Context) ([]finding.Seen, error) {
 	if err != nil {
 		return nil, err
 	}
-	after, err := d.heldSchemas(ctx, false)
-	if err != nil {
-		return nil, err
+	held := make(map[string]bool, len(before))
+	complete := true
+	for c := range before {
+		held[c.Name] = true
+		complete = complete && there[c.Name].schema && there[c.Name].role
 	}
-	all, err := d.heldSchemas(ctx, true)
-	if err != nil {
-		return nil, err
+	var after map[schemaClaim]bool
+	if !complete {
+		if after, err = d.heldSchemas(ctx, false); err != nil {
+			return nil, err
+		}
+	}
+	if !covered(there, held) {
+		all, err := d.heldSchemas(ctx, true)
+		if err != nil {
+			return nil, err
+		}
+		held = make(map[string]bool, len(all))
+		for c := range all {
+			held[c.Name] = true
+		}
 	}
 	var out []finding.Seen
 	for c := range before {
@@ -103,10 +128,6 @@ func (d *Detectors) Schemas(ctx context.Context) ([]finding.Seen, error) {
 				Before:  map[string]any{"schema": true, "role": true}, After: map[string]any{"schema": t.schema, "role": t.role},
 			})
 		}
-	}
-	held := map[string]bool{}
-	for c := range all {
-		held[c.Name] = true
 	}
 	for name, t := range there {
 		if held[name] || !t.schema && !t.role {
