@@ -145,14 +145,14 @@ func (g *Governor) SetPolicy(auto bool, perHour int32) error {
 
 // Allowed reports whether the host may try to recover by itself, as far as the policy decides. Where none was received,
 // otherwise holds. Where the last one that was received does not allow it, the host may try if it has not done so
-// within an hour: a host that is refused hears of no other policy, and the control plane decides by the present one.
+// within an hour: a host that is refused is sent no other policy, and the control plane decides by the present one.
 func (g *Governor) Allowed(otherwise bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.rec.Auto != nil {
-		otherwise = *g.rec.Auto
+	if g.rec.Auto == nil {
+		return otherwise
 	}
-	return otherwise || len(g.recentLocked()) == 0
+	return *g.rec.Auto || len(g.recentLocked()) == 0
 }
 
 // recentLocked returns when the attempts of the last hour were made.

@@ -196,7 +196,7 @@ func TestWhatReachedNoServerDoesNotCount(t *testing.T) {
 	}
 }
 
-// TestAPolicyThatIsOffIsAskedForOnceAnHour: whether it still is off only an attempt tells. Restarts allow no more.
+// TestAPolicyThatIsOffIsAskedForOnceAnHour: an attempt alone shows whether it is still off. Restarts allow no more.
 func TestAPolicyThatIsOffIsAskedForOnceAnHour(t *testing.T) {
 	h := newHost(t)
 	h.must(h.g.SetPolicy(false, 6))

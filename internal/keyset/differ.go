@@ -31,6 +31,13 @@ func unreadable(kind Kind, path string, err error) error {
 		fault.Remedy("give this process the right to read "+path+", or copy it from a replica that holds it"))
 }
 
+// malformed returns the error for a file that was read and has no keys of the kind.
+func malformed(kind Kind, path string, err error) error {
+	return fault.New(commonv1.Reason_REASON_SIGNING_KEYS_DIFFER,
+		fmt.Sprintf("%s has no keys of %s: %s", path, kind, err),
+		fault.Remedy("copy it from a replica whose file is whole"))
+}
+
 // differs lists how the replica's files differ from the set. A key in the state verify_only may be missing: it does not
 // sign before this replica has it.
 func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, bad map[string]string) []difference {

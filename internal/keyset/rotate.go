@@ -172,7 +172,8 @@ func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 
 // unsound refuses a new key while a live replica reports that it cannot use a file of the kind. Such a replica may be
 // the one that has to make the key, or the one that all others would wait for. An issuer of services is made of a file
-// that a person brings after the request.
+// that a person brings after the request. A file that is missing is no such problem: a rotation is the way out where a
+// key is lost.
 func unsound(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	if kind == Services {
 		return nil

@@ -179,7 +179,7 @@ func (s *Set) one(ctx context.Context, p *part, r roundOf) ([]string, []string, 
 		problems = append(problems, fmt.Sprintf("%s: %s: %s", p.Kind, name, bad[name]))
 	}
 	for _, d := range differs {
-		problems = append(problems, fmt.Sprintf("%s: %s", p.Kind, d.what))
+		problems = append(problems, fmt.Sprintf("%s differs: %s", p.Kind, d.what))
 	}
 	return holds, problems, failed
 }
@@ -234,7 +234,7 @@ func (p *part) pinned(rows []Key) (map[string]ed25519.PublicKey, error) {
 	}
 	set, err := pki.ParseKeySet(strings.TrimSpace(string(raw)))
 	if err != nil {
-		return nil, unreadable(p.Kind, p.Pinned, err)
+		return nil, malformed(p.Kind, p.Pinned, err)
 	}
 	maps.Copy(out, publics(set))
 	return out, nil

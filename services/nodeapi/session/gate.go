@@ -12,6 +12,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/nodeapi/batch"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
@@ -34,11 +35,10 @@ func (h *handler) raiseGate(ctx context.Context, generation int64) error {
 		Generation: generation, JoinState: h.join, LedgerId: h.hello.GetLedgerId(),
 		TasksInFlight: h.hello.GetTasksInFlight(), TaskTypes: h.hello.GetTaskTypes(), Host: h.hello.GetHost(),
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		h.server.raise(ctx, &raising{sess: h.sess, keys: h.keys, report: report, pause: minRaise})
 	}
-	h.server.raise(ctx, &raising{sess: h.sess, keys: h.keys, report: report, pause: minRaise})
-	return nil
+	return err
 }
 
 // minRaise and maxRaise bound the pause after which a session is reported again. Each pause is twice the one before it.
@@ -51,14 +51,24 @@ const (
 func (s *Server) raise(ctx context.Context, r *raising) {
 	s.readies.Post(ctx, r, func(res *lifecyclev1.SessionReadyResult, err error) {
 		if err == nil && res.GetAccepted() {
-			s.gateRaised(r.sess, res)
-			if r.keys.gateRaised(r.held) {
-				s.reportKeys(ctx, r.sess, r.keys)
+			raised := func() {
+				s.gateRaised(r.sess, res)
+				if r.keys.gateRaised(r.held) {
+					s.reportKeys(ctx, r.sess, r.keys)
+				}
+			}
+			if len(res.GetCancel()) > 0 { // sending many waits for the agent
+				s.deps.Roster.Go(raised)
+			} else {
+				raised()
 			}
 			return
 		}
-		// A call that failed is logged by readyBatch, once for all its sessions.
+		// A call that failed is logged by readyBatch, once for all its sessions, unless it was refused for what one has.
 		level := slog.LevelDebug
+		if batch.Refused(err) {
+			level = slog.LevelWarn
+		}
 		if err == nil && res.GetDenial() != nil {
 			err = fault.FromDenial(res.GetDenial())
 			if res.GetDenial().GetAction() != commonv1.Action_ACTION_WAIT {
@@ -78,35 +88,48 @@ func (s *Server) raise(ctx context.Context, r *raising) {
 			slog.Any("error", err))
 		pause := r.pause
 		r.pause = min(2*pause, maxRaise)
-		time.AfterFunc(pause, func() {
-			if ctx.Err() == nil && !r.sess.Gone() {
-				s.raise(ctx, r)
-			}
-		})
+		time.AfterFunc(pause, func() { s.raise(ctx, r) })
 	})
 }
 
-// readyBatch reports sessions to lifecycle once the view of recovery is fresh.
+// readyBatch reports sessions to lifecycle once the view of recovery is fresh. It leaves out those that have ended.
 func (s *Server) readyBatch(ctx context.Context, waiting []*raising) ([]*lifecyclev1.SessionReadyResult, error) {
 	if err := s.deps.View.WaitFresh(ctx); err != nil {
 		return nil, err
 	}
-	reqs := make([]*lifecyclev1.SessionReady, len(waiting))
+	var reqs []*lifecyclev1.SessionReady
+	var of []int // of waiting
 	for i, r := range waiting {
-		reqs[i] = &lifecyclev1.SessionReady{}
-		if err := proto.Unmarshal(r.report, reqs[i]); err != nil {
+		if r.sess.Gone() {
+			continue
+		}
+		req := &lifecyclev1.SessionReady{}
+		if err := proto.Unmarshal(r.report, req); err != nil {
 			return nil, fmt.Errorf("decode the report of a session: %w", err)
 		}
 		r.held = r.keys.current()
-		reqs[i].TaskKeyIds = r.held
+		req.TaskKeyIds = r.held
+		reqs, of = append(reqs, req), append(of, i)
+	}
+	out := make([]*lifecyclev1.SessionReadyResult, len(waiting))
+	if len(reqs) == 0 {
+		return out, nil
 	}
 	res, err := s.deps.Gate.SessionsReady(ctx,
 		&lifecyclev1.SessionsReadyRequest{ReplicaId: s.cfg.ReplicaID, Sessions: reqs})
+	if err == nil && len(res.GetResults()) != len(reqs) {
+		err = fmt.Errorf("%w: %d for %d", batch.ErrLength, len(res.GetResults()), len(reqs))
+	}
+	if err != nil && !batch.Refused(err) {
+		s.deps.Logger.WarnContext(ctx, "gates not raised", slog.Int("sessions", len(reqs)), slog.Any("error", err))
+	}
 	if err != nil {
-		s.deps.Logger.WarnContext(ctx, "gates not raised", slog.Int("sessions", len(waiting)), slog.Any("error", err))
 		return nil, fmt.Errorf("raise gates: %w", err)
 	}
-	return res.GetResults(), nil
+	for i, result := range res.GetResults() {
+		out[of[i]] = result
+	}
+	return out, nil
 }
 
 func (s *Server) gateRaised(sess *roster.Session, res *lifecyclev1.SessionReadyResult) {

@@ -160,7 +160,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.openings = batch.New(256, 2, s.openBatch).Gather(gatherFor).Yield(fillFor, s.fills)
 	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor).Yield(fillFor, s.fills)
 	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func(int) bool {
-		return s.storms(time.Now())
+		return !s.deps.View.Fresh() || s.storms(time.Now())
 	}).EvenFull()
 	s.keys = batch.New(256, 2, s.keysBatch)
 	cfg.TaskKeys.notify(s.sendKeys)

@@ -13,7 +13,7 @@ const (
 	nextRetired = "none: this identity is final; enrol the machine anew if it is to return"
 )
 
-// offByPolicy is whose action a node waits for that may not recover by the policy, and which.
+// offByPolicy has the owner and the next action for a node that may not recover by itself while the policy is off.
 var offByPolicy = fault.Explain(commonv1.Reason_REASON_AUTO_RECOVERY_OFF)
 
 const (

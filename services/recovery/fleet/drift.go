@@ -94,10 +94,10 @@ func OpenDrifts(ctx context.Context, tx pgx.Tx) ([]commonv1.DriftReason, error) 
 
 // EvaluateDrift makes one incident of the equal verdicts of many nodes: more than the share of the fleet that may fail
 // at once, and more than two, began to have the reason within driftWindow. The incident ends when fewer than half as
-// many have it, and goes on as the same one if as many have it again within driftWindow: what comes and goes is one
-// cause, and pages once. A suspicion about one identity is an incident of its own kind. It must be called in the
-// transaction that writes verdicts, behind them: the transactions of several replicas count one after another. What it
-// reads grows with the nodes that have the reason, and not with the fleet.
+// many have it, and goes on as the same one if as many have it again within driftWindow. A suspicion about one
+// identity is an incident of its own kind. EvaluateDrift must be called in the transaction that writes verdicts,
+// behind them: the transactions of several replicas count one after another. What it reads grows with the nodes that
+// have the reason, and not with the fleet.
 func EvaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time.Time, fraction float64,
 	list ...Drift,
 ) error {
@@ -141,7 +141,7 @@ func evaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time
 		case 2*n.Still < most:
 			return closeIncident(ctx, tx, kindDrift, reason, byJudge, now)
 		}
-		return driftGoesOn(ctx, tx, was, n, now, driftSummary(reason, n.Still))
+		return driftGoesOn(ctx, tx, was, n, now)
 	}
 	most, err := mostExpected(ctx, tx, n.Lately, fraction)
 	if err != nil || n.Lately <= most {
@@ -188,7 +188,7 @@ func mostExpected(ctx context.Context, tx pgx.Tx, n int32, fraction float64) (in
 
 // driftGoesOn updates an incident whose number of nodes has changed: at once if it has doubled, else after
 // incidentEvery.
-func driftGoesOn(ctx context.Context, tx pgx.Tx, was *Incident, n equals, now time.Time, summary string) error {
+func driftGoesOn(ctx context.Context, tx pgx.Tx, was *Incident, n equals, now time.Time) error {
 	count := int64(n.Still)
 	if count == was.Count || count < 2*was.Count && now.Sub(was.LastSeenAt) < incidentEvery {
 		return nil
@@ -198,7 +198,7 @@ func driftGoesOn(ctx context.Context, tx pgx.Tx, was *Incident, n equals, now ti
 		return fmt.Errorf("read nodes with equal verdicts: %w", err)
 	}
 	slices.Sort(nodes)
-	was.Nodes, was.Count, was.Summary, was.LastSeenAt = nodes, count, summary, now
+	was.Nodes, was.Count, was.Summary, was.LastSeenAt = nodes, count, driftSummary(was.Key, n.Still), now
 	was.Version++
 	_, err = pg.Exec(ctx, tx, updateIncident, was.ID, was.Summary, texts(was.Tenants), texts(was.Workspaces),
 		texts(was.Nodes), was.LastSeenAt, was.Count, was.Version)

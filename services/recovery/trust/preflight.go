@@ -122,7 +122,7 @@ func (p *Preflight) Run(ctx context.Context) error {
 	return app.EveryPaced(ctx, p.deps.Logger, "ca-preflight", func() func(context.Context) bool {
 		wake := p.deps.Numbered.C()
 		return func(ctx context.Context) bool {
-			if p.pause != p.cfg.Look || p.rotations.Due(0) {
+			if p.pause != p.cfg.Look || p.deps.Rotating != nil && p.rotations.Due(0) {
 				return app.Sleep(ctx, p.pause)
 			}
 			return p.deps.Numbered.PaceWithin(ctx, nil, wake, p.cfg.Look, p.cfg.Rest)

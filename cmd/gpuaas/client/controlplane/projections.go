@@ -27,6 +27,9 @@ var ProjectionTablesView = output.View[*readmodelv1.ProjectionTable]{
 	Columns: []output.Column[*readmodelv1.ProjectionTable]{
 		{Title: "TABLE", Path: "table"},
 		{Title: "ROWS", Moves: true, Of: func(_ *output.Printer, t *readmodelv1.ProjectionTable) string {
+			if t.GetRows() < 0 {
+				return "-"
+			}
 			return human.Number(t.GetRows())
 		}},
 		{Title: "SIZE", Moves: true, Of: func(_ *output.Printer, t *readmodelv1.ProjectionTable) string {
@@ -40,7 +43,7 @@ func projectionsStatus(p *kit.Program) *cobra.Command {
 		Use: "status", Short: "Show how far the rows that are shown are behind the events, and their tables",
 		Long: "Show the tables that lists and timelines are read from, with their rows as the database estimates them. " +
 			"Under the list stand the position of\n" +
-			"the last event that they have, how many events they have not, and since when the oldest of these waits. Events " +
+			"the last event that they have, how many wait to be applied, and since when the oldest of these waits. Events " +
 			"that could not be applied are\n" +
 			"parked: `gpuaas events parked` lists them. `gpuaas projections verify` compares the rows with the events.",
 		Example: "  gpuaas projections status\n  gpuaas projections status -o json --jq '.events_behind'",

@@ -63,7 +63,7 @@ func (*GetProjectionsRequest) Descriptor() ([]byte, []int) {
 type ProjectionTable struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Table         string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
-	Rows          int64                  `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`   // as the database estimates them
+	Rows          int64                  `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`   // as the database estimates them; -1: it has not done so yet
 	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"` // with indexes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -36,12 +36,12 @@ func NewProjections(deps ProjectionsDeps) *Projections { return &Projections{dep
 // tableSize is how large a table of the projections is.
 type tableSize struct {
 	Table string `db:"name"`
-	Rows  int64  `db:"rows"` // by the statistics of the database: none are counted
+	Rows  int64  `db:"rows"` // by the statistics of the database, which counts none; -1: not known yet
 	Bytes int64  `db:"bytes"`
 }
 
 var readTableSizes = pg.Define(pg.RoleReadmodel, "status.projection_sizes", `
-	SELECT c.relname AS name, greatest(c.reltuples, 0)::bigint AS rows, pg_total_relation_size(c.oid) AS bytes
+	SELECT c.relname AS name, c.reltuples::bigint AS rows, pg_total_relation_size(c.oid) AS bytes
 	FROM pg_class c WHERE c.relnamespace = 'readmodel'::regnamespace AND c.relkind = 'r' AND c.relname = ANY ($1)
 	ORDER BY c.relname`)
 

@@ -16,8 +16,9 @@ const recoveryWay = "recovery"
 // else must not hide it.
 const topicJoinState = "join_state"
 
-// blockedFor is how long an attempt that the policy refused counts. The policy may have changed by then.
-const blockedFor = time.Hour
+// blockedFor is how long an attempt that the policy refused counts. The policy may have changed by then. It is longer
+// than the hour after which agents try again.
+const blockedFor = 90 * time.Minute
 
 // attempted keeps what an attempt to enrol is evidence of: a recovery token that is refused for its age, or because it
 // has ended or is not recorded, cannot bring the node back, and neither can one while the policy leaves recovery to

@@ -45,6 +45,7 @@ func TestAnOldJoinStateIsACopy(t *testing.T) {
 	if v.GetSeverity() != p0 || v.GetUserState() != securityDue || v.GetCorrelationId() != "attempt-0001" {
 		t.Errorf("verdict %v", v)
 	}
+	k.wantIncidents("identity_suspected", "a refused request, which holds no node", "")
 	if n := k.count(`SELECT count(*) FROM events.event WHERE kind = 'node_identity.changed'`); n != 1 {
 		t.Errorf("%d events of identities", n)
 	}
@@ -68,7 +69,13 @@ func TestRecoveryThatThePolicyRefuses(t *testing.T) {
 	if v := k.wantReasons(n.id(), blocked); v.GetUserState() != operator {
 		t.Errorf("verdict %v", v)
 	}
-	k.listen(time.Hour)
+	k.listen(time.Hour + 5*time.Minute) // its agent tries again after an hour
+	k.put()
+	k.round()
+	if v := k.last(n); v.GetReason() != blocked {
+		t.Errorf("verdict %v", v)
+	}
+	k.listen(25 * time.Minute)
 	k.put()
 	k.round()
 	if v := k.last(n); v.GetReason() != agentDown {
