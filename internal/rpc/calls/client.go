@@ -40,7 +40,7 @@ func HTTPClient(cfg pki.ClientConfig, opts HTTPConfig) (*http.Client, error) {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP2(true)
 	return &http.Client{
-		Transport: &http.Transport{
+		Transport: envelopeTransport{&http.Transport{
 			DialContext:           opts.Dial,
 			TLSClientConfig:       tlsConfig,
 			TLSHandshakeTimeout:   5 * time.Second,
@@ -50,7 +50,7 @@ func HTTPClient(cfg pki.ClientConfig, opts HTTPConfig) (*http.Client, error) {
 			DisableCompression:    true,
 			ExpectContinueTimeout: time.Second,
 			HTTP2:                 &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 10 * time.Second},
-		},
+		}},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, nil
 }
