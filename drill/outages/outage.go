@@ -1,6 +1,7 @@
 package outages
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/drill/kit/host"
 	"github.com/gpuaas/mesh/drill/kit/mesh"
 	"github.com/gpuaas/mesh/drill/kit/stage"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
 )
@@ -23,7 +25,7 @@ func ShortOutage() kit.Drill {
 			"the outage is seen, it is started again from the same directory",
 		Sees: "the node not connected, `agent_down` and temporary; the workload serves",
 		Recovers: "by itself: the agent opens a session with the certificate that it had; no enrolment, the same serial, " +
-			"the workload was never started again",
+			"the workload was never started again; recovery asks it once for its host's record",
 		Needs:  "its own mesh: a machine whose agent can be killed",
 		Expect: kit.Verdict{Reason: "agent_down", UserState: "temporary", Owner: "agent / host", Next: "wait"},
 		Mutation: "node.heartbeat_stale_after_seconds is set to its upper bound: what is to tell a silent agent from one " +
@@ -63,6 +65,10 @@ func runShortOutage(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	r.Evidence(before.GetIdentity().GetNodeInstanceId(), before.GetSession().GetSessionId())
+	collected, err := recordsCollected(ctx, m, held.Node)
+	if err != nil {
+		return stage.At(stage.Good, err)
+	}
 	starts, err := host.WorkloadStarts(held.Dir)
 	if err != nil {
 		return stage.At(stage.Good, err)
@@ -104,9 +110,12 @@ func runShortOutage(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Recover, err)
 	}
 	err = r.Recovered(ctx, "the node connected with the same serial and instance, admitted, normal and proven healthy; "+
-		"the workspace serves", func(ctx context.Context) error {
+		"the workspace serves; its agent has returned its host's record", func(ctx context.Context) error {
 		if err := act.Healthy(ctx, m, held.Node); err != nil {
 			return err
+		}
+		if now, err := recordsCollected(ctx, m, held.Node); err != nil || now == collected {
+			return cmp.Or(err, errors.New("no record of its host was collected since"))
 		}
 		ws, err := m.Workspace(ctx, held.ID)
 		if err != nil {
@@ -123,6 +132,9 @@ func runShortOutage(ctx context.Context, r *kit.Run) error {
 	}
 	r.Evidence(after.GetSession().GetSessionId())
 	was, is := before.GetIdentity(), after.GetIdentity()
+	if now, err := recordsCollected(ctx, m, held.Node); err != nil || now != collected+1 {
+		return stage.At(stage.Evidence, cmp.Or(err, fmt.Errorf("%d records were collected for one verdict", now-collected)))
+	}
 	switch now, err := host.WorkloadStarts(held.Dir); {
 	case err != nil:
 		return stage.At(stage.Evidence, err)
@@ -137,4 +149,17 @@ func runShortOutage(ctx context.Context, r *kit.Run) error {
 	r.Note("the serial is %s as before, in generation %d after %d", is.GetCurrentSerial(), is.GetConfirmed(),
 		was.GetConfirmed())
 	return r.Retire(ctx, held.ID)
+}
+
+// recordsCollected returns how many records of its host the agent of a node has returned.
+func recordsCollected(ctx context.Context, m *mesh.Mesh, node string) (int, error) {
+	tasks, err := act.TasksOf(ctx, m, node)
+	n := 0
+	for _, task := range tasks {
+		if task.GetType() == commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT &&
+			task.GetState() == commonv1.TaskState_TASK_STATE_SUCCEEDED {
+			n++
+		}
+	}
+	return n, err
 }

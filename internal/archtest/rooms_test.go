@@ -195,6 +195,9 @@ func identityRooms() []wall {
 	}, {
 		name: "evidence is kept without knowing the verdicts", from: []string{r + "drift/collect"},
 		to: []string{r + "drift/judge"}, product: true,
+	}, {
+		name: "agents are asked for records without knowing the verdicts", from: []string{r + "drift/ask"},
+		to: []string{r + "drift/judge"}, product: true,
 	}}
 }
 

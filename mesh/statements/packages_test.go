@@ -67,6 +67,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/authority"
 	_ "github.com/gpuaas/mesh/services/recovery/castore"
 	_ "github.com/gpuaas/mesh/services/recovery/diagnostics"
+	_ "github.com/gpuaas/mesh/services/recovery/drift/ask"
 	_ "github.com/gpuaas/mesh/services/recovery/drift/collect"
 	_ "github.com/gpuaas/mesh/services/recovery/drift/judge"
 	_ "github.com/gpuaas/mesh/services/recovery/enrol"

@@ -7,6 +7,7 @@ import (
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/diagnostics"
+	"github.com/gpuaas/mesh/services/recovery/drift/ask"
 	"github.com/gpuaas/mesh/services/recovery/drift/collect"
 	"github.com/gpuaas/mesh/services/recovery/drift/judge"
 )
@@ -15,10 +16,17 @@ import (
 // and mounts what is asked of it. It must be called after the internal port is made.
 func (s *Service) addDrift(lifecycle service.Client) error {
 	b := s.base
+	asker, err := ask.New(ask.Deps{
+		Logger: b.Logger, Pool: b.DB,
+		Records: lifecyclev1connect.NewDiagnosticsServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
+	})
+	if err != nil {
+		return err
+	}
 	judging, err := judge.New(judge.Deps{
 		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Roots: s.signer.Roots,
 		Probes:         lifecyclev1connect.NewProbeServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
-		AddressesFresh: s.cfg.AddressesFresh,
+		AddressesFresh: s.cfg.AddressesFresh, Asked: asker.Nudge,
 	})
 	if err != nil {
 		return err
@@ -48,6 +56,7 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 		app.Task{Name: "drift-evidence", Run: judging.Consume},
 		app.Task{Name: "drift", Run: judging.Run},
 		app.Task{Name: "drift-probes", Run: judging.Probe},
+		app.Task{Name: "drift-records", Run: asker.Run},
 		app.Task{Name: "drift-authority", Run: judging.Authority},
 	)
 	return s.internal.Mount(recoveryv1connect.NewDiagnosticsServiceHandler(records, options...))

@@ -21,6 +21,10 @@ type Row struct {
 	by       sources // who may see it; none: it is no evidence of a reason, or concluded by Classify alone
 	holds    condition
 	explains bool // of a P2: it explains why an agent is not heard
+
+	// AsksHost is set where what the control plane sees does not say why: the agent is asked for its host's record, once
+	// for each verdict, when it is connected.
+	AsksHost bool
 }
 
 // sources is a set of sources of evidence.

@@ -59,22 +59,34 @@ var ordered = []Row{
 		UserState: operator, by: records | of(FromHost, FromEnrolment),
 	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED, UserState: repairing, by: records | of(FromHost)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT, UserState: operator, by: records | of(FromHost)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED, UserState: repairing, by: records | unproven},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REJECTED, UserState: repairing, by: records | unproven},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE, UserState: temporary},
+	{
+		Reason:    commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT,
+		UserState: operator, by: records | of(FromHost), AsksHost: true,
+	},
+	{
+		Reason: commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED, UserState: repairing, by: records | unproven,
+		AsksHost: true,
+	},
+	{
+		Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REJECTED, UserState: repairing, by: records | unproven,
+		AsksHost: true,
+	},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE, UserState: temporary, AsksHost: true},
 	{
 		Reason: commonv1.DriftReason_DRIFT_REASON_EDGE_RATE_LIMITED, UserState: temporary, by: records | unproven,
 		explains: true,
 	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, UserState: temporary, by: of(FromSession), holds: unheard},
+	{
+		Reason: commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, UserState: temporary, by: of(FromSession), holds: unheard,
+		AsksHost: true,
+	},
 	{
 		Reason: commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED, UserState: temporary, by: of(FromGate),
 		holds: connected,
 	},
 	{
 		Reason: commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE, UserState: temporary, by: records | of(FromTasks),
-		holds: connected,
+		holds: connected, AsksHost: true,
 	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, UserState: normal, by: records | of(FromTasks)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, UserState: normal, by: records},

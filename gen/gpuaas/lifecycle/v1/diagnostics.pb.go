@@ -219,11 +219,231 @@ func (x *GetCollectedDiagnosticsResponse) GetDiagnostics() []*v1.Diagnostic {
 	return nil
 }
 
+// CollectRecordsRequest names nodes, each once.
+type CollectRecordsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []*RecordRequest       `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectRecordsRequest) Reset() {
+	*x = CollectRecordsRequest{}
+	mi := &file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectRecordsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectRecordsRequest) ProtoMessage() {}
+
+func (x *CollectRecordsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectRecordsRequest.ProtoReflect.Descriptor instead.
+func (*CollectRecordsRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_diagnostics_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *CollectRecordsRequest) GetNodes() []*RecordRequest {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// RecordRequest is the request for the record of one host.
+type RecordRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	NodeId         string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	IdempotencyKey string                 `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"` // of the node
+	CorrelationId  string                 `protobuf:"bytes,3,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RecordRequest) Reset() {
+	*x = RecordRequest{}
+	mi := &file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordRequest) ProtoMessage() {}
+
+func (x *RecordRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordRequest.ProtoReflect.Descriptor instead.
+func (*RecordRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_diagnostics_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RecordRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *RecordRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *RecordRequest) GetCorrelationId() string {
+	if x != nil {
+		return x.CorrelationId
+	}
+	return ""
+}
+
+// CollectRecordsResponse has an answer for each node, in the order of the request.
+type CollectRecordsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []*CollectedRecord     `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectRecordsResponse) Reset() {
+	*x = CollectRecordsResponse{}
+	mi := &file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectRecordsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectRecordsResponse) ProtoMessage() {}
+
+func (x *CollectRecordsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectRecordsResponse.ProtoReflect.Descriptor instead.
+func (*CollectRecordsResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_diagnostics_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *CollectRecordsResponse) GetNodes() []*CollectedRecord {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// CollectedRecord is a task that collects a record as it is now.
+type CollectedRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Task          *Task                  `protobuf:"bytes,2,opt,name=task,proto3" json:"task,omitempty"`                                     // unset: none was queued
+	Refused       v1.Reason              `protobuf:"varint,3,opt,name=refused,proto3,enum=gpuaas.common.v1.Reason" json:"refused,omitempty"` // why not
+	Diagnostics   []*v1.Diagnostic       `protobuf:"bytes,4,rep,name=diagnostics,proto3" json:"diagnostics,omitempty"`                       // of a task that has succeeded: as in GetCollectedDiagnosticsResponse
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectedRecord) Reset() {
+	*x = CollectedRecord{}
+	mi := &file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectedRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectedRecord) ProtoMessage() {}
+
+func (x *CollectedRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectedRecord.ProtoReflect.Descriptor instead.
+func (*CollectedRecord) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_diagnostics_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *CollectedRecord) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *CollectedRecord) GetTask() *Task {
+	if x != nil {
+		return x.Task
+	}
+	return nil
+}
+
+func (x *CollectedRecord) GetRefused() v1.Reason {
+	if x != nil {
+		return x.Refused
+	}
+	return v1.Reason(0)
+}
+
+func (x *CollectedRecord) GetDiagnostics() []*v1.Diagnostic {
+	if x != nil {
+		return x.Diagnostics
+	}
+	return nil
+}
+
 var File_gpuaas_lifecycle_v1_diagnostics_proto protoreflect.FileDescriptor
 
 const file_gpuaas_lifecycle_v1_diagnostics_proto_rawDesc = "" +
 	"\n" +
-	"%gpuaas/lifecycle/v1/diagnostics.proto\x12\x13gpuaas.lifecycle.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\"gpuaas/lifecycle/v1/entities.proto\"q\n" +
+	"%gpuaas/lifecycle/v1/diagnostics.proto\x12\x13gpuaas.lifecycle.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\"gpuaas/lifecycle/v1/entities.proto\"q\n" +
 	"\x19CollectDiagnosticsRequest\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x121\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x0eidempotencyKey\"]\n" +
@@ -233,12 +453,29 @@ const file_gpuaas_lifecycle_v1_diagnostics_proto_rawDesc = "" +
 	"\x1eGetCollectedDiagnosticsRequest\x12!\n" +
 	"\atask_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06taskId\"a\n" +
 	"\x1fGetCollectedDiagnosticsResponse\x12>\n" +
-	"\vdiagnostics\x18\x01 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics2\xcd\x02\n" +
+	"\vdiagnostics\x18\x01 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics\"]\n" +
+	"\x15CollectRecordsRequest\x12D\n" +
+	"\x05nodes\x18\x01 \x03(\v2\".gpuaas.lifecycle.v1.RecordRequestB\n" +
+	"\xbaH\a\x92\x01\x04\b\x01\x10\x10R\x05nodes\"\x97\x01\n" +
+	"\rRecordRequest\x12!\n" +
+	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x123\n" +
+	"\x0fidempotency_key\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x0eidempotencyKey\x12.\n" +
+	"\x0ecorrelation_id\x18\x03 \x01(\tB\a\xbaH\x04r\x02\x18@R\rcorrelationId\"T\n" +
+	"\x16CollectRecordsResponse\x12:\n" +
+	"\x05nodes\x18\x01 \x03(\v2$.gpuaas.lifecycle.v1.CollectedRecordR\x05nodes\"\xcd\x01\n" +
+	"\x0fCollectedRecord\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12-\n" +
+	"\x04task\x18\x02 \x01(\v2\x19.gpuaas.lifecycle.v1.TaskR\x04task\x122\n" +
+	"\arefused\x18\x03 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\arefused\x12>\n" +
+	"\vdiagnostics\x18\x04 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics2\xca\x03\n" +
 	"\x12DiagnosticsService\x12\x92\x01\n" +
 	"\x12CollectDiagnostics\x12..gpuaas.lifecycle.v1.CollectDiagnosticsRequest\x1a/.gpuaas.lifecycle.v1.CollectDiagnosticsResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperator\x12\xa1\x01\n" +
 	"\x17GetCollectedDiagnostics\x123.gpuaas.lifecycle.v1.GetCollectedDiagnosticsRequest\x1a4.gpuaas.lifecycle.v1.GetCollectedDiagnosticsResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperatorB\xd5\x01\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x12{\n" +
+	"\x0eCollectRecords\x12*.gpuaas.lifecycle.v1.CollectRecordsRequest\x1a+.gpuaas.lifecycle.v1.CollectRecordsResponse\"\x10\xe2\xe0\x18\f\n" +
+	"\brecovery\x10\x01B\xd5\x01\n" +
 	"\x17com.gpuaas.lifecycle.v1B\x10DiagnosticsProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1;lifecyclev1\xa2\x02\x03GLX\xaa\x02\x13Gpuaas.Lifecycle.V1\xca\x02\x13Gpuaas\\Lifecycle\\V1\xe2\x02\x1fGpuaas\\Lifecycle\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Lifecycle::V1b\x06proto3"
 
 var (
@@ -253,27 +490,39 @@ func file_gpuaas_lifecycle_v1_diagnostics_proto_rawDescGZIP() []byte {
 	return file_gpuaas_lifecycle_v1_diagnostics_proto_rawDescData
 }
 
-var file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_gpuaas_lifecycle_v1_diagnostics_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_gpuaas_lifecycle_v1_diagnostics_proto_goTypes = []any{
 	(*CollectDiagnosticsRequest)(nil),       // 0: gpuaas.lifecycle.v1.CollectDiagnosticsRequest
 	(*CollectDiagnosticsResponse)(nil),      // 1: gpuaas.lifecycle.v1.CollectDiagnosticsResponse
 	(*GetCollectedDiagnosticsRequest)(nil),  // 2: gpuaas.lifecycle.v1.GetCollectedDiagnosticsRequest
 	(*GetCollectedDiagnosticsResponse)(nil), // 3: gpuaas.lifecycle.v1.GetCollectedDiagnosticsResponse
-	(*Task)(nil),                            // 4: gpuaas.lifecycle.v1.Task
-	(*v1.Diagnostic)(nil),                   // 5: gpuaas.common.v1.Diagnostic
+	(*CollectRecordsRequest)(nil),           // 4: gpuaas.lifecycle.v1.CollectRecordsRequest
+	(*RecordRequest)(nil),                   // 5: gpuaas.lifecycle.v1.RecordRequest
+	(*CollectRecordsResponse)(nil),          // 6: gpuaas.lifecycle.v1.CollectRecordsResponse
+	(*CollectedRecord)(nil),                 // 7: gpuaas.lifecycle.v1.CollectedRecord
+	(*Task)(nil),                            // 8: gpuaas.lifecycle.v1.Task
+	(*v1.Diagnostic)(nil),                   // 9: gpuaas.common.v1.Diagnostic
+	(v1.Reason)(0),                          // 10: gpuaas.common.v1.Reason
 }
 var file_gpuaas_lifecycle_v1_diagnostics_proto_depIdxs = []int32{
-	4, // 0: gpuaas.lifecycle.v1.CollectDiagnosticsResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	5, // 1: gpuaas.lifecycle.v1.GetCollectedDiagnosticsResponse.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	0, // 2: gpuaas.lifecycle.v1.DiagnosticsService.CollectDiagnostics:input_type -> gpuaas.lifecycle.v1.CollectDiagnosticsRequest
-	2, // 3: gpuaas.lifecycle.v1.DiagnosticsService.GetCollectedDiagnostics:input_type -> gpuaas.lifecycle.v1.GetCollectedDiagnosticsRequest
-	1, // 4: gpuaas.lifecycle.v1.DiagnosticsService.CollectDiagnostics:output_type -> gpuaas.lifecycle.v1.CollectDiagnosticsResponse
-	3, // 5: gpuaas.lifecycle.v1.DiagnosticsService.GetCollectedDiagnostics:output_type -> gpuaas.lifecycle.v1.GetCollectedDiagnosticsResponse
-	4, // [4:6] is the sub-list for method output_type
-	2, // [2:4] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	8,  // 0: gpuaas.lifecycle.v1.CollectDiagnosticsResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	9,  // 1: gpuaas.lifecycle.v1.GetCollectedDiagnosticsResponse.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	5,  // 2: gpuaas.lifecycle.v1.CollectRecordsRequest.nodes:type_name -> gpuaas.lifecycle.v1.RecordRequest
+	7,  // 3: gpuaas.lifecycle.v1.CollectRecordsResponse.nodes:type_name -> gpuaas.lifecycle.v1.CollectedRecord
+	8,  // 4: gpuaas.lifecycle.v1.CollectedRecord.task:type_name -> gpuaas.lifecycle.v1.Task
+	10, // 5: gpuaas.lifecycle.v1.CollectedRecord.refused:type_name -> gpuaas.common.v1.Reason
+	9,  // 6: gpuaas.lifecycle.v1.CollectedRecord.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	0,  // 7: gpuaas.lifecycle.v1.DiagnosticsService.CollectDiagnostics:input_type -> gpuaas.lifecycle.v1.CollectDiagnosticsRequest
+	2,  // 8: gpuaas.lifecycle.v1.DiagnosticsService.GetCollectedDiagnostics:input_type -> gpuaas.lifecycle.v1.GetCollectedDiagnosticsRequest
+	4,  // 9: gpuaas.lifecycle.v1.DiagnosticsService.CollectRecords:input_type -> gpuaas.lifecycle.v1.CollectRecordsRequest
+	1,  // 10: gpuaas.lifecycle.v1.DiagnosticsService.CollectDiagnostics:output_type -> gpuaas.lifecycle.v1.CollectDiagnosticsResponse
+	3,  // 11: gpuaas.lifecycle.v1.DiagnosticsService.GetCollectedDiagnostics:output_type -> gpuaas.lifecycle.v1.GetCollectedDiagnosticsResponse
+	6,  // 12: gpuaas.lifecycle.v1.DiagnosticsService.CollectRecords:output_type -> gpuaas.lifecycle.v1.CollectRecordsResponse
+	10, // [10:13] is the sub-list for method output_type
+	7,  // [7:10] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_diagnostics_proto_init() }
@@ -288,7 +537,7 @@ func file_gpuaas_lifecycle_v1_diagnostics_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_lifecycle_v1_diagnostics_proto_rawDesc), len(file_gpuaas_lifecycle_v1_diagnostics_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

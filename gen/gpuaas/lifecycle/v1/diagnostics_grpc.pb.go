@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	DiagnosticsService_CollectDiagnostics_FullMethodName      = "/gpuaas.lifecycle.v1.DiagnosticsService/CollectDiagnostics"
 	DiagnosticsService_GetCollectedDiagnostics_FullMethodName = "/gpuaas.lifecycle.v1.DiagnosticsService/GetCollectedDiagnostics"
+	DiagnosticsService_CollectRecords_FullMethodName          = "/gpuaas.lifecycle.v1.DiagnosticsService/CollectRecords"
 )
 
 // DiagnosticsServiceClient is the client API for DiagnosticsService service.
@@ -33,6 +34,9 @@ type DiagnosticsServiceClient interface {
 	CollectDiagnostics(ctx context.Context, in *CollectDiagnosticsRequest, opts ...grpc.CallOption) (*CollectDiagnosticsResponse, error)
 	// GetCollectedDiagnostics returns what a `diagnostics.collect` brought.
 	GetCollectedDiagnostics(ctx context.Context, in *GetCollectedDiagnosticsRequest, opts ...grpc.CallOption) (*GetCollectedDiagnosticsResponse, error)
+	// CollectRecords queues a `diagnostics.collect` for each node of which a verdict is better explained by its host's record. A request with the key of
+	// an earlier one queues nothing: its answer has that task as it is now, and what it brought once it has succeeded.
+	CollectRecords(ctx context.Context, in *CollectRecordsRequest, opts ...grpc.CallOption) (*CollectRecordsResponse, error)
 }
 
 type diagnosticsServiceClient struct {
@@ -63,6 +67,16 @@ func (c *diagnosticsServiceClient) GetCollectedDiagnostics(ctx context.Context, 
 	return out, nil
 }
 
+func (c *diagnosticsServiceClient) CollectRecords(ctx context.Context, in *CollectRecordsRequest, opts ...grpc.CallOption) (*CollectRecordsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CollectRecordsResponse)
+	err := c.cc.Invoke(ctx, DiagnosticsService_CollectRecords_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DiagnosticsServiceServer is the server API for DiagnosticsService service.
 // All implementations must embed UnimplementedDiagnosticsServiceServer
 // for forward compatibility.
@@ -73,6 +87,9 @@ type DiagnosticsServiceServer interface {
 	CollectDiagnostics(context.Context, *CollectDiagnosticsRequest) (*CollectDiagnosticsResponse, error)
 	// GetCollectedDiagnostics returns what a `diagnostics.collect` brought.
 	GetCollectedDiagnostics(context.Context, *GetCollectedDiagnosticsRequest) (*GetCollectedDiagnosticsResponse, error)
+	// CollectRecords queues a `diagnostics.collect` for each node of which a verdict is better explained by its host's record. A request with the key of
+	// an earlier one queues nothing: its answer has that task as it is now, and what it brought once it has succeeded.
+	CollectRecords(context.Context, *CollectRecordsRequest) (*CollectRecordsResponse, error)
 	mustEmbedUnimplementedDiagnosticsServiceServer()
 }
 
@@ -88,6 +105,9 @@ func (UnimplementedDiagnosticsServiceServer) CollectDiagnostics(context.Context,
 }
 func (UnimplementedDiagnosticsServiceServer) GetCollectedDiagnostics(context.Context, *GetCollectedDiagnosticsRequest) (*GetCollectedDiagnosticsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetCollectedDiagnostics not implemented")
+}
+func (UnimplementedDiagnosticsServiceServer) CollectRecords(context.Context, *CollectRecordsRequest) (*CollectRecordsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CollectRecords not implemented")
 }
 func (UnimplementedDiagnosticsServiceServer) mustEmbedUnimplementedDiagnosticsServiceServer() {}
 func (UnimplementedDiagnosticsServiceServer) testEmbeddedByValue()                            {}
@@ -146,6 +166,24 @@ func _DiagnosticsService_GetCollectedDiagnostics_Handler(srv interface{}, ctx co
 	return interceptor(ctx, in, info, handler)
 }
 
+func _DiagnosticsService_CollectRecords_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CollectRecordsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DiagnosticsServiceServer).CollectRecords(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DiagnosticsService_CollectRecords_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DiagnosticsServiceServer).CollectRecords(ctx, req.(*CollectRecordsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // DiagnosticsService_ServiceDesc is the grpc.ServiceDesc for DiagnosticsService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -160,6 +198,10 @@ var DiagnosticsService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetCollectedDiagnostics",
 			Handler:    _DiagnosticsService_GetCollectedDiagnostics_Handler,
+		},
+		{
+			MethodName: "CollectRecords",
+			Handler:    _DiagnosticsService_CollectRecords_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,8 +1,10 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 
 	"google.golang.org/protobuf/proto"
 
@@ -23,13 +25,14 @@ const mostCollected = 64
 
 // collected is what is stored of a task that collected diagnostics.
 type collected struct {
+	TaskID string `db:"task_id" expr:"@.task_id::text"`
 	Type   string `db:"type"`
 	State  string `db:"state"`
 	Output []byte `db:"output"`
 }
 
 var readCollected = pg.Define(pg.RoleLifecycle, "dispatch.read_collected", `
-	SELECT `+pg.Columns[collected]("t")+` FROM lifecycle.task t WHERE t.task_id = $1`)
+	SELECT `+pg.Columns[collected]("t")+` FROM lifecycle.task t WHERE t.task_id = ANY ($1::uuid[])`)
 
 // CollectDiagnostics queues a task that returns the newest entries of the host's record. As a probe it ignores the
 // cordon, and nothing is dispatched to a node whose gate is shut.
@@ -56,7 +59,7 @@ func (s *Server) CollectDiagnostics(ctx context.Context,
 func (s *Server) GetCollectedDiagnostics(ctx context.Context,
 	req *lifecyclev1.GetCollectedDiagnosticsRequest,
 ) (*lifecyclev1.GetCollectedDiagnosticsResponse, error) {
-	found, err := pg.All[collected](ctx, s.deps.DB, readCollected, req.GetTaskId())
+	found, err := pg.All[collected](ctx, s.deps.DB, readCollected, []string{req.GetTaskId()})
 	if err != nil {
 		return nil, fmt.Errorf("read collected diagnostics: %w", err)
 	}
@@ -67,9 +70,18 @@ func (s *Server) GetCollectedDiagnostics(ctx context.Context,
 		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the task has not succeeded",
 			fault.Unmet("the task is "+found[0].State))
 	}
+	list, err := found[0].read()
+	if err != nil {
+		return nil, fault.New(commonv1.Reason_REASON_INTERNAL, "", fault.Cause(err))
+	}
+	return &lifecyclev1.GetCollectedDiagnosticsResponse{Diagnostics: list}, nil
+}
+
+// read returns the newest entries of the output, cut to what can be read of them.
+func (c collected) read() ([]*commonv1.Diagnostic, error) {
 	report := &nodev1.DiagnosticReport{}
-	if err := proto.Unmarshal(found[0].Output, report); err != nil {
-		return nil, fault.New(commonv1.Reason_REASON_INTERNAL, "", fault.Cause(fmt.Errorf("read diagnostics: %w", err)))
+	if err := proto.Unmarshal(c.Output, report); err != nil {
+		return nil, fmt.Errorf("read diagnostics: %w", err)
 	}
 	list := report.GetDiagnostics()
 	list = list[max(len(list)-mostCollected, 0):]
@@ -78,5 +90,56 @@ func (s *Server) GetCollectedDiagnostics(ctx context.Context,
 		d.RetryCorrelationId, d.DedupeKeyHash = task.Clean(d.GetRetryCorrelationId(), 128),
 			task.Clean(d.GetDedupeKeyHash(), 128)
 	}
-	return &lifecyclev1.GetCollectedDiagnosticsResponse{Diagnostics: list}, nil
+	return list, nil
+}
+
+// CollectRecords queues a task for each node in one transaction, as ProbeNodes does, and returns what those that have
+// succeeded brought. An output that cannot be read has no entries.
+func (s *Server) CollectRecords(ctx context.Context,
+	req *lifecyclev1.CollectRecordsRequest,
+) (*lifecyclev1.CollectRecordsResponse, error) {
+	by := rpc.ActorFrom(ctx)
+	group := make([]*queued, 0, len(req.GetNodes()))
+	for _, n := range req.GetNodes() {
+		made, err := task.Spec{
+			Type: commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT, NodeID: n.GetNodeId(),
+			IdempotencyKey: "diagnostics/" + n.GetNodeId() + "/recovery/" + n.GetIdempotencyKey(),
+			StartWithin:    probeStartWithin, Payload: &nodev1.DiagnosticsCollect{MaxRecords: mostCollected},
+			CorrelationID: n.GetCorrelationId(), CreatedBy: by,
+		}.Make()
+		if err != nil {
+			return nil, err
+		}
+		group = append(group, &queued{task: made, done: make(chan struct{})})
+	}
+	s.queue.write(ctx, group)
+	out := &lifecyclev1.CollectRecordsResponse{}
+	byTask := map[string]*lifecyclev1.CollectedRecord{}
+	var ended []string
+	for i, one := range group {
+		answer := &lifecyclev1.CollectedRecord{NodeId: req.GetNodes()[i].GetNodeId()}
+		out.Nodes = append(out.Nodes, answer)
+		if one.err != nil {
+			answer.Refused = cmp.Or(fault.ReasonOf(one.err), commonv1.Reason_REASON_INTERNAL)
+			continue
+		}
+		answer.Task = one.row.Proto()
+		if answer.GetTask().GetState() == commonv1.TaskState_TASK_STATE_SUCCEEDED {
+			ended, byTask[answer.GetTask().GetTaskId()] = append(ended, answer.GetTask().GetTaskId()), answer
+		}
+	}
+	if len(ended) == 0 {
+		return out, nil
+	}
+	found, err := pg.All[collected](ctx, s.deps.DB, readCollected, ended)
+	if err != nil {
+		return nil, fmt.Errorf("read collected diagnostics: %w", err)
+	}
+	for _, c := range found {
+		if byTask[c.TaskID].Diagnostics, err = c.read(); err != nil {
+			s.deps.Logger.Warn("a collected record cannot be read", slog.String(obs.KeyTaskID, c.TaskID),
+				slog.Any(obs.KeyError, err))
+		}
+	}
+	return out, nil
 }

@@ -1,11 +1,15 @@
 package dispatch_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
@@ -61,5 +65,56 @@ func TestProbesOfNodes(t *testing.T) {
 			late[i].GetOldestExpiredAt().AsTime().After(first[i].GetTask().GetExpiresAt().AsTime()) {
 			t.Errorf("after its time: %v", late[i])
 		}
+	}
+}
+
+// TestRecordsOfHosts checks that recovery's question is one task for each key of a node, that the answer to a repeated
+// request has what the agent returned once it has, cut to its bounds, and that a node that is not there is refused
+// alone.
+func TestRecordsOfHosts(t *testing.T) {
+	k := newKit(t)
+	a, gone := k.node(), ids.New()
+	k.ready(a)
+	ask := func(key string) []*lifecyclev1.CollectedRecord {
+		t.Helper()
+		req := &lifecyclev1.CollectRecordsRequest{}
+		for _, id := range []string{gone, a.id} {
+			req.Nodes = append(req.Nodes, &lifecyclev1.RecordRequest{NodeId: id, IdempotencyKey: key})
+		}
+		out, err := k.tasks.CollectRecords(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out.GetNodes()
+	}
+	first := ask("verdict/7")
+	if first[0].GetTask() != nil || first[0].GetRefused() != commonv1.Reason_REASON_NOT_FOUND ||
+		len(first[1].GetDiagnostics()) != 0 {
+		t.Fatalf("first %v", first)
+	}
+	ref := k.lease(a)
+	if ref.GetTaskId() != first[1].GetTask().GetTaskId() {
+		t.Fatalf("leased %v, want %v", ref, first[1])
+	}
+	k.delivered(a, ref)
+	k.started(a, ref)
+	output, err := proto.Marshal(&nodev1.DiagnosticReport{Diagnostics: []*commonv1.Diagnostic{{
+		Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED, Detail: strings.Repeat("x", 4000),
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.report(a, func(r *lifecyclev1.NodeReport) {
+		r.Results = []*nodev1.TaskResult{{
+			Task: ref, State: commonv1.TaskState_TASK_STATE_SUCCEEDED, Output: output,
+		}}
+	})
+	again := ask("verdict/7")[1]
+	if again.GetTask().GetTaskId() != ref.GetTaskId() || len(again.GetDiagnostics()) != 1 ||
+		len(again.GetDiagnostics()[0].GetDetail()) > 512 {
+		t.Errorf("again %v", again)
+	}
+	if other := ask("verdict/8")[1]; other.GetTask().GetTaskId() == ref.GetTaskId() || len(other.GetDiagnostics()) != 0 {
+		t.Errorf("of another verdict: %v", other)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/drift"
+	"github.com/gpuaas/mesh/services/recovery/drift/ask"
 	"github.com/gpuaas/mesh/services/recovery/drift/collect"
 	"github.com/gpuaas/mesh/services/recovery/silence"
 )
@@ -50,6 +51,8 @@ type Deps struct {
 	Probes lifecyclev1connect.ProbeServiceClient
 	// AddressesFresh is how long changed addresses are evidence; zero: the default of that name.
 	AddressesFresh time.Duration
+	// Asked is called after the commit of requests for records of hosts (package ask); nil: it is not.
+	Asked func()
 }
 
 // Judge keeps evidence and concludes verdicts, at one replica. All replicas run one: they take turns at reading events,
@@ -139,6 +142,7 @@ type Round struct {
 
 	probe    bool // some node is to be probed
 	more     bool // there were more nodes to judge
+	asked    bool // records of hosts are asked for
 	profiles bool // more nodes are to be judged for their profile
 }
 
@@ -160,6 +164,9 @@ func (j *Judge) RunOnce(ctx context.Context) (Round, error) {
 	}
 	if out.probe {
 		j.probes.Notify()
+	}
+	if out.asked && j.deps.Asked != nil {
+		j.deps.Asked()
 	}
 	if !out.profiles {
 		return out, nil
@@ -254,6 +261,7 @@ type turn struct {
 
 	reasons reasonsOf     // that verdicts began or ended with; nil: none
 	actions *actions.Book // the open ones of the nodes
+	asks    []ask.Request // for the records of hosts
 }
 
 // take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent for
@@ -346,7 +354,7 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 				continue
 			}
 		}
-		was := v.body
+		was, began := v.body, v.began
 		if verdict.Reason != 0 {
 			unproven(n)
 		}
@@ -355,6 +363,7 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 		if v.become(verdict, list, h, t.seen.Now) {
 			changed = append(changed, v)
 			t.turned(was.GetReason(), verdict.Reason)
+			t.askHost(n, was, began, v, h)
 		}
 		follow(n, was, verdict, h, t.seen.Now)
 		out.probe = out.probe || n.ProbeDue != nil && !n.ProbeDue.After(t.seen.Now)
@@ -364,6 +373,10 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 		return err
 	}
 	if err := saveVerdicts(ctx, tx, changed); err != nil {
+		return err
+	}
+	out.asked = len(t.asks) > 0
+	if err := ask.Want(ctx, tx, t.asks); err != nil {
 		return err
 	}
 	return t.actions.Save(ctx, tx)

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/drift/ask"
 	"github.com/gpuaas/mesh/services/recovery/drift/collect"
 )
 
@@ -202,7 +203,7 @@ func (j *Judge) keepProbes(ctx context.Context, asked map[string]probed, answer 
 			if answered(n, a, reasonEnded, answer.GetCheckedAt().AsTime(), now) {
 				open++
 			}
-			if ended(a.GetTask().GetState()) && n.ProbeAttempt > p.Attempt && reasonEnded.IsZero() {
+			if ask.Ended(a.GetTask().GetState()) && n.ProbeAttempt > p.Attempt && reasonEnded.IsZero() {
 				n.Wanted, n.ProbeDue = false, nil // nothing was ever wrong: its next session brings the next one
 			}
 			judged = judged || n.Due
@@ -227,7 +228,7 @@ func answered(n *collect.Node, a *lifecyclev1.NodeProbed, reasonEnded, checked, 
 	case t == nil:
 		probeFailed(n, "lifecycle refused the no-op: "+names.Of(a.GetRefused()), now)
 		return false
-	case ended(t.GetState()) && t.GetStateAt().AsTime().Before(reasonEnded):
+	case ask.Ended(t.GetState()) && t.GetStateAt().AsTime().Before(reasonEnded):
 		probeFailed(n, "the last no-op ended before the reason did", now)
 		return false
 	case t.GetState() == commonv1.TaskState_TASK_STATE_SUCCEEDED && t.GetSessionEpoch() == n.Generation:
@@ -241,7 +242,7 @@ func answered(n *collect.Node, a *lifecyclev1.NodeProbed, reasonEnded, checked, 
 		}
 		n.TasksAt, n.ProbeDue, n.ProbeNote = &checked, nil, ""
 		return false
-	case ended(t.GetState()):
+	case ask.Ended(t.GetState()):
 		probeFailed(n, "the last no-op is "+names.Of(t.GetState()), now)
 		return false
 	}
@@ -253,18 +254,4 @@ func answered(n *collect.Node, a *lifecyclev1.NodeProbed, reasonEnded, checked, 
 func probeFailed(n *collect.Node, note string, now time.Time) {
 	at := now.Add(min(probeAgain<<min(n.ProbeAttempt, 10), probeAgainMost))
 	n.ProbeAttempt, n.ProbeNote, n.ProbeDue = n.ProbeAttempt+1, note, &at
-}
-
-// ended reports whether a task in that state is history. One in a state of a newer build may not be.
-func ended(s commonv1.TaskState) bool {
-	switch s {
-	case commonv1.TaskState_TASK_STATE_SUCCEEDED, commonv1.TaskState_TASK_STATE_FAILED,
-		commonv1.TaskState_TASK_STATE_EXPIRED, commonv1.TaskState_TASK_STATE_CANCELLED,
-		commonv1.TaskState_TASK_STATE_SUPERSEDED, commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN:
-		return true
-	case commonv1.TaskState_TASK_STATE_UNSPECIFIED, commonv1.TaskState_TASK_STATE_QUEUED,
-		commonv1.TaskState_TASK_STATE_DISPATCHED, commonv1.TaskState_TASK_STATE_DELIVERED,
-		commonv1.TaskState_TASK_STATE_RUNNING:
-	}
-	return false
 }

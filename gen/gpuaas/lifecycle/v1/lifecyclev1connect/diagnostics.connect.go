@@ -39,6 +39,9 @@ const (
 	// DiagnosticsServiceGetCollectedDiagnosticsProcedure is the fully-qualified name of the
 	// DiagnosticsService's GetCollectedDiagnostics RPC.
 	DiagnosticsServiceGetCollectedDiagnosticsProcedure = "/gpuaas.lifecycle.v1.DiagnosticsService/GetCollectedDiagnostics"
+	// DiagnosticsServiceCollectRecordsProcedure is the fully-qualified name of the DiagnosticsService's
+	// CollectRecords RPC.
+	DiagnosticsServiceCollectRecordsProcedure = "/gpuaas.lifecycle.v1.DiagnosticsService/CollectRecords"
 )
 
 // DiagnosticsServiceClient is a client for the gpuaas.lifecycle.v1.DiagnosticsService service.
@@ -47,6 +50,9 @@ type DiagnosticsServiceClient interface {
 	CollectDiagnostics(context.Context, *v1.CollectDiagnosticsRequest) (*v1.CollectDiagnosticsResponse, error)
 	// GetCollectedDiagnostics returns what a `diagnostics.collect` brought.
 	GetCollectedDiagnostics(context.Context, *v1.GetCollectedDiagnosticsRequest) (*v1.GetCollectedDiagnosticsResponse, error)
+	// CollectRecords queues a `diagnostics.collect` for each node of which a verdict is better explained by its host's record. A request with the key of
+	// an earlier one queues nothing: its answer has that task as it is now, and what it brought once it has succeeded.
+	CollectRecords(context.Context, *v1.CollectRecordsRequest) (*v1.CollectRecordsResponse, error)
 }
 
 // NewDiagnosticsServiceClient constructs a client for the gpuaas.lifecycle.v1.DiagnosticsService
@@ -72,6 +78,12 @@ func NewDiagnosticsServiceClient(httpClient connect.HTTPClient, baseURL string, 
 			connect.WithSchema(diagnosticsServiceMethods.ByName("GetCollectedDiagnostics")),
 			connect.WithClientOptions(opts...),
 		),
+		collectRecords: connect.NewClient[v1.CollectRecordsRequest, v1.CollectRecordsResponse](
+			httpClient,
+			baseURL+DiagnosticsServiceCollectRecordsProcedure,
+			connect.WithSchema(diagnosticsServiceMethods.ByName("CollectRecords")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -79,6 +91,7 @@ func NewDiagnosticsServiceClient(httpClient connect.HTTPClient, baseURL string, 
 type diagnosticsServiceClient struct {
 	collectDiagnostics      *connect.Client[v1.CollectDiagnosticsRequest, v1.CollectDiagnosticsResponse]
 	getCollectedDiagnostics *connect.Client[v1.GetCollectedDiagnosticsRequest, v1.GetCollectedDiagnosticsResponse]
+	collectRecords          *connect.Client[v1.CollectRecordsRequest, v1.CollectRecordsResponse]
 }
 
 // CollectDiagnostics calls gpuaas.lifecycle.v1.DiagnosticsService.CollectDiagnostics.
@@ -99,6 +112,15 @@ func (c *diagnosticsServiceClient) GetCollectedDiagnostics(ctx context.Context, 
 	return nil, err
 }
 
+// CollectRecords calls gpuaas.lifecycle.v1.DiagnosticsService.CollectRecords.
+func (c *diagnosticsServiceClient) CollectRecords(ctx context.Context, req *v1.CollectRecordsRequest) (*v1.CollectRecordsResponse, error) {
+	response, err := c.collectRecords.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // DiagnosticsServiceHandler is an implementation of the gpuaas.lifecycle.v1.DiagnosticsService
 // service.
 type DiagnosticsServiceHandler interface {
@@ -106,6 +128,9 @@ type DiagnosticsServiceHandler interface {
 	CollectDiagnostics(context.Context, *v1.CollectDiagnosticsRequest) (*v1.CollectDiagnosticsResponse, error)
 	// GetCollectedDiagnostics returns what a `diagnostics.collect` brought.
 	GetCollectedDiagnostics(context.Context, *v1.GetCollectedDiagnosticsRequest) (*v1.GetCollectedDiagnosticsResponse, error)
+	// CollectRecords queues a `diagnostics.collect` for each node of which a verdict is better explained by its host's record. A request with the key of
+	// an earlier one queues nothing: its answer has that task as it is now, and what it brought once it has succeeded.
+	CollectRecords(context.Context, *v1.CollectRecordsRequest) (*v1.CollectRecordsResponse, error)
 }
 
 // NewDiagnosticsServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -127,12 +152,20 @@ func NewDiagnosticsServiceHandler(svc DiagnosticsServiceHandler, opts ...connect
 		connect.WithSchema(diagnosticsServiceMethods.ByName("GetCollectedDiagnostics")),
 		connect.WithHandlerOptions(opts...),
 	)
+	diagnosticsServiceCollectRecordsHandler := connect.NewUnaryHandlerSimple(
+		DiagnosticsServiceCollectRecordsProcedure,
+		svc.CollectRecords,
+		connect.WithSchema(diagnosticsServiceMethods.ByName("CollectRecords")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/gpuaas.lifecycle.v1.DiagnosticsService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case DiagnosticsServiceCollectDiagnosticsProcedure:
 			diagnosticsServiceCollectDiagnosticsHandler.ServeHTTP(w, r)
 		case DiagnosticsServiceGetCollectedDiagnosticsProcedure:
 			diagnosticsServiceGetCollectedDiagnosticsHandler.ServeHTTP(w, r)
+		case DiagnosticsServiceCollectRecordsProcedure:
+			diagnosticsServiceCollectRecordsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -148,4 +181,8 @@ func (UnimplementedDiagnosticsServiceHandler) CollectDiagnostics(context.Context
 
 func (UnimplementedDiagnosticsServiceHandler) GetCollectedDiagnostics(context.Context, *v1.GetCollectedDiagnosticsRequest) (*v1.GetCollectedDiagnosticsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.DiagnosticsService.GetCollectedDiagnostics is not implemented"))
+}
+
+func (UnimplementedDiagnosticsServiceHandler) CollectRecords(context.Context, *v1.CollectRecordsRequest) (*v1.CollectRecordsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.DiagnosticsService.CollectRecords is not implemented"))
 }
