@@ -308,6 +308,37 @@ func TestTheLastFrameIsSentBeforeTheEnd(t *testing.T) {
 	})
 }
 
+// TestWhatIsQueuedIsSentBeforeTheEnd checks that a handler that ends while another goroutine writes leaves nothing of
+// the queue behind: its denial is the last frame of it. A peer that takes nothing is cut after a moment all the same.
+func TestWhatIsQueuedIsSentBeforeTheEnd(t *testing.T) {
+	in(t, Config{}, func(r *Roster, _ *facts) {
+		denied := &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: &commonv1.Denial{}}}
+		stuck := make(chan struct{})
+		s, w := admitted(r, stuck)
+		s.Send(&nodev1.ConnectResponse{})
+		synctest.Wait()
+		s.SendInline(denied)
+		time.AfterFunc(lastFrames/2, func() { close(stuck) })
+		r.Remove(s)
+		if w.isClosed() || w.last() != denied {
+			t.Errorf("closed %t, and the last frame is %v", w.isClosed(), w.last())
+		}
+		if s.SendInline(&nodev1.ConnectResponse{}); w.last() != denied || s.MayLease() {
+			t.Error("a session that has ended sends")
+		}
+
+		s, w = admitted(r, make(chan struct{}))
+		s.Send(&nodev1.ConnectResponse{})
+		synctest.Wait()
+		s.SendInline(denied)
+		began := time.Now()
+		r.Remove(s)
+		if took := time.Since(began); !w.isClosed() || took != lastFrames || w.last() == denied {
+			t.Errorf("closed %t after %s", w.isClosed(), took)
+		}
+	})
+}
+
 func TestUnopenedSessionIsClosed(t *testing.T) {
 	in(t, Config{}, func(r *Roster, events *facts) {
 		w := &wire{closed: make(chan struct{})}

@@ -63,6 +63,7 @@ type Session struct {
 	bound        time.Duration // of silence, by the policy that the agent was told last
 	toldAt       time.Time     // when it was told
 	gone         bool
+	ending       bool      // gone, and what is queued is still sent
 	cutAt        time.Time // when the connection is closed for good
 	openBy       time.Time // when it must have been admitted
 	late         bool
@@ -257,7 +258,7 @@ func (s *Session) write() {
 		batch := s.out
 		s.out, s.outBytes = nil, 0
 		s.writingSince = time.Time{}
-		if len(batch) == 0 || s.gone {
+		if len(batch) == 0 || s.gone && !s.ending {
 			s.writing = false
 			if s.cond != nil {
 				s.cond.Broadcast()
@@ -271,7 +272,7 @@ func (s *Session) write() {
 			if err := s.stream.Send(f); err != nil {
 				_ = s.Identity.Conn.Close()
 				s.mu.Lock()
-				s.gone = true
+				s.gone, s.ending = true, false
 				s.mu.Unlock()
 				break
 			}
@@ -286,20 +287,29 @@ func (s *Session) begin() {
 	s.mu.Unlock()
 }
 
-// lastFrames is how long the frame that is being written may still take after the handler has ended.
+// lastFrames is how long what is queued may still take after the handler has ended.
 const lastFrames = time.Second
 
 // finish ends sending. The handler calls it last: nothing may send after it returns.
 func (s *Session) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	was := s.gone
 	s.gone = true
 	if !s.writing {
 		return
 	}
-	// A writer that is blocked on a peer which does not read ends with the connection. A writer that has just sent its
-	// last frame needs a moment: if the connection were closed at once, the stream's status would be lost.
-	cut := time.AfterFunc(lastFrames, func() { _ = s.Identity.Conn.Close() })
+	// Another goroutine is writing, and the handler's last frame, its denial, may be queued behind what it writes: it is
+	// sent, unless the session was gone before. A writer that is blocked on a peer which does not read ends with the
+	// connection. One that has just sent its last frame needs a moment: if the connection were closed at once, the
+	// stream's status would be lost.
+	s.ending = !was
+	cut := time.AfterFunc(lastFrames, func() {
+		s.mu.Lock()
+		s.ending = false
+		s.mu.Unlock()
+		_ = s.Identity.Conn.Close()
+	})
 	defer cut.Stop()
 	for s.writing {
 		s.wait()
