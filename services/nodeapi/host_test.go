@@ -4,7 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -71,4 +75,27 @@ func TestChangedFactsAndDiagnosticsBecomeEvents(t *testing.T) {
 	seen("the changed fact with the diagnostic", func(e testkit.Event) bool { return full(e) && diskFull(e) })
 	a.send(facts(false))
 	seen("the fact that changed back", over)
+}
+
+// TestRecordsThatAreCutAreCounted checks that entries of a host's record which are too long, or of a time that cannot
+// be, are counted by cause, and that sound ones are not.
+func TestRecordsThatAreCutAreCounted(t *testing.T) {
+	k := newKit(t)
+	r := k.replica()
+	a := k.session(r)
+	code := commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED
+	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: &nodev1.DiagnosticReport{
+		Diagnostics: []*commonv1.Diagnostic{
+			{Code: code, Detail: strings.Repeat("x", 600)}, {Code: code, Detail: "sound", ObservedAt: timestamppb.Now()},
+			{Code: code, ObservedAt: timestamppb.New(time.Now().Add(time.Hour))},
+			{Code: code, ObservedAt: &timestamppb.Timestamp{Seconds: 1 << 60}},
+		},
+	}}})
+	a.send(beat(7))
+	a.next("an answer", func(f *nodev1.ConnectResponse) bool { return f.GetHeartbeatAck().GetSequence() == 7 })
+	for cause, want := range map[string]float64{"size": 1, "time": 2} {
+		if got := k.counter(r, "agent_diagnostics_cut_total", `cause="`+cause+`"`); got != want {
+			t.Errorf("%g entries were cut for their %s, want %g", got, cause, want)
+		}
+	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
 )
 
 // metrics of the service. Labels come from closed sets; ids are never labels.
@@ -18,6 +20,7 @@ type metrics struct {
 	refused  *prometheus.CounterVec
 	frames   *prometheus.CounterVec
 	profiles *prometheus.CounterVec
+	cut      *prometheus.CounterVec
 	offered  prometheus.Counter
 	acked    prometheus.Counter
 }
@@ -60,6 +63,11 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 			Name: "agent_profile_offers_total",
 			Help: "Offers of another profile to agents, and their answers: taken, refused, or to no offer.",
 		}, []string{"outcome"}),
+		cut: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "agent_diagnostics_cut_total",
+			Help: "Entries of hosts' diagnostic records that agents sent and that were cut, by cause: size, or time (one that " +
+				"cannot be stored, or is in the future).",
+		}, []string{"cause"}),
 		offered: prometheus.NewCounter(prometheus.CounterOpts{Name: "tasks_offered_total", Help: "Tasks offered to agents."}),
 		acked: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "task_results_acknowledged_total",
@@ -68,7 +76,8 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.rejects, m.claims, m.forgot, m.shed, m.stalled, m.opened, m.refused, m.frames, m.profiles, m.offered, m.acked,
+		m.rejects, m.claims, m.forgot, m.shed, m.stalled, m.opened, m.refused, m.frames, m.profiles, m.cut, m.offered,
+		m.acked,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_streams", Help: "Streams of agents that stand open here."},
 			open),
 	} {
@@ -100,6 +109,15 @@ func (m *metrics) Opened(outcome string) { m.opened.WithLabelValues(outcome).Inc
 
 // Profile counts an offer of a profile, or the answer to one.
 func (m *metrics) Profile(outcome string) { m.profiles.WithLabelValues(outcome).Inc() }
+
+// RecordsCut counts entries of hosts' records that were cut.
+func (m *metrics) RecordsCut(c bounds.Cut) {
+	for cause, n := range map[string]int{"size": c.Size, "time": c.Time} {
+		if n > 0 {
+			m.cut.WithLabelValues(cause).Add(float64(n))
+		}
+	}
+}
 
 // Refused counts a denial. Reasons come from the closed enumeration.
 func (m *metrics) Refused(reason string) { m.refused.WithLabelValues(reason).Inc() }

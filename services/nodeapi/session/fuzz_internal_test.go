@@ -85,7 +85,7 @@ func FuzzFrame(f *testing.F) {
 		if proto.Unmarshal(data, frame) != nil {
 			return
 		}
-		if err := checked(validator, frame); err != nil {
+		if _, err := checked(validator, frame, time.Now()); err != nil {
 			if !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) {
 				t.Fatal(err)
 			}
@@ -118,8 +118,8 @@ func FuzzFrame(f *testing.F) {
 		}
 		again := proto.CloneOf(frame)
 		bounds.Frame(again.ProtoReflect())
-		bounds.Records(again.GetHello().GetDiagnostics())
-		bounds.Records(again.GetDiagnostic().GetDiagnostics())
+		bounds.Records(again.GetHello().GetDiagnostics(), time.Now())
+		bounds.Records(again.GetDiagnostic().GetDiagnostics(), time.Now())
 		if !proto.Equal(frame, again) {
 			t.Fatalf("%v became %v", frame, again)
 		}

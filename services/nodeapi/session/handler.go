@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,27 +121,29 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this session sends too many frames",
 			fault.RetryAfter(5*time.Second))
 	}
-	if err := checked(h.server.validate, frame); err != nil {
+	cut, err := checked(h.server.validate, frame, h.server.cfg.Clock.Now())
+	if err != nil {
 		return nil, err
 	}
+	h.server.deps.Metrics.RecordsCut(cut)
 	return frame, nil
 }
 
-// checked validates a frame, and cleans it of what cannot be stored or is no text for people.
-func checked(v protovalidate.Validator, frame *nodev1.ConnectRequest) error {
+// checked validates a frame, and cleans it of what cannot be stored or is no text for people. It returns how many
+// entries of the host's record it cut.
+func checked(v protovalidate.Validator, frame *nodev1.ConnectRequest, now time.Time) (bounds.Cut, error) {
 	if hb := frame.GetHeartbeat(); hb != nil && hb.GetChangedFacts() == nil {
-		return nil // it has no field that could be invalid
+		return bounds.Cut{}, nil // it has no field that could be invalid
 	}
 	if err := v.Validate(frame); err != nil {
 		// The action is wait and not stop: an agent of another version may succeed after an update of either side.
-		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the frame is not valid",
+		return bounds.Cut{}, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the frame is not valid",
 			fault.WithAction(commonv1.Action_ACTION_WAIT),
 			fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
 	bounds.Frame(frame.ProtoReflect())
-	bounds.Records(frame.GetHello().GetDiagnostics())
-	bounds.Records(frame.GetDiagnostic().GetDiagnostics())
-	return nil
+	return bounds.Records(slices.Concat(frame.GetHello().GetDiagnostics(), frame.GetDiagnostic().GetDiagnostics()), now),
+		nil
 }
 
 // serve reads an admitted session until it ends.

@@ -41,6 +41,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/batch"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
 )
 
 // Work takes the agents' reports about their tasks.
@@ -76,6 +77,7 @@ type Metrics interface {
 	Refused(reason string)
 	Frame(kind string)
 	Profile(outcome string)
+	RecordsCut(cut bounds.Cut)
 }
 
 // Deps of the server.

@@ -24,11 +24,29 @@ const (
 	MostRecordWait = 24 * time.Hour
 )
 
+// futureAllowed is how far ahead of the present the time of an entry may be before it counts as in the future: hosts'
+// clocks differ.
+const futureAllowed = time.Minute
+
+// Cut counts the entries of hosts' records that were cut.
+type Cut struct {
+	Size int // a text or an id was too long, or the wait that was announced
+	Time int // it has a time that cannot be stored, or is in the future, which recovery takes as the present
+}
+
 // Records bounds and cleans the diagnostics of a host, which are its claim: one line of text, ids and times that
 // can be stored. A code that this build does not know is kept, for a reader that does. The list itself is bounded by
-// the frame's rules.
-func Records(list []*commonv1.Diagnostic) {
+// the frame's rules. It returns how many entries it cut, by the given present time.
+func Records(list []*commonv1.Diagnostic, now time.Time) Cut {
+	var out Cut
 	for _, d := range list {
+		if len(d.GetDetail()) > MostRecordText || len(d.GetRetryCorrelationId()) > mostRecordID ||
+			len(d.GetDedupeKeyHash()) > mostRecordID || d.GetNextRetry().AsDuration() > MostRecordWait {
+			out.Size++
+		}
+		if wrong(d.GetObservedAt(), now) || wrong(d.GetFirstSeenAt(), now) || wrong(d.GetEndedAt(), now) {
+			out.Time++
+		}
 		d.Detail = OneLine(d.GetDetail(), MostRecordText)
 		d.RetryCorrelationId = OneLine(d.GetRetryCorrelationId(), mostRecordID)
 		d.DedupeKeyHash = OneLine(d.GetDedupeKeyHash(), mostRecordID)
@@ -38,6 +56,12 @@ func Records(list []*commonv1.Diagnostic) {
 			d.NextRetry = durationpb.New(min(max(wait.AsDuration(), 0), MostRecordWait))
 		}
 	}
+	return out
+}
+
+// wrong reports whether a time cannot be stored or is in the future. None is not wrong.
+func wrong(at *timestamppb.Timestamp, now time.Time) bool {
+	return at != nil && (at.CheckValid() != nil || at.AsTime().After(now.Add(futureAllowed)))
 }
 
 // sound returns a time that can be stored, and nil for any other.

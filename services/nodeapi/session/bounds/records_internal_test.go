@@ -25,7 +25,10 @@ func TestRecordsAreBoundedAndClean(t *testing.T) {
 		EndedAt: &timestamppb.Timestamp{Nanos: -1}, Count: -5, NextRetry: &durationpb.Duration{Seconds: 1 << 40},
 		RetryCorrelationId: strings.Repeat("x", 1000), DedupeKeyHash: strings.Repeat("\xc3\xa9", 1000),
 	}
-	Records([]*commonv1.Diagnostic{sound, hostile})
+	early := &commonv1.Diagnostic{Code: 6, ObservedAt: timestamppb.New(time.Now().Add(time.Hour))}
+	if got := Records([]*commonv1.Diagnostic{sound, hostile, early}, time.Now()); got != (Cut{Size: 1, Time: 2}) {
+		t.Errorf("cut %+v", got)
+	}
 	if !proto.Equal(was, sound) {
 		t.Errorf("a sound record became %v", sound)
 	}
