@@ -87,14 +87,14 @@ func bring(ctx context.Context, s *kit.Session, node, file string, in io.Reader)
 	if file != "-" {
 		opened, err := os.Open(file)
 		if err != nil {
-			return exit.Usage(fmt.Errorf("--file: %w", err))
+			return unusable(fmt.Errorf("--file: %w", err))
 		}
 		defer func() { _ = opened.Close() }()
 		in = opened
 	}
 	records, err := hostrecord.Read(in)
 	if err != nil {
-		return &exit.Error{Code: exit.CodeUsage, Reason: commonv1.Reason_REASON_INVALID_ARGUMENT, Message: err.Error()}
+		return unusable(fmt.Errorf("--file %s: %w", file, err))
 	}
 	answer, err := s.Client.Diagnostics.MergeDiagnostics(ctx,
 		&readmodelv1.MergeDiagnosticsRequest{Node: node, Records: records})
@@ -102,6 +102,15 @@ func bring(ctx context.Context, s *kit.Session, node, file string, in io.Reader)
 		return err
 	}
 	return output.One(s.Printer, MergedView, answer)
+}
+
+// unusable returns the error of a file that is no record.
+func unusable(err error) error {
+	return &exit.Error{
+		Code: exit.CodeUsage, Reason: commonv1.Reason_REASON_INVALID_ARGUMENT, Message: err.Error(),
+		Remedy: "run `gpuaas-node-agent diag -o json > diag.json` on the host, and bring that file, or the agent's " +
+			"diagnostics.json, with --file",
+	}
 }
 
 // collect asks the agent of a node, waits for its answer and prints it.
