@@ -18,5 +18,6 @@ func NodePolicy(set policy.Set) *commonv1.NodePolicy {
 		HeartbeatInterval: durationpb.New(heartbeat), CertificateTtl: durationpb.New(set.CertificateTTL()),
 		StreamMaxAge: durationpb.New(set.StreamMaxAge()), AutoRecovery: set.AutoRecovery(),
 		RecoveryAttemptsPerHour: int32(set.RecoveryAttemptsPerHour()), TrustDwell: durationpb.New(set.TrustDwell()),
+		CrashLoopRestarts: int32(set.WorkloadCrashLoopRestarts()),
 	}
 }

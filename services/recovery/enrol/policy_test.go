@@ -38,3 +38,20 @@ func TestTheLifeOfACertificateIsThePolicys(t *testing.T) {
 		t.Errorf("after a change a certificate lives for %s", left)
 	}
 }
+
+// TestAnEnrolmentBringsTheWholePolicy checks that the answer to an enrolment leaves no field of the agent's policy out,
+// and that it has the values of the keys.
+func TestAnEnrolmentBringsTheWholePolicy(t *testing.T) {
+	k := newKit(t)
+	k.setPolicy(map[string]string{policy.WorkloadCrashLoopRestarts: "9"})
+	got := k.machine().mustEnroll(k.bootstrap("node-1").Token, k.csr()).GetPolicy()
+	if got.GetCrashLoopRestarts() != 9 {
+		t.Errorf("%d restarts are a crash loop, want 9", got.GetCrashLoopRestarts())
+	}
+	fields := got.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		if !got.ProtoReflect().Has(fields.Get(i)) {
+			t.Errorf("the policy has no %s", fields.Get(i).Name())
+		}
+	}
+}
