@@ -199,13 +199,7 @@ func driftGoesOn(ctx context.Context, tx pgx.Tx, was *Incident, n equals, now ti
 	}
 	slices.Sort(nodes)
 	was.Nodes, was.Count, was.Summary, was.LastSeenAt = nodes, count, driftSummary(was.Key, n.Still), now
-	was.Version++
-	_, err = pg.Exec(ctx, tx, updateIncident, was.ID, was.Summary, texts(was.Tenants), texts(was.Workspaces),
-		texts(was.Nodes), was.LastSeenAt, was.Count, was.Version)
-	if err != nil {
-		return fmt.Errorf("go on with incident of %s: %w", was.Key, err)
-	}
-	return was.report(ctx, tx)
+	return was.update(ctx, tx)
 }
 
 func driftSummary(reason string, nodes int32) string {

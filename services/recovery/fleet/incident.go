@@ -227,24 +227,28 @@ func (r *Round) goOn(ctx context.Context, was, i *Incident) error {
 	if i.Summary != "" && i.Summary != was.Summary {
 		was.Summary, more = i.Summary, true
 	}
-	summary, key := was.Summary, was.Key
 	if more || fresh {
 		if err := r.Writes(); err != nil {
 			return err
 		}
-		was.LastSeenAt, was.Count, was.Version = i.LastSeenAt, count, was.Version+1
-		_, err := pg.Exec(ctx, r.tx, updateIncident, was.ID, summary, texts(was.Tenants), texts(was.Workspaces),
-			texts(was.Nodes), was.LastSeenAt, was.Count,
-			was.Version)
-		if err != nil {
-			return fmt.Errorf("go on with incident %s: %w", key, err)
-		}
-		if err := was.report(ctx, r.tx); err != nil {
+		was.LastSeenAt, was.Count = i.LastSeenAt, count
+		if err := was.update(ctx, r.tx); err != nil {
 			return err
 		}
 	}
 	*i = *was
 	return nil
+}
+
+// update writes what may change of an open incident as its next version, and reports it.
+func (i *Incident) update(ctx context.Context, tx pgx.Tx) error {
+	i.Version++
+	_, err := pg.Exec(ctx, tx, updateIncident, i.ID, i.Summary, texts(i.Tenants), texts(i.Workspaces), texts(i.Nodes),
+		i.LastSeenAt, i.Count, i.Version)
+	if err != nil {
+		return fmt.Errorf("go on with incident of %s: %w", i.Key, err)
+	}
+	return i.report(ctx, tx)
 }
 
 // CloseOthers closes the open incidents of a kind for which goesOn returns false.

@@ -104,12 +104,7 @@ func suspicionGoesOn(ctx context.Context, tx pgx.Tx, was *Incident, suspects []s
 		return nil
 	}
 	was.Nodes, was.Count, was.Summary, was.LastSeenAt = nodes, count, suspicionSummary(was.Key, count), now
-	was.Version++
-	if _, err := pg.Exec(ctx, tx, updateIncident, was.ID, was.Summary, texts(was.Tenants), texts(was.Workspaces),
-		texts(was.Nodes), was.LastSeenAt, was.Count, was.Version); err != nil {
-		return fmt.Errorf("go on with incident of %s: %w", was.Key, err)
-	}
-	return was.report(ctx, tx)
+	return was.update(ctx, tx)
 }
 
 // nodesOf returns the ids of suspects in order, and how many there are, those that were not read included.
