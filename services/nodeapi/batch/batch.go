@@ -40,6 +40,7 @@ type Batcher[Q, R any] struct {
 	most  time.Duration
 	busy  func(waiting int) bool // nil: calls yield to nothing
 	whole bool                   // full calls yield as well
+	fails func(int, error)       // nil: no one is told of failed calls
 	wake  chan struct{}          // has a token while requests may be waiting that Run has not seen
 
 	mu      sync.Mutex
@@ -80,6 +81,14 @@ func (b *Batcher[Q, R]) Yield(most time.Duration, busy func(waiting int) bool) *
 // EvenFull has full calls yield as well, and returns b. It must be called before Run.
 func (b *Batcher[Q, R]) EvenFull() *Batcher[Q, R] {
 	b.whole = true
+	return b
+}
+
+// Failed has fails called once for each call that fails, with the number of its requests, and returns b. A call that is
+// refused for its content is none: its requests are told so. Nor is one that ends with Run. It must be called before
+// Run.
+func (b *Batcher[Q, R]) Failed(fails func(requests int, err error)) *Batcher[Q, R] {
+	b.fails = fails
 	return b
 }
 
@@ -259,6 +268,9 @@ func (b *Batcher[Q, R]) serve(ctx context.Context, items []item[Q, R]) {
 		b.serve(ctx, items[:len(items)/2])
 		b.serve(ctx, items[len(items)/2:])
 		return
+	}
+	if err != nil && b.fails != nil && !Refused(err) && ctx.Err() == nil {
+		b.fails(len(items), err)
 	}
 	var none R
 	for i, it := range items {

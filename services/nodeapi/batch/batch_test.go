@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/services/nodeapi/batch"
 )
 
@@ -257,4 +260,41 @@ func TestAPostedRequestIsAnsweredWhereItsCallEnds(t *testing.T) {
 			t.Errorf("answers %+v to a call that failed, want one error for 9", answers)
 		}
 	})
+}
+
+// TestAFailedCallIsToldOnce checks that a call that fails is told once, with the number of its requests, and that one
+// that is refused for its content is not.
+func TestAFailedCallIsToldOnce(t *testing.T) {
+	for name, tt := range map[string]struct {
+		err  error
+		want []int
+	}{
+		"failed":  {errors.New("it is away"), []int{3}},
+		"refused": {fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, ""), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var told []int
+				b := batch.New(8, 1, func(context.Context, []int) ([]int, error) { return nil, tt.err }).
+					Failed(func(requests int, _ error) { told = append(told, requests) })
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				answers := 0
+				for i := range 3 {
+					b.Post(ctx, i, func(_ int, err error) {
+						if answers++; err == nil {
+							t.Error("a request of a failed call succeeded")
+						}
+					})
+				}
+				go func() { ended <- b.Run(ctx) }()
+				synctest.Wait()
+				cancel()
+				<-ended
+				if answers != 3 || !slices.Equal(told, tt.want) {
+					t.Errorf("%d answers, told of %v", answers, told)
+				}
+			})
+		})
+	}
 }

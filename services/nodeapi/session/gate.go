@@ -64,7 +64,7 @@ func (s *Server) raise(ctx context.Context, r *raising) {
 			}
 			return
 		}
-		// A call that failed is logged by readyBatch, once for all its sessions, unless it was refused for what one has.
+		// A call that failed is logged once for all its sessions (gatesNotRaised), unless it was refused for what one has.
 		level := slog.LevelDebug
 		if batch.Refused(err) {
 			level = slog.LevelWarn
@@ -90,6 +90,11 @@ func (s *Server) raise(ctx context.Context, r *raising) {
 		r.pause = min(2*pause, maxRaise)
 		time.AfterFunc(pause, func() { s.raise(ctx, r) })
 	})
+}
+
+// gatesNotRaised logs that a call of readyBatch failed.
+func (s *Server) gatesNotRaised(sessions int, err error) {
+	s.deps.Logger.Warn("gates not raised", slog.Int("sessions", sessions), slog.Any("error", err))
 }
 
 // readyBatch reports sessions to lifecycle once the view of recovery is fresh. It leaves out those that have ended.
@@ -119,9 +124,6 @@ func (s *Server) readyBatch(ctx context.Context, waiting []*raising) ([]*lifecyc
 		&lifecyclev1.SessionsReadyRequest{ReplicaId: s.cfg.ReplicaID, Sessions: reqs})
 	if err == nil && len(res.GetResults()) != len(reqs) {
 		err = fmt.Errorf("%w: %d for %d", batch.ErrLength, len(res.GetResults()), len(reqs))
-	}
-	if err != nil && !batch.Refused(err) {
-		s.deps.Logger.WarnContext(ctx, "gates not raised", slog.Int("sessions", len(reqs)), slog.Any("error", err))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("raise gates: %w", err)

@@ -163,7 +163,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor).Yield(fillFor, s.fills)
 	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func(int) bool {
 		return !s.deps.View.Fresh() || s.storms(time.Now())
-	}).EvenFull()
+	}).EvenFull().Failed(s.gatesNotRaised)
 	s.keys = batch.New(256, 2, s.keysBatch)
 	cfg.TaskKeys.notify(s.sendKeys)
 	cfg.ServiceRoots.notify(s.sendRoots)
