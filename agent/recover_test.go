@@ -243,9 +243,10 @@ func TestRefusalsThatMeanWaitLeaveTheAttempts(t *testing.T) {
 	}
 }
 
-// TestWhereThePolicyIsOffOnlyAnOperatorRecovers: the agent remembers the policy, asks once whether it is still off, and
-// takes an operator's token.
-func TestWhereThePolicyIsOffOnlyAnOperatorRecovers(t *testing.T) {
+// toldOff returns an agent's mesh and its configuration, after a session in which it was told that the policy leaves
+// recovery to operators.
+func toldOff(t *testing.T) (*mesh, agent.Config) {
+	t.Helper()
 	m := newMesh(t)
 	cfg := config(t.TempDir())
 	enrolled(t, m, cfg)
@@ -255,9 +256,16 @@ func TestWhereThePolicyIsOffOnlyAnOperatorRecovers(t *testing.T) {
 	if err := end(); err != nil {
 		t.Fatal(err)
 	}
+	return m, cfg
+}
+
+// TestWhereThePolicyIsOffOnlyAnOperatorRecovers: the agent remembers the policy, asks once whether it is still off, and
+// takes an operator's token.
+func TestWhereThePolicyIsOffOnlyAnOperatorRecovers(t *testing.T) {
+	m, cfg := toldOff(t)
 	m.enrolFail = fault.New(commonv1.Reason_REASON_AUTO_RECOVERY_OFF, "")
 	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
-	end, _ = run(t, open(t, cfg))
+	end, _ := run(t, open(t, cfg))
 	detail := diagnosed(t, cfg, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED, 3)
 	if !strings.Contains(detail, "node.auto_recovery") || len(m.recoveries()) != 1 {
 		t.Errorf("%d recoveries, detail %q", len(m.recoveries()), detail)
@@ -278,18 +286,10 @@ func TestWhereThePolicyIsOffOnlyAnOperatorRecovers(t *testing.T) {
 
 // TestAPolicyThatIsOnAgainIsHeardOf: an agent that was told that it is off, and has no session since, comes back.
 func TestAPolicyThatIsOnAgainIsHeardOf(t *testing.T) {
-	m := newMesh(t)
-	cfg := config(t.TempDir())
-	enrolled(t, m, cfg)
-	m.policy = &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(time.Second)}
-	end, _ := run(t, open(t, cfg))
-	m.wait("admitted")
-	if err := end(); err != nil {
-		t.Fatal(err)
-	}
+	m, cfg := toldOff(t)
 	m.lifts = true // the certificate that a recovery brings is accepted
 	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
-	end, _ = run(t, open(t, cfg))
+	end, _ := run(t, open(t, cfg))
 	m.wait("admitted")
 	if n := len(m.recoveries()); n != 1 || m.instances != 1 {
 		t.Errorf("%d recoveries, %d enrolments", n, m.instances)
