@@ -17,6 +17,7 @@ import (
 type gauges struct {
 	engaged, rolledBack prometheus.Gauge
 	open, incidents     *prometheus.GaugeVec
+	verdicts            *prometheus.GaugeVec
 }
 
 func newGauges(r prometheus.Registerer) (*gauges, error) {
@@ -35,11 +36,17 @@ func newGauges(r prometheus.Registerer) (*gauges, error) {
 		incidents: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "incidents_open", Help: "Incidents that are open, by kind, as this replica last read them.",
 		}, []string{"kind"}),
+		verdicts: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "verdicts_present",
+			Help: "Present verdicts that name a reason, on nodes and on the control plane, by reason, as this replica last " +
+				"read them.",
+		}, []string{"reason"}),
 	}
 	if r == nil {
 		return g, nil
 	}
-	err := errors.Join(r.Register(g.engaged), r.Register(g.open), r.Register(g.incidents), r.Register(g.rolledBack))
+	err := errors.Join(r.Register(g.engaged), r.Register(g.open), r.Register(g.incidents), r.Register(g.rolledBack),
+		r.Register(g.verdicts))
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of the fleet: %w", err)
 	}
@@ -49,7 +56,7 @@ func newGauges(r prometheus.Registerer) (*gauges, error) {
 // MeasureEvery is how often a replica reads the state of the fleet for its metrics.
 const MeasureEvery = 15 * time.Second
 
-// openCount is a number of open recoveries of an outcome, or of open incidents of a kind.
+// openCount is a number of open recoveries of an outcome, of open incidents of a kind, or of verdicts with a reason.
 type openCount struct {
 	What    string  `db:"what"`
 	Name    *string `db:"name"`
@@ -58,17 +65,22 @@ type openCount struct {
 	Back    bool    `db:"rolled_back"`
 }
 
+// countOpen reads what is open, and of verdicts those that name a reason, which have an index of their own: what it
+// costs does not grow with the fleet.
 var countOpen = pg.Define(pg.RoleRecovery, "fleet.count_open", `
 	SELECT 'open' AS what, c.outcome AS name, count(*)::float8 AS count, b.engaged AS engaged,
 		mesh.rolled_back() AS rolled_back FROM recovery.brake b
 		LEFT JOIN recovery.recovery_record c ON c.ended_at IS NULL GROUP BY c.outcome, b.engaged
 	UNION ALL SELECT 'incident', i.kind, count(*)::float8, false, false FROM recovery.incident i WHERE i.closed_at IS NULL
-		GROUP BY i.kind`)
+		GROUP BY i.kind
+	UNION ALL SELECT 'verdict', v.reason, count(*)::float8, false, false FROM recovery.verdict v
+		WHERE v.reason <> 'unspecified' GROUP BY v.reason`)
 
-// Measure reads the numbers of open recoveries and incidents for the metrics.
+// Measure reads the numbers of open recoveries, of open incidents and of verdicts for the metrics. A reason that this
+// build does not know is left out.
 func (f *Fleet) Measure(ctx context.Context) error {
 	var engaged, rolledBack bool
-	open, incidents := map[string]float64{}, map[string]float64{}
+	open, incidents, verdicts := map[string]float64{}, map[string]float64{}, map[string]float64{}
 	for _, outcome := range []commonv1.RecoveryOutcome{
 		commonv1.RecoveryOutcome_RECOVERY_OUTCOME_OPEN, commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD,
 	} {
@@ -76,6 +88,9 @@ func (f *Fleet) Measure(ctx context.Context) error {
 	}
 	for _, kind := range names.Spellings[commonv1.IncidentKind]() {
 		incidents[kind] = 0
+	}
+	for _, reason := range names.Spellings[commonv1.DriftReason]() {
+		verdicts[reason] = 0
 	}
 	rows, err := pg.All[openCount](ctx, f.deps.Pool, countOpen)
 	if err != nil {
@@ -87,6 +102,10 @@ func (f *Fleet) Measure(ctx context.Context) error {
 		case row.Name == nil: // no recovery is open
 		case row.What == "open":
 			open[*row.Name] = row.Count
+		case row.What == "verdict":
+			if _, known := verdicts[*row.Name]; known {
+				verdicts[*row.Name] = row.Count
+			}
 		default:
 			incidents[*row.Name] = row.Count
 		}
@@ -104,6 +123,9 @@ func (f *Fleet) Measure(ctx context.Context) error {
 	}
 	for kind, n := range incidents {
 		f.gauges.incidents.WithLabelValues(kind).Set(n)
+	}
+	for reason, n := range verdicts {
+		f.gauges.verdicts.WithLabelValues(reason).Set(n)
 	}
 	return nil
 }

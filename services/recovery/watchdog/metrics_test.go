@@ -4,7 +4,9 @@ import (
 	"testing"
 	"time"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs/obstest"
 )
 
@@ -87,4 +89,38 @@ func TestMetricsTellWhatTheWatchdogDoes(t *testing.T) {
 	k.metric("incidents_open", "fleet_brake", 1)
 	k.metric("watchdog_withheld_total", "brake", 4)
 	obstest.Lint(t, k.metrics.Gatherer())
+}
+
+// TestVerdictsAreCountedByReason checks that the present verdicts are counted by their reason, that those which name
+// none are not, that a reason which has gone is zero again, and that one of a newer build makes no series.
+func TestVerdictsAreCountedByReason(t *testing.T) {
+	k := newKit(t)
+	write := func(reason string, nodes int) {
+		t.Helper()
+		for range nodes {
+			_, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO recovery.verdict (node_id, reason, body, began, version, since)
+				VALUES ($1, $2, '', 1, 1, mesh.clock())`, ids.New(), reason)
+			k.must(err)
+		}
+	}
+	write("agent_down", 3)
+	write("clock_skew", 1)
+	write("unspecified", 5)
+	write("of_a_newer_build", 2)
+	k.must(k.all.Measure(k.ctx))
+	k.metric("verdicts_present", "agent_down", 3)
+	k.metric("verdicts_present", "clock_skew", 1)
+	k.metric("verdicts_present", "cert_expired", 0)
+	_, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.verdict SET reason = 'unspecified'
+		WHERE reason = 'agent_down'`)
+	k.must(err)
+	k.must(k.all.Measure(k.ctx))
+	k.metric("verdicts_present", "agent_down", 0)
+	families, err := k.metrics.Gatherer().Gather()
+	k.must(err)
+	for _, f := range families {
+		if f.GetName() == "gpuaas_verdicts_present" && len(f.GetMetric()) != len(names.All[commonv1.DriftReason]()) {
+			t.Errorf("%d series for %d reasons", len(f.GetMetric()), len(names.All[commonv1.DriftReason]()))
+		}
+	}
 }
