@@ -86,7 +86,8 @@ func TestRecordsThatAreCutAreCounted(t *testing.T) {
 	code := commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED
 	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: &nodev1.DiagnosticReport{
 		Diagnostics: []*commonv1.Diagnostic{
-			{Code: code, Detail: strings.Repeat("x", 600)}, {Code: code, Detail: "sound", ObservedAt: timestamppb.Now()},
+			{Code: code, Detail: strings.Repeat("x", 600)},
+			{Code: code, Detail: "sound", ObservedAt: timestamppb.Now()},
 			{Code: code, ObservedAt: timestamppb.New(time.Now().Add(time.Hour))},
 			{Code: code, ObservedAt: &timestamppb.Timestamp{Seconds: 1 << 60}},
 		},

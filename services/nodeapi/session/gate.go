@@ -64,7 +64,7 @@ func (s *Server) raise(ctx context.Context, r *raising) {
 			}
 			return
 		}
-		// A call that failed is logged once for all its sessions (gatesNotRaised), unless it was refused for what one has.
+		// A call that failed is logged once for all its sessions, unless it was refused for what one has.
 		level := slog.LevelDebug
 		if batch.Refused(err) {
 			level = slog.LevelWarn
@@ -90,11 +90,6 @@ func (s *Server) raise(ctx context.Context, r *raising) {
 		r.pause = min(2*pause, maxRaise)
 		time.AfterFunc(pause, func() { s.raise(ctx, r) })
 	})
-}
-
-// gatesNotRaised logs that a call of readyBatch failed.
-func (s *Server) gatesNotRaised(sessions int, err error) {
-	s.deps.Logger.Warn("gates not raised", slog.Int("sessions", sessions), slog.Any("error", err))
 }
 
 // readyBatch reports sessions to lifecycle once the view of recovery is fresh. It leaves out those that have ended.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -141,9 +140,7 @@ func checked(v protovalidate.Validator, frame *nodev1.ConnectRequest, now time.T
 			fault.WithAction(commonv1.Action_ACTION_WAIT),
 			fault.RetryAfter(invalidWait), fault.Cause(err))
 	}
-	bounds.Frame(frame.ProtoReflect())
-	return bounds.Records(slices.Concat(frame.GetHello().GetDiagnostics(), frame.GetDiagnostic().GetDiagnostics()), now),
-		nil
+	return bounds.Reported(frame, now), nil
 }
 
 // serve reads an admitted session until it ends.

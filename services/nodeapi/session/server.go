@@ -163,7 +163,9 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.confirms = batch.New(256, 2, s.confirmBatch).Gather(gatherFor).Yield(fillFor, s.fills)
 	s.readies = batch.New(256, 2, s.readyBatch).Gather(gatherFor).Yield(yieldFor, func(int) bool {
 		return !s.deps.View.Fresh() || s.storms(time.Now())
-	}).EvenFull().Failed(s.gatesNotRaised)
+	}).EvenFull().Failed(func(sessions int, err error) {
+		s.deps.Logger.Warn("gates not raised", slog.Int("sessions", sessions), slog.Any("error", err))
+	})
 	s.keys = batch.New(256, 2, s.keysBatch)
 	cfg.TaskKeys.notify(s.sendKeys)
 	cfg.ServiceRoots.notify(s.sendRoots)

@@ -6,6 +6,7 @@
 package bounds
 
 import (
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
 const (
@@ -62,6 +64,12 @@ func Records(list []*commonv1.Diagnostic, now time.Time) Cut {
 // wrong reports whether a time cannot be stored or is in the future. None is not wrong.
 func wrong(at *timestamppb.Timestamp, now time.Time) bool {
 	return at != nil && (at.CheckValid() != nil || at.AsTime().After(now.Add(futureAllowed)))
+}
+
+// Reported cleans a frame, and bounds the diagnostics in it. It returns how many entries it cut.
+func Reported(frame *nodev1.ConnectRequest, now time.Time) Cut {
+	Frame(frame.ProtoReflect())
+	return Records(slices.Concat(frame.GetHello().GetDiagnostics(), frame.GetDiagnostic().GetDiagnostics()), now)
 }
 
 // sound returns a time that can be stored, and nil for any other.
