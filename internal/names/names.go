@@ -54,14 +54,10 @@ func All[E protoreflect.Enum]() []E {
 	return out
 }
 
-// Spellings returns the spellings of All's values, for CHECK constraints, completions and tests.
+// Spellings returns the spellings that Parse accepts, without that of the unspecified value.
 func Spellings[E protoreflect.Enum]() []string {
-	all := All[E]()
-	out := make([]string, len(all))
-	for i, e := range all {
-		out[i] = Of(e)
-	}
-	return out
+	var zero E
+	return slices.Clone(tableOf(zero.Descriptor()).known)
 }
 
 // ValueName returns the spelling of one value of an enum known only by its descriptor.
@@ -124,7 +120,7 @@ func newTable(d protoreflect.EnumDescriptor) *table {
 	return t
 }
 
-// Without removes a value from those that Parse accepts, as if this build were older than the value, until restore is
+// Without removes a value from those that Parse accepts and Spellings returns, as if this build were older than the value, until restore is
 // called. Of still spells the value. It is for tests of readers.
 func Without(e protoreflect.Enum) (restore func()) { //nolint:nonamedreturns // says what it is
 	d := e.Descriptor()

@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -72,7 +73,9 @@ func OneInstance(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any
 	if err != nil {
 		return Instance{}, err
 	}
-	return d.instance()
+	i, err := d.instance()
+	aside.Note(ctx, "instance", d.ID, err)
+	return i, err
 }
 
 // Event returns the event of the instance as it is now.

@@ -70,13 +70,16 @@ func (d storedAllocation) allocation() (Allocation, error) {
 	return a, nil
 }
 
-// One runs a statement that returns one allocation. Without a row the error is pgx.ErrNoRows.
+// One runs a statement that returns one allocation. Without a row the error is pgx.ErrNoRows. One with a value that
+// this build does not know is an error, which package aside reports.
 func One(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Allocation, error) {
 	d, err := pg.One[storedAllocation](ctx, q, s, args...)
 	if err != nil {
 		return Allocation{}, err
 	}
-	return d.allocation()
+	a, err := d.allocation()
+	aside.Note(ctx, "allocation", d.ID, err)
+	return a, err
 }
 
 // All runs a statement that returns allocations.

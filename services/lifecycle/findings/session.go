@@ -102,8 +102,8 @@ func onSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 		return err
 	}
 	have, err := finding.One(ctx, tx, diskFinding, names.Of(detect.NodeDiskFull), f.GetNodeId())
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil // a sweep was first
+	if errors.Is(err, pgx.ErrNoRows) || finding.Unread(err) {
+		return nil // a sweep was first, or a replica of another build has to end it
 	}
 	if err != nil {
 		return fmt.Errorf("read the finding of a disk: %w", err)

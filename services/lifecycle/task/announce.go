@@ -13,7 +13,7 @@ var tasksAfter = pg.Define(pg.RoleLifecycle, "task.tasks_after", `
 // Announced returns the open tasks. An announced task has no transitions: those are history.
 func Announced() reannounce.Source {
 	return reannounce.Rows("tasks", tasksAfter, func(r Record) (events.Event, error) {
-		open, err := r.Parse()
+		open, err := r.parse()
 		if err != nil {
 			return events.Event{}, err
 		}

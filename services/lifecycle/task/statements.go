@@ -20,8 +20,19 @@ type Record struct {
 // Columns are the columns of a Record, of the table t.
 var Columns = pg.Columns[Record]("t")
 
-// Parse returns the row. A state of another build is an error.
-func (r Record) Parse() (Row, error) {
+// Parse returns the row. A state of another build is an error. A type or reason of another build is reported by package
+// aside, and shown as it is stored.
+func (r Record) Parse(ctx context.Context) (Row, error) {
+	out, err := r.parse()
+	if err != nil {
+		return Row{}, err
+	}
+	_, _, err = out.typeAndReason()
+	aside.Note(ctx, "task", r.TaskID, err)
+	return out, nil
+}
+
+func (r Record) parse() (Row, error) {
 	out := r.Row
 	var err error
 	if out.State, err = names.Parse[commonv1.TaskState](r.StateName); err != nil {
@@ -30,13 +41,16 @@ func (r Record) Parse() (Row, error) {
 	return out, nil
 }
 
-// One runs a statement and returns its only task. Without one the error is pgx.ErrNoRows.
+// One runs a statement and returns its only task. Without one the error is pgx.ErrNoRows. One in a state that this build
+// does not know is an error, which package aside reports.
 func One(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Row, error) {
 	r, err := pg.One[Record](ctx, q, s, args...)
 	if err != nil {
 		return Row{}, err
 	}
-	return r.Parse()
+	row, err := r.Parse(ctx)
+	aside.Note(ctx, "task", r.TaskID, err)
+	return row, err
 }
 
 // All runs a statement and returns its tasks.
@@ -45,7 +59,8 @@ func All(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Row
 	if err != nil {
 		return nil, err
 	}
-	return aside.Rows(ctx, "task", records, func(r Record) string { return r.TaskID }, Record.Parse)
+	return aside.Rows(ctx, "task", records, func(r Record) string { return r.TaskID },
+		func(r Record) (Row, error) { return r.Parse(ctx) })
 }
 
 // QueuedAt has the columns that the database computes for a task that is queued; the others are as requested.

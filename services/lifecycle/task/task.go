@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,21 +110,33 @@ func Terminal(s commonv1.TaskState) bool {
 	}
 }
 
-// Proto returns the task as events and responses show it, without its output and payload, which may contain secrets.
+// Proto returns the task as events and responses show it, without its output and payload, which may contain secrets. A
+// type or reason that this build does not know is shown as it is stored, in the field Unknown.
 func (r Row) Proto() *lifecyclev1.Task {
-	t, _ := names.Parse[commonv1.TaskType](r.Type)
+	kind, reason, err := r.typeAndReason()
 	p := &lifecyclev1.Task{
-		TaskId: r.TaskID, Type: t, NodeId: r.NodeID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, RunId: r.RunID,
+		TaskId: r.TaskID, Type: kind, NodeId: r.NodeID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, RunId: r.RunID,
 		Epoch: r.Epoch, OpSeq: r.OpSeq, State: r.State, Attempt: r.Attempt, IdempotencyKey: r.IdemKey,
 		SessionEpoch: r.SessionEpoch, CreatedAt: timestamppb.New(r.CreatedAt), NotBefore: timestamppb.New(r.NotBefore),
 		ExpiresAt: timestamppb.New(r.ExpiresAt), StateAt: timestamppb.New(r.StateAt), Error: r.Error, Note: r.Note,
 		LateEvidence: r.LateEvidence, CorrelationId: r.CorrelationID, Version: r.Version, CancelRequested: r.CancelAsked,
-		CreatedBy: r.CreatedBy,
+		CreatedBy: r.CreatedBy, Reason: reason,
 	}
-	if r.Reason != "" {
-		p.Reason, _ = names.Parse[commonv1.Reason](r.Reason)
+	if unknown, ok := errors.AsType[*names.UnknownError](err); ok {
+		p.Unknown = unknown.Value
 	}
 	return p
+}
+
+// typeAndReason returns the type and the reason, each unspecified if this build does not know it. The error is about the
+// first of them that it does not know.
+func (r Row) typeAndReason() (commonv1.TaskType, commonv1.Reason, error) {
+	kind, err := names.Parse[commonv1.TaskType](r.Type)
+	if r.Reason == "" {
+		return kind, commonv1.Reason_REASON_UNSPECIFIED, err
+	}
+	reason, errReason := names.Parse[commonv1.Reason](r.Reason)
+	return kind, reason, cmp.Or(err, errReason)
 }
 
 // Event returns the event of the row with the new transitions. The event is unnamed: a caller that returns its position

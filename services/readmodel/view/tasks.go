@@ -71,7 +71,7 @@ func (s *Snapshot) readTask(row bodyRow) (*readmodelv1.Task, error) {
 		WorkspaceId: t.GetWorkspaceId(), RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(),
 		Error: t.GetError(), CreatedAt: t.GetCreatedAt(), ExpiresAt: t.GetExpiresAt(), Current: status.CurrentTask(t, s.Now),
 		CorrelationId: t.GetCorrelationId(),
-		LateEvidence:  t.GetLateEvidence(),
+		LateEvidence:  t.GetLateEvidence(), Unknown: t.GetUnknown(),
 	}, nil
 }
 

@@ -23,7 +23,7 @@ var TaskView = output.View[*readmodelv1.Task]{
 	Name: (*readmodelv1.Task).GetTaskId,
 	Columns: []output.Column[*readmodelv1.Task]{
 		{Title: "TASK", ID: true, Path: "task_id"},
-		{Title: "TYPE", Drop: 1, Path: "type"},
+		{Title: "TYPE", Drop: 1, Of: func(_ *output.Printer, t *readmodelv1.Task) string { return taskType(t) }},
 		{Title: "NODE", Drop: 2, ID: true, Path: "node_name|node_id"},
 		{Title: "STATE", Path: "state"},
 		{Title: "ATTEMPT", Drop: 6, Path: "attempt"},
@@ -155,14 +155,22 @@ func tasksChange(p *kit.Program, verb, short string) *cobra.Command {
 	return cmd
 }
 
+// taskType returns the type of a task, or what a newer build has stored where this one does not know it.
+func taskType(t *readmodelv1.Task) string {
+	if t.GetType() == commonv1.TaskType_TASK_TYPE_UNSPECIFIED && t.GetUnknown() != "" {
+		return t.GetUnknown() + " (of a newer version)"
+	}
+	return names.Of(t.GetType())
+}
+
 // taskOf converts a task from an owner's answer into the form of the projections.
 func taskOf(t *lifecyclev1.Task) *readmodelv1.Task {
 	return &readmodelv1.Task{
 		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(),
 		WorkspaceId: t.GetWorkspaceId(), RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(),
 		Error: t.GetError(), CreatedAt: t.GetCreatedAt(), ExpiresAt: t.GetExpiresAt(), CorrelationId: t.GetCorrelationId(),
-		LateEvidence: t.GetLateEvidence(),
-		Current:      !ended(t.GetState()),
+		LateEvidence: t.GetLateEvidence(), Unknown: t.GetUnknown(),
+		Current: !ended(t.GetState()),
 	}
 }
 

@@ -1635,6 +1635,7 @@ type Task struct {
 	Version         int64                  `protobuf:"varint,22,opt,name=version,proto3" json:"version,omitempty"`
 	CancelRequested bool                   `protobuf:"varint,23,opt,name=cancel_requested,json=cancelRequested,proto3" json:"cancel_requested,omitempty"`
 	CreatedBy       string                 `protobuf:"bytes,24,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	Unknown         string                 `protobuf:"bytes,25,opt,name=unknown,proto3" json:"unknown,omitempty"` // type or reason as a newer build has stored it, where the build that reports the task does not know it
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1833,6 +1834,13 @@ func (x *Task) GetCancelRequested() bool {
 func (x *Task) GetCreatedBy() string {
 	if x != nil {
 		return x.CreatedBy
+	}
+	return ""
+}
+
+func (x *Task) GetUnknown() string {
+	if x != nil {
+		return x.Unknown
 	}
 	return ""
 }
@@ -2822,7 +2830,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\rorphan_reason\x18\x11 \x01(\tR\forphanReason\x12\x18\n" +
 	"\aversion\x18\x12 \x01(\x03R\aversion\x12\x1c\n" +
 	"\tworkspace\x18\x13 \x01(\tR\tworkspace\x12\x1b\n" +
-	"\tnode_name\x18\x14 \x01(\tR\bnodeName\"\xfb\x06\n" +
+	"\tnode_name\x18\x14 \x01(\tR\bnodeName\"\x95\a\n" +
 	"\x04Task\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12.\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\x04type\x12\x17\n" +
@@ -2852,7 +2860,8 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\aversion\x18\x16 \x01(\x03R\aversion\x12)\n" +
 	"\x10cancel_requested\x18\x17 \x01(\bR\x0fcancelRequested\x12\x1d\n" +
 	"\n" +
-	"created_by\x18\x18 \x01(\tR\tcreatedBy\"\xc6\x01\n" +
+	"created_by\x18\x18 \x01(\tR\tcreatedBy\x12\x18\n" +
+	"\aunknown\x18\x19 \x01(\tR\aunknown\"\xc6\x01\n" +
 	"\x0eTaskTransition\x121\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1b.gpuaas.common.v1.TaskStateR\x05state\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12#\n" +

@@ -1599,6 +1599,7 @@ type Task struct {
 	CorrelationId string                 `protobuf:"bytes,17,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
 	LateEvidence  int32                  `protobuf:"varint,18,opt,name=late_evidence,json=lateEvidence,proto3" json:"late_evidence,omitempty"`
 	Workspace     string                 `protobuf:"bytes,19,opt,name=workspace,proto3" json:"workspace,omitempty"` // tenant/name of `workspace_id`
+	Unknown       string                 `protobuf:"bytes,20,opt,name=unknown,proto3" json:"unknown,omitempty"`     // type or reason of a newer version, as it is stored, where it is unspecified here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1762,6 +1763,13 @@ func (x *Task) GetLateEvidence() int32 {
 func (x *Task) GetWorkspace() string {
 	if x != nil {
 		return x.Workspace
+	}
+	return ""
+}
+
+func (x *Task) GetUnknown() string {
+	if x != nil {
+		return x.Unknown
 	}
 	return ""
 }
@@ -5675,7 +5683,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x05cause\x18\x14 \x01(\tR\x05cause\x12\x1f\n" +
 	"\vlast_output\x18\x15 \x01(\tR\n" +
 	"lastOutput\x12\x14\n" +
-	"\x05stage\x18\x16 \x01(\tR\x05stage\"\xc2\x05\n" +
+	"\x05stage\x18\x16 \x01(\tR\x05stage\"\xdc\x05\n" +
 	"\x04Task\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12.\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\x04type\x12\x17\n" +
@@ -5698,7 +5706,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\acurrent\x18\x10 \x01(\bR\acurrent\x12%\n" +
 	"\x0ecorrelation_id\x18\x11 \x01(\tR\rcorrelationId\x12#\n" +
 	"\rlate_evidence\x18\x12 \x01(\x05R\flateEvidence\x12\x1c\n" +
-	"\tworkspace\x18\x13 \x01(\tR\tworkspace\"\x96\x02\n" +
+	"\tworkspace\x18\x13 \x01(\tR\tworkspace\x12\x18\n" +
+	"\aunknown\x18\x14 \x01(\tR\aunknown\"\x96\x02\n" +
 	"\x10ListNodesRequest\x12 \n" +
 	"\amin_pos\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +

@@ -120,13 +120,23 @@ func (d *Stored) Finding() (Row, error) {
 	return r, nil
 }
 
-// One runs a statement that returns one finding. Without a row the error is pgx.ErrNoRows.
+// One runs a statement that returns one finding. Without a row the error is pgx.ErrNoRows. One with a value that this
+// build does not know is an error, which package aside reports.
 func One(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Row, error) {
 	d, err := pg.One[Stored](ctx, q, s, args...)
 	if err != nil {
 		return Row{}, err
 	}
-	return d.Finding()
+	r, err := d.Finding()
+	aside.Note(ctx, "finding", d.ID, err)
+	return r, err
+}
+
+// Unread reports whether an error of One is about a value that this build does not know. Such a finding is left to a
+// replica whose build knows the value.
+func Unread(err error) bool {
+	var unknown *names.UnknownError
+	return errors.As(err, &unknown)
 }
 
 // All runs a statement that returns findings.
@@ -217,7 +227,8 @@ var insertFinding = pg.Define(pg.RoleLifecycle, "finding.insert_finding", `
 			nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
 		RETURNING `+Columns)
 
-// Open inserts a finding, or counts an open one as seen again. It reports whether the finding is new.
+// Open inserts a finding, or counts an open one as seen again. It reports whether the finding is new. An open one with a
+// value that this build does not know is left as it is.
 func Open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 	k := s.Key()
 	have, err := One(ctx, tx, openFinding, k.Kind, k.SubjectType, k.SubjectID)
@@ -226,6 +237,8 @@ func Open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 		return false, nil // another detector has it open already, and hands it over once it no longer sees it
 	case err == nil:
 		return false, again(ctx, tx, have, s)
+	case Unread(err):
+		return false, nil
 	case !errors.Is(err, pgx.ErrNoRows):
 		return false, fmt.Errorf("read finding: %w", err)
 	}

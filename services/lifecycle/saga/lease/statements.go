@@ -15,6 +15,7 @@ var (
 			SELECT r.id, r.fence, r.open_attempt, r.open_since FROM lifecycle.saga_run r
 			WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.next_at <= mesh.clock()
 				AND r.definition || ':' || r.def_version = ANY ($4) AND r.id <> ALL ($5::uuid[])
+				AND r.kind = ANY ($6) AND r.phase = ANY ($7)
 				AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.run_id = r.id AND p.since IS NOT NULL)
 			ORDER BY r.next_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
 		UPDATE lifecycle.saga_run r SET owner = $1, fence = mesh.next(r.fence),

@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
@@ -35,11 +37,11 @@ func (e *unreadableError) Error() string {
 func (e *unreadableError) Unwrap() error { return e.err }
 
 // leaseRows leases up to limit runs that are due and pairs each with its definition. The second list are leased runs
-// that this build cannot drive.
+// that this build cannot drive. A run of a version, kind or phase that this build does not know is left to one that does.
 func (k *Keeper) leaseRows(ctx context.Context, tx pgx.Tx, limit int, skip []string,
 ) ([]*Run, []*unreadableError, error) {
 	rows, err := pg.Query(ctx, tx, leaseRuns, k.terms.Owner, k.terms.Length.Seconds(), limit, k.core.Registry().Keys(),
-		append([]string{}, skip...))
+		append([]string{}, skip...), names.Spellings[commonv1.OperationKind](), names.Spellings[commonv1.Direction]())
 	if err != nil {
 		return nil, nil, fmt.Errorf("lease runs: %w", err)
 	}

@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -81,6 +82,14 @@ func (r *Run) OperationKind() commonv1.OperationKind { return spelled[commonv1.O
 
 // Direction returns the phase of the run.
 func (r *Run) Direction() commonv1.Direction { return spelled[commonv1.Direction](r.Phase) }
+
+// Unread returns an error about the first value of the run that this build does not know.
+func (r *Run) Unread() error {
+	_, kind := names.Parse[commonv1.OperationKind](r.Kind)
+	_, state := names.Parse[commonv1.RunState](r.State)
+	_, phase := names.Parse[commonv1.Direction](r.Phase)
+	return cmp.Or(kind, state, phase)
+}
 
 // spelled parses an enum whose column a CHECK constrains. An unknown value becomes the zero value, unspecified.
 func spelled[E protoreflect.Enum](s string) E {

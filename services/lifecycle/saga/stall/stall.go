@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
@@ -105,6 +106,9 @@ func mark(ctx context.Context, core *saga.Core, s stall) (bool, error) {
 		}
 		if err != nil {
 			return fmt.Errorf("flag run: %w", err)
+		}
+		if err := r.Unread(); err != nil {
+			aside.Note(ctx, "run", r.ID, err) // no driver of this build leases it
 		}
 		var buffer runs.Buffer
 		if s.Attempt > 0 {

@@ -187,7 +187,7 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Views, []picked, erro
 	}
 	out, err := aside.Rows(ctx, "task", rows, func(r leasedRow) string { return r.TaskID },
 		func(r leasedRow) (picked, error) {
-			row, err := r.Parse()
+			row, err := r.Parse(ctx)
 			return picked{Row: row, keyID: r.KeyID, payload: r.Payload, report: r.Report}, err
 		})
 	return gates, out, err

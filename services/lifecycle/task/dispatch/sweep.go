@@ -114,7 +114,7 @@ func end(ctx context.Context, tx pgx.Tx) ([]ended, error) {
 	}
 	id := func(r staleRow) string { return r.TaskID }
 	return aside.Rows(ctx, "task", rows, id, func(r staleRow) (ended, error) {
-		row, err := r.Parse()
+		row, err := r.Parse(ctx)
 		return ended{Row: row, leasedAt: r.LeasedAt}, err
 	})
 }

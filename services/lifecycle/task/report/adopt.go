@@ -64,7 +64,7 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []taskUpdate) ([]ahead, err
 	}
 	out := make([]ahead, 0, len(rows))
 	for _, r := range rows {
-		row, err := r.Parse()
+		row, err := r.Parse(ctx)
 		switch {
 		case aside.Note(ctx, "task", r.TaskID, err):
 			continue

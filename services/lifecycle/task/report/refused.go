@@ -13,7 +13,7 @@ var typeRefused = names.Of(commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED)
 
 // refusedType returns the event that work was refused for the agent's version, which recovery judges the node by.
 func refusedType(r task.Row) events.Event {
-	kind, _ := names.Parse[commonv1.TaskType](r.Type) // the type of a task that is parsed is known
+	kind, _ := names.Parse[commonv1.TaskType](r.Type) // unspecified for one that this build does not know
 	return events.Event{
 		Kind: "task.type_refused", AggregateType: "task_refusal", AggregateID: r.TaskID, AggregateVersion: r.Version,
 		Payload: &lifecyclev1.TaskTypeRefused{RefusedTaskId: r.TaskID, RefusedByNodeId: r.NodeID, Type: kind},

@@ -243,7 +243,7 @@ func (s *Reports) advanced(ctx context.Context, tx pgx.Tx, words map[string]task
 	advanced := make(map[string]bool, len(rows))
 	var evs []events.Event
 	for _, reported := range rows {
-		r, err := reported.Parse()
+		r, err := reported.Parse(ctx)
 		switch {
 		case aside.Note(ctx, "task", reported.TaskID, err):
 			continue
