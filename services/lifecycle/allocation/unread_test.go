@@ -63,6 +63,16 @@ func TestUnknownValuesStopNoOtherAllocation(t *testing.T) {
 	}
 
 	in(func(ctx context.Context, tx pgx.Tx) error {
+		if _, _, err := Live(ctx, tx, odd); err == nil {
+			t.Error("the allocation that this build cannot read is returned as another")
+		}
+		_, _, err := Live(ctx, tx, plain)
+		return err
+	})
+	if n := allocations(); n != 1 {
+		t.Errorf("%d allocations were reported as each was read alone", n)
+	}
+	in(func(ctx context.Context, tx pgx.Tx) error {
 		return MoveDeadlines(ctx, tx, []string{odd, plain}, []float64{1, 1})
 	})
 	if got := told("allocation.changed"); len(got) != 1 || got[plain] != "ALLOCATION_STATE_RELEASING" {
@@ -92,13 +102,6 @@ func TestUnknownValuesStopNoOtherAllocation(t *testing.T) {
 			t.Errorf("an allocation is %s, not %s: %v", state, want, err)
 		}
 	}
-	in(func(ctx context.Context, tx pgx.Tx) error {
-		if _, _, err := Live(ctx, tx, odd); err == nil {
-			t.Error("the allocation that this build cannot read is returned as another")
-		}
-		_, _, err := Live(ctx, tx, plain)
-		return err
-	})
 	if n := allocations(); n != 1 {
 		t.Errorf("%d allocations were reported", n)
 	}

@@ -91,6 +91,33 @@ func TestUnknownValuesOfANodeStopNoOther(t *testing.T) {
 	}
 }
 
+// Of two sessions that are opened once more with others, one was answered with a reason that this build does not know:
+// its node waits, the others are welcomed.
+func TestAnUnknownAnswerStopsNoOtherSession(t *testing.T) {
+	b := newBench(t)
+	reported := testkit.SetAside(t, "session")
+	odd, again, fresh := b.enrolled("odd"), b.enrolled("again"), b.enrolled("fresh")
+	list := []*recoveryv1.OpenSession{b.hello(odd), b.hello(again)}
+	if _, _, err := b.identities.Open(b.ctx, list); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.pool.Exec(b.ctx, `UPDATE recovery.session_open SET answer = 'quota_exceeded' WHERE session_id = $1`,
+		list[0].GetSessionId()); err != nil {
+		t.Fatal(err)
+	}
+	testkit.WithoutValue(t, commonv1.Reason_REASON_QUOTA_EXCEEDED)
+	results, _, err := b.identities.Open(b.ctx, append(list, b.hello(fresh)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, "a session with an unknown answer", results[0].GetDenial())
+	wantWelcome(t, results[1])
+	wantWelcome(t, results[2])
+	if n := reported(); n != 1 {
+		t.Errorf("%d sessions were reported", n)
+	}
+}
+
 // The fences of the other nodes are sent to lifecycle; a node in an unknown state is left to a replica whose build
 // knows it.
 func TestAnUnknownStateStopsNoTelling(t *testing.T) {

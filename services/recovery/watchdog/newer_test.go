@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/reannounce"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
 )
 
@@ -68,5 +69,30 @@ func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, shown); diff != "" {
 		t.Errorf("incidents are shown as (-want +got):\n%s", diff)
+	}
+}
+
+// Two classes of failures, one in a layer that this build does not know: both become incidents, the one without a layer.
+func TestAClassOfANewerBuildStopsNoOther(t *testing.T) {
+	k := newKit(t)
+	k.fleet(1)
+	reported := testkit.SetAside(t, "watchdog.class")
+	for range 3 {
+		_, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO recovery.class_sighting (step, error_code, run_id, workspace_id,
+				tenant_id, error_layer, seen_at)
+			SELECT n.step, 'internal', $1::uuid, $1::uuid, $1::uuid, n.layer, mesh.clock()
+			FROM (VALUES ('a', 'fabric'), ('b', 'workflow')) AS n (step, layer)`, ids.New())
+		k.must(err)
+	}
+	k.settle()
+	got := map[string]commonv1.OwnerLayer{}
+	for _, i := range k.incidents(commonv1.IncidentKind_INCIDENT_KIND_STEP_CLASS) {
+		got[i.GetStep()] = i.GetOwnerLayer()
+	}
+	want := map[string]commonv1.OwnerLayer{
+		"a": commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED, "b": commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
+	}
+	if diff := cmp.Diff(want, got); diff != "" || reported() != 1 {
+		t.Errorf("%d were reported, incidents are (-want +got):\n%s", reported(), diff)
 	}
 }

@@ -160,7 +160,7 @@ func taskType(t *readmodelv1.Task) string {
 	if t.GetType() == commonv1.TaskType_TASK_TYPE_UNSPECIFIED && t.GetUnknown() != "" {
 		return t.GetUnknown() + " (of a newer version)"
 	}
-	return names.Of(t.GetType())
+	return human.Enum(t.GetType())
 }
 
 // taskOf converts a task from an owner's answer into the form of the projections.

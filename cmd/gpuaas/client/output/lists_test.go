@@ -100,14 +100,15 @@ func longLists() []shown {
 				Unmet:  []string{"the workspace is stuck; it is active", "no operation is open"},
 				Reason: commonv1.Reason_REASON_PRECONDITION_FAILED,
 			}),
-		listed("tasks", nodes.TaskView, []string{"outcome_unknown", "0f4e1b6a9d31", "2e3f405"},
+		listed("tasks", nodes.TaskView,
+			[]string{"orbit.launch (of a newer version)", "outcome_unknown", "0f4e1b6a9d31", "2e3f405"},
 			&readmodelv1.Task{
 				TaskId: uuidOne, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeId: uuidThree, NodeName: "box-2ba66a74c341-1",
 				State: commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN, Attempt: 3, CreatedAt: ago(26 * time.Hour),
 				Reason: commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED,
 			},
 			&readmodelv1.Task{
-				TaskId: uuidTwo, NodeId: uuidThree, NodeName: "rack12-node-0007",
+				TaskId: uuidTwo, NodeId: uuidThree, NodeName: "rack12-node-0007", Unknown: "orbit.launch",
 				State: commonv1.TaskState_TASK_STATE_QUEUED, CreatedAt: ago(time.Second),
 			}),
 		listed("instances", inventory.InstanceView, []string{"canary-7f3a91c2-training-run", "ended", "live"},
