@@ -120,8 +120,8 @@ func newTable(d protoreflect.EnumDescriptor) *table {
 	return t
 }
 
-// Without removes a value from those that Parse accepts and Spellings returns, as if this build were older than the value, until restore is
-// called. Of still spells the value. It is for tests of readers.
+// Without removes a value from those that Parse accepts and Spellings returns, as if this build were older than the
+// value, until restore is called. Of still spells the value. It is for tests of readers.
 func Without(e protoreflect.Enum) (restore func()) { //nolint:nonamedreturns // says what it is
 	d := e.Descriptor()
 	whole, name := tableOf(d), Of(e)

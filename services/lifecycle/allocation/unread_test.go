@@ -110,7 +110,8 @@ func TestUnknownValuesStopNoOtherAllocation(t *testing.T) {
 		t.Helper()
 		var list []placement.Instance
 		for _, workspace := range workspaces {
-			list = append(list, placement.Instance{WorkspaceID: workspace, Epoch: 1, ProviderID: "p", StartedAt: time.Unix(1, 0)})
+			list = append(list,
+				placement.Instance{WorkspaceID: workspace, Epoch: 1, ProviderID: "p", StartedAt: time.Unix(1, 0)})
 		}
 		n := 0
 		in(func(ctx context.Context, tx pgx.Tx) error {

@@ -41,8 +41,8 @@ func (r Record) parse() (Row, error) {
 	return out, nil
 }
 
-// One runs a statement and returns its only task. Without one the error is pgx.ErrNoRows. One in a state that this build
-// does not know is an error, which package aside reports.
+// One runs a statement and returns its only task. Without one the error is pgx.ErrNoRows. One in a state that this
+// build does not know is an error, which package aside reports.
 func One(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Row, error) {
 	r, err := pg.One[Record](ctx, q, s, args...)
 	if err != nil {

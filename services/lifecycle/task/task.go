@@ -128,8 +128,8 @@ func (r Row) Proto() *lifecyclev1.Task {
 	return p
 }
 
-// typeAndReason returns the type and the reason, each unspecified if this build does not know it. The error is about the
-// first of them that it does not know.
+// typeAndReason returns the type and the reason, each unspecified if this build does not know it. The error is about
+// the first of them that it does not know.
 func (r Row) typeAndReason() (commonv1.TaskType, commonv1.Reason, error) {
 	kind, err := names.Parse[commonv1.TaskType](r.Type)
 	if r.Reason == "" {

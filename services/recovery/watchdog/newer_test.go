@@ -72,7 +72,8 @@ func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 	}
 }
 
-// Two classes of failures, one in a layer that this build does not know: both become incidents, the one without a layer.
+// Two classes of failures, one in a layer that this build does not know: both become incidents, the one without a
+// layer.
 func TestAClassOfANewerBuildStopsNoOther(t *testing.T) {
 	k := newKit(t)
 	k.fleet(1)

@@ -227,8 +227,8 @@ var insertFinding = pg.Define(pg.RoleLifecycle, "finding.insert_finding", `
 			nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
 		RETURNING `+Columns)
 
-// Open inserts a finding, or counts an open one as seen again. It reports whether the finding is new. An open one with a
-// value that this build does not know is left as it is.
+// Open inserts a finding, or counts an open one as seen again. It reports whether the finding is new. An open one with
+// a value that this build does not know is left as it is.
 func Open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 	k := s.Key()
 	have, err := One(ctx, tx, openFinding, k.Kind, k.SubjectType, k.SubjectID)

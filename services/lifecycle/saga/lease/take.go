@@ -37,7 +37,8 @@ func (e *unreadableError) Error() string {
 func (e *unreadableError) Unwrap() error { return e.err }
 
 // leaseRows leases up to limit runs that are due and pairs each with its definition. The second list are leased runs
-// that this build cannot drive. A run of a version, kind or phase that this build does not know is left to one that does.
+// that this build cannot drive. A run of a version, kind or phase that this build does not know is left to one that
+// does.
 func (k *Keeper) leaseRows(ctx context.Context, tx pgx.Tx, limit int, skip []string,
 ) ([]*Run, []*unreadableError, error) {
 	rows, err := pg.Query(ctx, tx, leaseRuns, k.terms.Owner, k.terms.Length.Seconds(), limit, k.core.Registry().Keys(),

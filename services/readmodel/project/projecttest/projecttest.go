@@ -160,6 +160,11 @@ func event(m proto.Message) (string, events.Event) {
 	case *recoveryv1.NodeVerdict:
 		role, e.Kind, e.AggregateType, e.AggregateID, e.NodeID = pg.RoleRecovery, project.KindVerdict, "verdict",
 			cmp.Or(m.GetNodeId(), project.ControlPlane), m.GetNodeId()
+	case *recoveryv1.RecoveryRecord:
+		role, e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = pg.RoleRecovery, project.KindRecovery, "recovery",
+			m.GetRecordId(), m.GetWorkspaceId()
+	case *recoveryv1.Incident:
+		role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleRecovery, project.KindIncident, "incident", m.GetIncidentId()
 	case *lifecyclev1.TaskChanged:
 		t := m.GetTask()
 		e.Kind, e.AggregateType, e.AggregateID, e.NodeID, e.WorkspaceID = project.KindTask, "task", t.GetTaskId(),
