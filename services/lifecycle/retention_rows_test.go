@@ -110,13 +110,16 @@ var rowsOfTerms = []endedRow{
 		insertTask("succeeded"), insertAllocation("released", "none"), insertClaim(atEnd, atEnd),
 	)},
 	{cut: "gates", name: "not retired", stays: true, with: ofGate, insert: gateRows(
-		`UPDATE lifecycle.node_gate SET retired = false, retired_at = NULL WHERE node_id = @id`,
+		`UPDATE lifecycle.node_gate SET retired = false WHERE node_id = @id`,
 	)},
 	{cut: "gates", name: "retired, with a session", stays: true, with: ofGate, insert: gateRows(
 		`UPDATE lifecycle.node_gate SET session_open = true WHERE node_id = @id`,
 	)},
 	{cut: "gates", name: "retired, with a session since", stays: true, with: ofGate, insert: gateRows(
 		`UPDATE lifecycle.node_gate SET session_ready_at = ` + longAhead + ` WHERE node_id = @id`,
+	)},
+	{cut: "gates", name: "retired long after its node was made", stays: true, with: ofGate, insert: gateRows(
+		`UPDATE lifecycle.node_gate SET retired_at = ` + longAhead + ` WHERE node_id = @id`,
 	)},
 	{cut: "gates", name: "retired, with an open task", stays: true, with: ofGate, insert: gateRows(insertTask("delivered"))},
 	{cut: "gates", name: "retired, with an allocation", stays: true, with: ofGate, insert: gateRows(

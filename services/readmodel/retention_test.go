@@ -111,12 +111,7 @@ func inTask(state commonv1.TaskState) func(string, *timestamppb.Timestamp) []pro
 }
 
 func inRun(state commonv1.RunState) func(string, *timestamppb.Timestamp) []proto.Message {
-	return alone(func(id string, at *timestamppb.Timestamp) proto.Message {
-		if state < commonv1.RunState_RUN_STATE_SUCCEEDED || state == commonv1.RunState_RUN_STATE_STUCK {
-			at = nil
-		}
-		return runOf(id, state, at)
-	})
+	return alone(func(id string, at *timestamppb.Timestamp) proto.Message { return runOf(id, state, at) })
 }
 
 func inAllocation(state commonv1.AllocationState) func(string, *timestamppb.Timestamp) []proto.Message {

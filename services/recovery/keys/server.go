@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -59,9 +61,10 @@ func (s *Server) ListKeys(ctx context.Context, _ *recoveryv1.ListKeysRequest) (*
 	}
 	out := &recoveryv1.ListKeysResponse{}
 	for _, row := range rows {
-		// A kind or state that this build does not know is shown as unspecified.
-		kind, _ := names.Parse[recoveryv1.KeyKind](string(row.Kind))
-		state, _ := names.Parse[recoveryv1.KeyState](row.State)
+		// A kind or state that this build does not know is reported by package aside, and shown as unspecified.
+		kind, errKind := names.Parse[recoveryv1.KeyKind](string(row.Kind))
+		state, errState := names.Parse[recoveryv1.KeyState](row.State)
+		aside.Note(ctx, "key", row.KeyID, cmp.Or(errKind, errState))
 		key := &recoveryv1.SigningKey{
 			Kind: kind, KeyId: row.KeyID, State: state, Since: timestamppb.New(row.StateAt), MadeAt: timestamppb.New(row.MadeAt),
 			File:     row.File,

@@ -15,6 +15,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -128,6 +129,8 @@ func (s *Server) ListTokens(ctx context.Context, req *recoveryv1.ListTokensReque
 		}
 		maxAge := s.deps.Policy.Current().RecoveryTokenMaxAge()
 		for _, row := range rows {
+			_, err := names.Parse[commonv1.TokenState](row.State)
+			aside.Note(ctx, "recovery_token", row.ID, err)
 			out.Items = append(out.Items, row.proto(maxAge))
 		}
 		if req.GetPageToken() != "" {

@@ -14,6 +14,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/drift"
 	"github.com/gpuaas/mesh/services/recovery/drift/judge"
 )
@@ -583,7 +584,15 @@ func TestWhatIsKnownOfANode(t *testing.T) {
 	k.pass(time.Second)
 	k.beat()
 	k.probe()
+	_, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO recovery.verdict_period (period_id, node_id, reason, severity,
+			observed_at, detected_at, ended_at, correlation_id, version)
+		SELECT $1::uuid, $1::uuid, 'of_a_newer_build', '', mesh.clock(), mesh.clock(), mesh.clock(), '', 1`, n.id())
+	k.must(err)
+	reported := testkit.SetAside(t, "drift.period")
 	h = get(n.id())
+	if reported() != 1 {
+		t.Errorf("%d periods with a reason of a newer build were reported", reported())
+	}
 	if p := h.GetProbe(); p.GetFailed() != 1 || !strings.Contains(p.GetNote(), "expired") || p.GetDueAt() == nil {
 		t.Errorf("probe %v", p)
 	}

@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -133,9 +134,11 @@ func readNodeCounters(ctx context.Context, tx pgx.Tx, nodeID string) (*recoveryv
 		SessionsLastDay: counted.LastDay, Sessions: counted.Sessions, Mints: counted.Mints, RefusedRegisters: counted.Refused,
 	}
 	for _, p := range periods {
-		if reason, err := names.Parse[commonv1.DriftReason](p.Reason); err == nil { // one of a newer build is left out
-			out.Verdicts = append(out.Verdicts, &recoveryv1.ReasonCount{Reason: reason, Count: p.Periods})
+		reason, err := names.Parse[commonv1.DriftReason](p.Reason)
+		if aside.Note(ctx, "drift.period", nodeID, err) {
+			continue
 		}
+		out.Verdicts = append(out.Verdicts, &recoveryv1.ReasonCount{Reason: reason, Count: p.Periods})
 	}
 	return out, nil
 }
