@@ -301,8 +301,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 			"the certificate of this connection has run out"))
 	}
 	sess := s.deps.Roster.Add(ids.New(), ident, stream, now.Add(s.lim.FirstFrame), roster.RetireTime(now, maxAge))
-	defer s.deps.Gone(sess)
-	defer s.deps.Roster.Remove(sess)
+	defer s.ended(sess)
 	h := &handler{
 		server: s, stream: stream, sess: sess, opening: &opening{leaf: info.leaf, who: who, conn: info.conn},
 	}
@@ -316,6 +315,13 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	}
 	s.deps.Metrics.Opened(outcome)
 	return err
+}
+
+// ended forgets a session whose stream has ended.
+func (s *Server) ended(sess *roster.Session) {
+	s.deps.Roster.Remove(sess)
+	s.unseen.CompareAndDelete(sess.Identity.NodeID, sess)
+	s.deps.Gone(sess)
 }
 
 // refuse sends the agent the denial as a frame, and returns it as the stream's status.
