@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"time"
 )
 
@@ -68,14 +69,13 @@ func (d *Driver) due(k instanceKey) bool {
 	if d.off {
 		return false
 	}
+	now := time.Now()
+	// An instance that was not restarted for a while is paced anew, and one that has ended is forgotten.
+	maps.DeleteFunc(d.backoff, func(_ string, r restart) bool { return now.Sub(r.next) > time.Minute })
 	id := instanceID(k.workspaceID, k.epoch)
 	r := d.backoff[id]
-	now := time.Now()
 	if now.Before(r.next) {
 		return false
-	}
-	if now.Sub(r.next) > time.Minute {
-		r.wait = 0
 	}
 	r.wait = min(max(2*r.wait, 500*time.Millisecond), 30*time.Second)
 	r.next = now.Add(r.wait)
