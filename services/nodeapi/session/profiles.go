@@ -148,12 +148,10 @@ func (s *Server) offerAdmitted(sess *roster.Session) {
 // Decided takes a decision that the view has. It does not block.
 func (s *Server) Decided(n *recoveryv1.NodeAuthority) {
 	found, _ := s.unseen.LoadAndDelete(n.GetNodeId())
-	sess, ok := found.(*roster.Session)
-	if !ok {
-		return
-	}
-	if frame := s.offerFor(sess); frame != nil {
-		sess.Send(frame)
+	if sess, ok := found.(*roster.Session); ok {
+		if frame := s.offerFor(sess); frame != nil {
+			sess.Send(frame)
+		}
 	}
 }
 

@@ -302,9 +302,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	}
 	sess := s.deps.Roster.Add(ids.New(), ident, stream, now.Add(s.lim.FirstFrame), roster.RetireTime(now, maxAge))
 	defer s.ended(sess)
-	h := &handler{
-		server: s, stream: stream, sess: sess, opening: &opening{leaf: info.leaf, who: who, conn: info.conn},
-	}
+	h := &handler{server: s, stream: stream, sess: sess, opening: &opening{leaf: info.leaf, who: who, conn: info.conn}}
 	err = h.run(stream.Context())
 	outcome := "ended"
 	switch {
