@@ -22,9 +22,6 @@ BUF    := $(call stamp,buf)
 LINTER := $(call stamp,golangci-lint)
 GRPCURL := $(call stamp,grpcurl)
 
-# Its cache holds paths, so two clones must not share one.
-export GOLANGCI_LINT_CACHE := $(CURDIR)/bin/.lint-cache
-
 # $(1) name, $(2) package
 define build_tool
 	@echo "building bin/$(1) (once for each version)"
@@ -71,7 +68,7 @@ test-fast: ## The tests without I/O, in seconds (ARGS="./internal/fault/...")
 
 .PHONY: lint
 lint: $(LINTER) $(BUF) ## Lint the Go code and the proto files
-	bin/golangci-lint run $(or $(ARGS),./...)
+	@scripts/lint.sh $(or $(ARGS),./...)
 	bin/buf lint
 
 .PHONY: gen-check
