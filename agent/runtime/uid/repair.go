@@ -27,50 +27,63 @@ const (
 
 // repair removes leftovers of unfinished writes, and settles claims that cannot be read: one whose id owns directories
 // of a workspace becomes that workspace's again, one whose id owns nothing is taken back, and any other stays taken. It
-// needs the exclusive lock of the table; while others use the table it does nothing and leaves the repair to the next
-// start.
-func (t *Table) repair() (err error) {
+// returns the owners of all ids. It needs the exclusive lock of the table; while others use the table it does nothing,
+// returns nil, and leaves the repair to the next start.
+func (t *Table) repair() (_ map[int]string, err error) {
 	release, err := t.lock(unix.LOCK_EX, 0)
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
-		return nil
+		return nil, nil //nolint:nilnil // nothing was read
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, release()) }()
 	entries, err := os.ReadDir(t.cfg.Dir)
 	if err != nil {
-		return fmt.Errorf("read uid table: %w", err)
+		return nil, fmt.Errorf("read uid table: %w", err)
 	}
-	var broken []int
 	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), claimLeftover) || strings.HasPrefix(entry.Name(), registerLeftover) {
-			if info, err := entry.Info(); err != nil || time.Since(info.ModTime()) < leftoverAge {
-				continue // its writer is writing it, or has just renamed it
-			}
-			if err := os.Remove(filepath.Join(t.cfg.Dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("remove unfinished uid claim: %w", err)
-			}
+		if !strings.HasPrefix(entry.Name(), claimLeftover) && !strings.HasPrefix(entry.Name(), registerLeftover) {
 			continue
 		}
+		if info, err := entry.Info(); err != nil || time.Since(info.ModTime()) < leftoverAge {
+			continue // its writer is writing it, or has just renamed it
+		}
+		if err := os.Remove(filepath.Join(t.cfg.Dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("remove unfinished uid claim: %w", err)
+		}
+	}
+	owners, err := t.owners(entries)
+	if err != nil {
+		return nil, err
+	}
+	for id, owner := range owners {
+		if whole(owner) {
+			continue
+		}
+		if err := t.settle(id); err != nil {
+			return nil, err
+		}
+		if owners[id], err = t.owner(id); err != nil {
+			return nil, err
+		}
+	}
+	return owners, nil
+}
+
+// owners reads the claims among the entries of the directory.
+func (t *Table) owners(entries []os.DirEntry) (map[int]string, error) {
+	out := make(map[int]string, len(entries))
+	for _, entry := range entries {
 		id, err := strconv.Atoi(entry.Name())
 		if err != nil {
 			continue
 		}
-		owner, err := t.owner(id)
-		if err != nil {
-			return err
-		}
-		if !whole(owner) {
-			broken = append(broken, id)
+		if out[id], err = t.owner(id); err != nil {
+			return nil, err
 		}
 	}
-	for _, id := range broken {
-		if err := t.settle(id); err != nil {
-			return err
-		}
-	}
-	return nil
+	return out, nil
 }
 
 // whole reports whether a claim's text can be a workspace: neither empty nor cut.

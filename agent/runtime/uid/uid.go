@@ -73,22 +73,20 @@ func Open(cfg Config) (*Table, error) {
 	if err := t.register(); err != nil && !room.IsFull(err) {
 		return nil, err // on a full disk it is done later, before the first id is given
 	}
-	if err := t.repair(); err != nil && !room.IsFull(err) {
+	owners, err := t.repair()
+	if err != nil && !room.IsFull(err) {
 		return nil, err
 	}
-	entries, err := os.ReadDir(cfg.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("read uid table: %w", err)
-	}
-	for _, e := range entries {
-		id, err := strconv.Atoi(e.Name())
+	if owners == nil {
+		entries, err := os.ReadDir(cfg.Dir)
 		if err != nil {
-			continue
+			return nil, fmt.Errorf("read uid table: %w", err)
 		}
-		owner, err := t.owner(id)
-		if err != nil {
+		if owners, err = t.owners(entries); err != nil {
 			return nil, err
 		}
+	}
+	for id, owner := range owners {
 		if whole(owner) {
 			t.known[owner] = id
 		}
