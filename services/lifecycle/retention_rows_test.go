@@ -121,7 +121,9 @@ var rowsOfTerms = []endedRow{
 	{cut: "gates", name: "retired long after its node was made", stays: true, with: ofGate, insert: gateRows(
 		`UPDATE lifecycle.node_gate SET retired_at = ` + longAhead + ` WHERE node_id = @id`,
 	)},
-	{cut: "gates", name: "retired, with an open task", stays: true, with: ofGate, insert: gateRows(insertTask("delivered"))},
+	{cut: "gates", name: "retired, with an open task", stays: true, with: ofGate, insert: gateRows(
+		insertTask("delivered"),
+	)},
 	{cut: "gates", name: "retired, with an allocation", stays: true, with: ofGate, insert: gateRows(
 		insertAllocation("release_failed", "cleanup"),
 	)},

@@ -367,7 +367,8 @@ func TestNoTermCutsWhatIsOpen(t *testing.T) {
 	}
 	mode := func(state string) {
 		t.Helper()
-		if _, err := l.DB.OwnerPool().Exec(ctx, `UPDATE recovery.rollback SET state = $1, since = mesh.clock()`, state); err != nil {
+		if _, err := l.DB.OwnerPool().Exec(ctx, `UPDATE recovery.rollback SET state = $1, since = mesh.clock()`,
+			state); err != nil {
 			t.Fatal(err)
 		}
 	}
