@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
+	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
 )
 
 // challenged is the stream of an agent that answers a challenge after a while, with a valid signature.
@@ -66,6 +67,11 @@ func (r *challengeReports) ReportChallenge(_ context.Context, req *recoveryv1.Re
 	return &recoveryv1.ReportChallengeResponse{}, nil
 }
 
+// uncounted are the metrics of a server of which a test counts nothing.
+type uncounted struct{ Metrics }
+
+func (uncounted) RecordsCut(bounds.Cut) {}
+
 // TestALateAnswerToAChallengeIsNone checks that a valid answer counts up to challenge_within by the clock and not
 // after it, whether the timer is in time or late.
 func TestALateAnswerToAChallengeIsNone(t *testing.T) {
@@ -100,7 +106,10 @@ func TestALateAnswerToAChallengeIsNone(t *testing.T) {
 				sess := all.Add("s", roster.Identity{NodeID: stream.node, Conn: stream}, stream, time.Now().Add(time.Hour),
 					time.Now().Add(time.Hour))
 				h := &handler{
-					server: &Server{lim: lim, validate: validator, deps: Deps{Authority: reports}}, stream: stream, sess: sess,
+					server: &Server{
+						lim: lim, validate: validator, deps: Deps{Authority: reports, Metrics: uncounted{}},
+						cfg: Config{Clock: &Clock{}},
+					}, stream: stream, sess: sess,
 					opening: &opening{
 						leaf: &x509.Certificate{PublicKey: &key.PublicKey}, conn: &admission.Conn{},
 						hello: &nodev1.Hello{NodeId: stream.node},
