@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/relay"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session"
+	"github.com/gpuaas/mesh/services/nodeapi/session/skew"
 	"github.com/gpuaas/mesh/services/nodeapi/work"
 )
 
@@ -32,7 +33,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	clock := &session.Clock{}
+	clock := &skew.Clock{}
 	s.facts = facts.New(facts.Deps{
 		Logger: b.Logger, DB: b.DB, Wake: b.Wake.Notify, ForgetAfter: s.cfg.ForgetAfter,
 	})
@@ -192,7 +193,7 @@ type agentKeys struct {
 }
 
 // serveAgents makes the server of the agents' port.
-func (s *Service) serveAgents(ctx context.Context, clock *session.Clock, keys agentKeys, deps session.Deps) error {
+func (s *Service) serveAgents(ctx context.Context, clock *skew.Clock, keys agentKeys, deps session.Deps) error {
 	b := s.base
 	nodes, err := pki.LoadBundle(s.cfg.NodeCAFile)
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
 	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
+	"github.com/gpuaas/mesh/services/nodeapi/session/skew"
 )
 
 // challenged is the stream of an agent that answers a challenge after a while, with a valid signature.
@@ -108,7 +109,7 @@ func TestALateAnswerToAChallengeIsNone(t *testing.T) {
 				h := &handler{
 					server: &Server{
 						lim: lim, validate: validator, deps: Deps{Authority: reports, Metrics: uncounted{}},
-						cfg: Config{Clock: &Clock{}},
+						cfg: Config{Clock: &skew.Clock{}},
 					}, stream: stream, sess: sess,
 					opening: &opening{
 						leaf: &x509.Certificate{PublicKey: &key.PublicKey}, conn: &admission.Conn{},

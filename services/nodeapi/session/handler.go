@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
 	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
+	"github.com/gpuaas/mesh/services/nodeapi/session/skew"
 )
 
 // handler serves one stream from its first frame to its end. It is the only reader; its fields need no lock.
@@ -39,7 +40,7 @@ type handler struct {
 	renewing atomic.Bool // a renewal is under way
 	keys     *agentKeys
 
-	clock skew        // of the agent's host
+	clock skew.Meter  // of the agent's host
 	host  hostChanges // that this session has reported
 	diags diagnosed   // by this session's reports
 

@@ -42,6 +42,7 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
 	"github.com/gpuaas/mesh/services/nodeapi/session/bounds"
+	"github.com/gpuaas/mesh/services/nodeapi/session/skew"
 )
 
 // Work takes the agents' reports about their tasks.
@@ -110,7 +111,7 @@ type Config struct {
 	ReplicaID   string
 	TrustDomain string
 	TLS         *tls.Config
-	Clock       *Clock
+	Clock       *skew.Clock
 	// JoinStates verifies the join state that an agent presents; nil: no stream is proven, see budgets.
 	JoinStates *joinstate.Verifier
 	// TaskKeys are sent to agents; nil: no list is sent.
@@ -153,7 +154,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("build validator: %w", err)
 	}
 	lim := config.Or(cfg.Limits, defaultLimits)
-	cfg.Clock = cmp.Or(cfg.Clock, &Clock{})
+	cfg.Clock = cmp.Or(cfg.Clock, &skew.Clock{})
 	cfg.TaskKeys, cfg.ServiceRoots = cmp.Or(cfg.TaskKeys, &KeyList{}), cmp.Or(cfg.ServiceRoots, &RootList{})
 	s := &Server{
 		deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), profiles: newProfileBook(),

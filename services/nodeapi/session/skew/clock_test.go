@@ -1,10 +1,10 @@
-package session_test
+package skew_test
 
 import (
 	"testing"
 	"time"
 
-	"github.com/gpuaas/mesh/services/nodeapi/session"
+	"github.com/gpuaas/mesh/services/nodeapi/session/skew"
 )
 
 // TestASlowAnswerDoesNotMoveTheClock: ten seconds may pass between sending and receiving, and the server's time may be
@@ -29,7 +29,7 @@ func TestASlowAnswerDoesNotMoveTheClock(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var clock session.Clock
+			var clock skew.Clock
 			clock.Set(now, now.Add(2*time.Millisecond), now.Add(ahead+time.Millisecond))
 			host := now.Add(c.step)
 			clock.Set(host.Add(c.sent), host.Add(c.received), now.Add(ahead+c.read))

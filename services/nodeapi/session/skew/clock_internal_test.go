@@ -1,4 +1,4 @@
-package session
+package skew
 
 import (
 	"testing"
@@ -31,10 +31,10 @@ func TestAStepOfTheReplicasClockMakesNoSkew(t *testing.T) {
 		if truth := server.Add(after); first.After(truth) || last.Before(truth.Add(-time.Millisecond)) {
 			t.Errorf("%s: from %v to %v, want %v between them", name, first, last, truth)
 		}
-		k := skew{floor: first}
+		k := Meter{floor: first}
 		for i, d := range []time.Duration{after, after + time.Second, after + 2*time.Second} {
 			_, arrived := clock.span(at(d))
-			off, report := k.heartbeat(&nodev1.Heartbeat{
+			off, report := k.Heartbeat(&nodev1.Heartbeat{
 				Monotonic: durationpb.New(d), WallClock: timestamppb.New(server.Add(d)),
 			}, arrived, time.Now())
 			if report {

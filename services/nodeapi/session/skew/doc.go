@@ -1,0 +1,3 @@
+// Package skew measures the database's clock at a replica of nodeapi, and by it how far the clocks of agents' hosts are
+// off.
+package skew

@@ -1,0 +1,86 @@
+package skew
+
+import (
+	"time"
+
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+const (
+	// from is the difference between a host's clock and the database's from which it is reported. Certificates are
+	// dated back by as much: a host that is further behind takes a fresh one for not valid yet.
+	from = pki.Backdate
+	// until is the difference below which the clock counts as right again.
+	until = from / 2
+	// moves is by how much a reported difference must change to be reported again, and a quarter of it at least.
+	moves = time.Minute
+	// A session reports reports changes of its clock at once, and then one in pause.
+	reports = 4
+	pause   = time.Minute
+)
+
+// Meter measures how far the clock of an agent's host is ahead of the database's, by the heartbeats of one session.
+//
+// When a heartbeat was sent is known within bounds: not after it arrived, and not before the heartbeat before it was
+// sent, or Welcome, plus what the agent's monotonic clock has advanced since. Only the difference that is left at
+// either bound is counted, so that neither a slow network, nor a replica that stood still, nor a step of the replica's
+// own clock makes a clock seem wrong.
+type Meter struct {
+	floor time.Time     // by the database's clock: the last heartbeat was not sent before; zero: not known
+	mono  time.Duration // the agent's monotonic clock in that heartbeat
+	read  bool          // there was a heartbeat
+
+	told time.Duration // as last reported; zero: the clock is right
+	// freeAt is when all of reports may be used again, by the replica's monotonic clock.
+	freeAt time.Time
+}
+
+// Begin notes that Welcome is about to be sent.
+func (m *Meter) Begin(clock *Clock) {
+	if clock.Known() {
+		m.floor, _ = clock.Span()
+	}
+}
+
+// Heartbeat takes the clocks of a heartbeat that arrived at the given time of the database at the latest, which
+// is now at the replica. It returns the difference to report, and whether there is one; zero: the clock is right again.
+func (m *Meter) Heartbeat(f *nodev1.Heartbeat, arrived, now time.Time) (time.Duration, bool) {
+	if m.floor.IsZero() || f.GetWallClock().CheckValid() != nil {
+		return 0, false
+	}
+	mono := f.GetMonotonic().AsDuration()
+	if m.read && mono > m.mono {
+		m.floor = m.floor.Add(mono - m.mono)
+	}
+	m.read, m.mono = true, mono
+	if m.floor.After(arrived) {
+		m.floor = arrived
+	}
+	offset := time.Duration(0)
+	wall := f.GetWallClock().AsTime()
+	if ahead := wall.Sub(arrived); ahead > 0 {
+		offset = ahead
+	} else if behind := wall.Sub(m.floor); behind < 0 {
+		offset = behind
+	}
+	limit := from
+	if m.told != 0 {
+		limit = until
+	}
+	if offset.Abs() <= limit {
+		offset = 0
+	}
+	moved := (offset - m.told).Abs()
+	switch {
+	case offset == m.told, m.freeAt.Sub(now) > (reports-1)*pause,
+		offset != 0 && m.told != 0 && moved <= max(moves, m.told.Abs()/4):
+		return 0, false
+	}
+	m.told = offset
+	if m.freeAt.Before(now) {
+		m.freeAt = now
+	}
+	m.freeAt = m.freeAt.Add(pause)
+	return offset, true
+}
