@@ -1,0 +1,9 @@
+package lifecycle
+
+import (
+	"testing"
+
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
