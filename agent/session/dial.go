@@ -19,8 +19,10 @@ import (
 const (
 	keepaliveTimeout = 10 * time.Second
 	maxHeaders       = 16 << 10
-	window           = 256 << 10 // bytes that nodeapi may send ahead
 )
+
+// Window is how many bytes nodeapi may send ahead on a connection.
+const Window = 256 << 10
 
 // dial makes a connection for one session alone: a replacement never shares one with the session that it replaces.
 func (c *Client) dial(
@@ -57,7 +59,7 @@ func (c *Client) dial(
 		grpc.WithReadBufferSize(c.cfg.ReadBuffer), grpc.WithWriteBufferSize(c.cfg.WriteBuffer),
 		// The windows are fixed, as nodeapi's are: grpc would send a ping after each frame to measure the bandwidth, which a
 		// session of short frames pays with a write and a read at both ends and never uses.
-		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
+		grpc.WithInitialWindowSize(Window), grpc.WithInitialConnWindowSize(Window),
 		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
 		// This package reconnects itself, on a new connection: grpc must not reconnect as well.
 		grpc.WithConnectParams(grpc.ConnectParams{

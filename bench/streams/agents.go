@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -85,6 +86,7 @@ func (f *fleet) one(ctx context.Context, addr string, sessions bool, every time.
 	a := &agent{}
 	a.cc, err = grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(conf)),
 		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(4<<10),
+		grpc.WithInitialWindowSize(session.Window), grpc.WithInitialConnWindowSize(session.Window), // as agents
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 15 * time.Second, Timeout: 10 * time.Second}))
 	if err != nil {
 		return fmt.Errorf("prepare connection: %w", err)

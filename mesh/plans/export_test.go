@@ -17,7 +17,7 @@ var without = []string{
 	"lifecycle.finding", "lifecycle.gpu_hold", "lifecycle.late_evidence", "lifecycle.orphan_try", "lifecycle.suspicion",
 	"lifecycle.unaccounted_instance", "lifecycle.woken_instance", "readmodel.finding", "readmodel.observation",
 	"readmodel.impact", "readmodel.recovery_record", "readmodel.verdict", "readmodel.verdict_period",
-	"recovery.class_sighting", "lifecycle.task_backlog", "lifecycle.verdict_cordon",
+	"recovery.class_sighting", "recovery.record_request", "lifecycle.task_backlog", "lifecycle.verdict_cordon",
 	"recovery.watch_emptied", "recovery.host_record", "recovery.instance", "recovery.recovery_record",
 	"recovery.suspect", "recovery.verdict", "recovery.recovery_action",
 	"recovery.verdict_period", "recovery.watch_run",

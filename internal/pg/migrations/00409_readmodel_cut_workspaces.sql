@@ -21,7 +21,7 @@ BEGIN
         DELETE FROM readmodel.workspace t WHERE t.workspace_id = ANY (seen) AND t.state = 'decommissioned' AND coalesce((t.body->>'state_at')::timestamptz, mesh.clock()) < until
             AND NOT EXISTS (SELECT FROM readmodel.run x WHERE x.workspace_id = t.workspace_id)
             AND NOT EXISTS (SELECT FROM readmodel.claim x WHERE x.workspace_id = t.workspace_id AND NOT x.released)
-            AND NOT EXISTS (SELECT FROM readmodel.allocation x WHERE x.workspace_id = t.workspace_id AND x.body->>'state' <> 'ALLOCATION_STATE_RELEASED')
+            AND NOT EXISTS (SELECT FROM readmodel.allocation x WHERE x.workspace_id = t.workspace_id AND x.body->>'state' IS DISTINCT FROM 'ALLOCATION_STATE_RELEASED')
             AND NOT EXISTS (SELECT FROM readmodel.instance x WHERE x.workspace_id = t.workspace_id AND x.live)
             AND NOT EXISTS (SELECT FROM readmodel.finding x WHERE x.workspace_id = t.workspace_id AND x.open)
         RETURNING t.workspace_id AS id),

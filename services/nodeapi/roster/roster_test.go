@@ -309,7 +309,8 @@ func TestTheLastFrameIsSentBeforeTheEnd(t *testing.T) {
 }
 
 // TestWhatIsQueuedIsSentBeforeTheEnd checks that a handler that ends while another goroutine writes leaves nothing of
-// the queue behind: its denial is the last frame of it. A peer that takes nothing is cut after a moment all the same.
+// the queue behind but offers: its denial is the last frame. A peer that takes nothing is cut after a moment all the
+// same.
 func TestWhatIsQueuedIsSentBeforeTheEnd(t *testing.T) {
 	in(t, Config{}, func(r *Roster, _ *facts) {
 		denied := &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: &commonv1.Denial{}}}
@@ -318,6 +319,7 @@ func TestWhatIsQueuedIsSentBeforeTheEnd(t *testing.T) {
 		s.Send(&nodev1.ConnectResponse{})
 		synctest.Wait()
 		s.SendInline(denied)
+		s.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: &nodev1.TaskOffer{}}})
 		time.AfterFunc(lastFrames/2, func() { close(stuck) })
 		r.Remove(s)
 		if w.isClosed() || w.last() != denied {

@@ -266,8 +266,12 @@ func (s *Session) write() {
 			s.mu.Unlock()
 			return
 		}
+		ending := s.ending
 		s.mu.Unlock()
 		for _, f := range batch {
+			if ending && f.GetTaskOffer() != nil {
+				continue // the session has ended: the task is offered to the next one
+			}
 			s.begin()
 			if err := s.stream.Send(f); err != nil {
 				_ = s.Identity.Conn.Close()

@@ -56,7 +56,7 @@ var ActionView = output.View[*recoveryv1.RecoveryAction]{
 // actionKind returns the kind of an action, or what a newer build has stored where this one does not know it.
 func actionKind(a *recoveryv1.RecoveryAction) string {
 	if a.GetUnknown() != "" {
-		return a.GetUnknown() + " (of a newer version)"
+		return a.GetUnknown() + ofNewer
 	}
 	return human.Enum(a.GetKind())
 }

@@ -28,7 +28,7 @@ var TaskView = output.View[*readmodelv1.Task]{
 		{Title: "STATE", Path: "state"},
 		{Title: "ATTEMPT", Drop: 6, Path: "attempt"},
 		{Title: "CREATED", Drop: 4, Moves: true, Path: "created_at"},
-		{Title: "REASON", Drop: 3, Path: "reason"},
+		{Title: "REASON", Drop: 3, Of: taskReason},
 		{Title: "WORKSPACE", Path: "workspace|workspace_id", Wide: true},
 		{Title: "WORKSPACE ID", Path: "workspace_id", Wide: true},
 		{Title: "NODE ID", Path: "node_id", Wide: true},
@@ -158,10 +158,22 @@ func tasksChange(p *kit.Program, verb, short string) *cobra.Command {
 // taskType returns the type of a task, or what a newer build has stored where this one does not know it.
 func taskType(t *readmodelv1.Task) string {
 	if t.GetType() == commonv1.TaskType_TASK_TYPE_UNSPECIFIED && t.GetUnknown() != "" {
-		return t.GetUnknown() + " (of a newer version)"
+		return t.GetUnknown() + ofNewer
 	}
 	return human.Enum(t.GetType())
 }
+
+// taskReason returns the reason of a task, or what a newer build has stored where this one does not know it. Of a task
+// whose type is unknown too, the stored type is shown alone.
+func taskReason(_ *output.Printer, t *readmodelv1.Task) string {
+	if t.GetType() != commonv1.TaskType_TASK_TYPE_UNSPECIFIED && t.GetUnknown() != "" {
+		return t.GetUnknown() + ofNewer
+	}
+	return human.Enum(t.GetReason())
+}
+
+// ofNewer stands behind a value of an enum that this build does not know.
+const ofNewer = " (of a newer version)"
 
 // taskOf converts a task from an owner's answer into the form of the projections.
 func taskOf(t *lifecyclev1.Task) *readmodelv1.Task {

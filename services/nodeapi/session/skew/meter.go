@@ -15,9 +15,9 @@ const (
 	until = from / 2
 	// moves is by how much a reported difference must change to be reported again, and a quarter of it at least.
 	moves = time.Minute
-	// A session reports reports changes of its clock at once, and then one in pause.
-	reports = 4
-	pause   = time.Minute
+	// A session may report atOnce changes of its clock one after another, and after them one in each pause.
+	atOnce = 4
+	pause  = time.Minute
 )
 
 // Meter measures how far the clock of an agent's host is ahead of the database's, by the heartbeats of one session.
@@ -32,7 +32,7 @@ type Meter struct {
 	read  bool          // there was a heartbeat
 
 	told time.Duration // as last reported; zero: the clock is right
-	// freeAt is when all of reports may be used again, by the replica's monotonic clock.
+	// freeAt is when atOnce reports may follow each other again, by the replica's monotonic clock.
 	freeAt time.Time
 }
 
@@ -73,7 +73,7 @@ func (m *Meter) Heartbeat(f *nodev1.Heartbeat, arrived, now time.Time) (time.Dur
 	}
 	moved := (offset - m.told).Abs()
 	switch {
-	case offset == m.told, m.freeAt.Sub(now) > (reports-1)*pause,
+	case offset == m.told, m.freeAt.Sub(now) > (atOnce-1)*pause,
 		offset != 0 && m.told != 0 && moved <= max(moves, m.told.Abs()/4):
 		return 0, false
 	}
