@@ -456,12 +456,12 @@ const file_gpuaas_lifecycle_v1_diagnostics_proto_rawDesc = "" +
 	"\vdiagnostics\x18\x01 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics\"]\n" +
 	"\x15CollectRecordsRequest\x12D\n" +
 	"\x05nodes\x18\x01 \x03(\v2\".gpuaas.lifecycle.v1.RecordRequestB\n" +
-	"\xbaH\a\x92\x01\x04\b\x01\x10\x10R\x05nodes\"\x97\x01\n" +
+	"\xbaH\a\x92\x01\x04\b\x01\x10\x10R\x05nodes\"\x98\x01\n" +
 	"\rRecordRequest\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x123\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x0eidempotencyKey\x12.\n" +
-	"\x0ecorrelation_id\x18\x03 \x01(\tB\a\xbaH\x04r\x02\x18@R\rcorrelationId\"T\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x0eidempotencyKey\x12/\n" +
+	"\x0ecorrelation_id\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\rcorrelationId\"T\n" +
 	"\x16CollectRecordsResponse\x12:\n" +
 	"\x05nodes\x18\x01 \x03(\v2$.gpuaas.lifecycle.v1.CollectedRecordR\x05nodes\"\xcd\x01\n" +
 	"\x0fCollectedRecord\x12\x17\n" +

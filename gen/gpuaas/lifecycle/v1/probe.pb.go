@@ -267,12 +267,12 @@ const file_gpuaas_lifecycle_v1_probe_proto_rawDesc = "" +
 	"\x1fgpuaas/lifecycle/v1/probe.proto\x12\x13gpuaas.lifecycle.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\"gpuaas/lifecycle/v1/entities.proto\"U\n" +
 	"\x11ProbeNodesRequest\x12@\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x1e.gpuaas.lifecycle.v1.NodeProbeB\n" +
-	"\xbaH\a\x92\x01\x04\b\x01\x10@R\x05nodes\"\x93\x01\n" +
+	"\xbaH\a\x92\x01\x04\b\x01\x10@R\x05nodes\"\x94\x01\n" +
 	"\tNodeProbe\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x123\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x0eidempotencyKey\x12.\n" +
-	"\x0ecorrelation_id\x18\x03 \x01(\tB\a\xbaH\x04r\x02\x18@R\rcorrelationId\"\x86\x01\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x0eidempotencyKey\x12/\n" +
+	"\x0ecorrelation_id\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\rcorrelationId\"\x86\x01\n" +
 	"\x12ProbeNodesResponse\x125\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x1f.gpuaas.lifecycle.v1.NodeProbedR\x05nodes\x129\n" +
 	"\n" +
