@@ -30,7 +30,7 @@ var kept = map[string]string{
 	"recovery.host_facts":         "one row a node, which goes with its judgement",
 	"lifecycle.verdict_cordon":    "one row a node on which a verdict was applied, which goes with its gate",
 	"recovery.watch_emptied":      "is taken away when its finding is resolved, or by the watchdog with its workspace",
-	"recovery.record_request":     "is taken away when its task has ended or after an hour; there are 256 at most",
+	"recovery.record_request":     "is taken away when its task has ended or after an hour; there are about 256 at most",
 	"recovery.host_record":        "one row a machine, which goes with its judgement",
 	"recovery.ca_preflight":       "one row",
 	"recovery.ca_preflight_lease": "one row",

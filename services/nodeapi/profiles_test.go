@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -153,12 +154,15 @@ func TestAnswersToOffers(t *testing.T) {
 		t.Errorf("told %s", told)
 	}
 	b.send(answer("next", &commonv1.ProfileFacts{Fingerprint: "next"}, &commonv1.Denial{
-		Reason: commonv1.Reason_REASON_PROFILE_UNVERIFIED, Message: "the node API is not trusted",
+		Reason: commonv1.Reason_REASON_PROFILE_UNVERIFIED, Message: "the node API is not trusted" + strings.Repeat(".", 600),
 	}))
 	k.event("the refusal", b.session, func(e testkit.Event) bool {
 		return e.Text("diagnostics", "0", "code") == "DIAGNOSTIC_CODE_PROFILE_REFUSED" &&
-			e.Text("diagnostics", "0", "detail") == "profile_unverified: the node API is not trusted"
+			strings.HasPrefix(e.Text("diagnostics", "0", "detail"), "profile_unverified: the node API is not trusted")
 	})
+	if cut := k.counter(r, "agent_diagnostics_cut_total", `cause="size"`); cut != 0 {
+		t.Errorf("%g entries count as sent by agents and cut", cut)
+	}
 	if told, _ := b.told(); told != "profile" {
 		t.Errorf("told %s", told)
 	}

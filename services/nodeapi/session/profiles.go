@@ -202,7 +202,7 @@ func (h *handler) profileAnswered(f *nodev1.ProfileAnswer) {
 		Detail:     names.OfSet(f.GetRefused().GetReason()) + ": " + f.GetRefused().GetMessage(),
 		ObservedAt: timestamppb.New(h.server.cfg.Clock.Now()), FirstSeenAt: timestamppb.New(h.server.cfg.Clock.Now()),
 	}
-	h.server.deps.Metrics.RecordsCut(bounds.Records([]*commonv1.Diagnostic{refusal}, h.server.cfg.Clock.Now()))
+	bounds.Records([]*commonv1.Diagnostic{refusal}, h.server.cfg.Clock.Now()) // not counted: the agent did not send it
 	h.diagnose(h.diags.take([]*commonv1.Diagnostic{refusal}, wallclock.Now()))
 }
 

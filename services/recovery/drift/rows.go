@@ -86,7 +86,7 @@ var ordered = []Row{
 	},
 	{
 		Reason: commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE, UserState: temporary, by: records | of(FromTasks),
-		holds: connected, AsksHost: true,
+		holds: connected,
 	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, UserState: normal, by: records | of(FromTasks)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, UserState: normal, by: records},

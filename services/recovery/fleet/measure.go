@@ -66,7 +66,7 @@ type openCount struct {
 }
 
 // countOpen reads what is open, and of verdicts those that name a reason, which have an index of their own: what it
-// costs does not grow with the fleet.
+// costs grows with the nodes that have a reason, and not with those that are well.
 var countOpen = pg.Define(pg.RoleRecovery, "fleet.count_open", `
 	SELECT 'open' AS what, c.outcome AS name, count(*)::float8 AS count, b.engaged AS engaged,
 		mesh.rolled_back() AS rolled_back FROM recovery.brake b

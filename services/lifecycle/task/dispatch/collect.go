@@ -77,10 +77,12 @@ func (s *Server) GetCollectedDiagnostics(ctx context.Context,
 	return &lifecyclev1.GetCollectedDiagnosticsResponse{Diagnostics: list}, nil
 }
 
-// read returns the newest entries of the output, cut to what can be read of them.
+// read returns the newest entries of the output, cut to what can be read of them: at most mostCollected, each with less
+// than a kilobyte of text, and nothing that this build does not know. The 16 records of one answer are thus far below
+// the 4 MiB that a client reads.
 func (c collected) read() ([]*commonv1.Diagnostic, error) {
 	report := &nodev1.DiagnosticReport{}
-	if err := proto.Unmarshal(c.Output, report); err != nil {
+	if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(c.Output, report); err != nil {
 		return nil, fmt.Errorf("read diagnostics: %w", err)
 	}
 	list := report.GetDiagnostics()
@@ -93,8 +95,9 @@ func (c collected) read() ([]*commonv1.Diagnostic, error) {
 	return list, nil
 }
 
-// CollectRecords queues a task for each node in one transaction, as ProbeNodes does, and returns what those that have
-// succeeded brought. An output that cannot be read has no entries.
+// CollectRecords queues a task for each node in one transaction, and returns what those that have succeeded brought. A
+// node that is refused is refused alone, and a request with the key of an earlier one queues nothing: its answer has
+// that task as it is now. An output that cannot be read has no entries.
 func (s *Server) CollectRecords(ctx context.Context,
 	req *lifecyclev1.CollectRecordsRequest,
 ) (*lifecyclev1.CollectRecordsResponse, error) {

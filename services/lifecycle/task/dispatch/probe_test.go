@@ -1,16 +1,21 @@
 package dispatch_test
 
 import (
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"buf.build/go/protovalidate"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
 )
@@ -104,17 +109,40 @@ func TestRecordsOfHosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Fields that this build does not know, of the report and of an entry.
+	unknown := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), make([]byte, 10_000))
+	entry := protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), unknown)
+	output = append(append(output, entry...), unknown...)
 	k.report(a, func(r *lifecyclev1.NodeReport) {
 		r.Results = []*nodev1.TaskResult{{
 			Task: ref, State: commonv1.TaskState_TASK_STATE_SUCCEEDED, Output: output,
 		}}
 	})
 	again := ask("verdict/7")[1]
-	if again.GetTask().GetTaskId() != ref.GetTaskId() || len(again.GetDiagnostics()) != 1 ||
-		len(again.GetDiagnostics()[0].GetDetail()) > 512 {
+	if again.GetTask().GetTaskId() != ref.GetTaskId() || len(again.GetDiagnostics()) != 2 ||
+		len(again.GetDiagnostics()[0].GetDetail()) > 512 || proto.Size(again) > 2000 {
 		t.Errorf("again %v", again)
 	}
 	if other := ask("verdict/8")[1]; other.GetTask().GetTaskId() == ref.GetTaskId() || len(other.GetDiagnostics()) != 0 {
 		t.Errorf("of another verdict: %v", other)
+	}
+}
+
+// TestEveryCorrelationIDMayBeAskedWith checks that requests of recovery may carry each correlation id that a call may
+// have.
+func TestEveryCorrelationIDMayBeAskedWith(t *testing.T) {
+	longest := strings.Repeat("c", 128)
+	header := http.Header{}
+	rpc.WriteCorrelation(obs.With(t.Context(), obs.Correlation{CorrelationID: longest}), header)
+	if got := obs.From(rpc.ReadCorrelation(t.Context(), header, true)).CorrelationID; got != longest {
+		t.Fatalf("a call has %q", got)
+	}
+	for _, m := range []proto.Message{
+		&lifecyclev1.RecordRequest{NodeId: ids.New(), IdempotencyKey: "verdict/7", CorrelationId: longest},
+		&lifecyclev1.NodeProbe{NodeId: ids.New(), IdempotencyKey: "7/0", CorrelationId: longest},
+	} {
+		if err := protovalidate.Validate(m); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -1,12 +1,10 @@
 package ask
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,63 +27,19 @@ const (
 	// lease is for how long no other request names a node. After it a request whose answer was lost is repeated, with
 	// the same key.
 	lease = 5 * time.Second
-	// answerWithin is how long a task that was asked for may go without an end.
+	// answerWithin is how long a task of which lifecycle has told may go without an end.
 	answerWithin = 5 * time.Minute
 	// openAgain is how often lifecycle is asked for a task that has not ended; refusedAgain is when it is asked again
-	// after it has refused one.
+	// after it has refused one, or did not answer.
 	openAgain    = 500 * time.Millisecond
 	refusedAgain = 30 * time.Second
 	// rest is the time between two rounds while no request is under way.
 	rest = 30 * time.Second
-	// timeout bounds one request.
+	// timeout bounds the requests of one round.
 	timeout = 4 * time.Second
 	// lock is the key of the advisory lock under which requests are taken.
 	lock = 0x617365726b
 )
-
-var (
-	takeLock = pg.Define(pg.RoleRecovery, "ask.take_lock", `SELECT pg_advisory_xact_lock($1)`)
-
-	// pending reports whether there is any request, which is read without a lock.
-	pending = pg.Define(pg.RoleRecovery, "ask.pending", `SELECT EXISTS (SELECT FROM recovery.record_request)`)
-
-	giveUp = pg.Define(pg.RoleRecovery, "ask.give_up", `
-		DELETE FROM recovery.record_request r WHERE r.until <= mesh.clock()`)
-
-	// take takes what is under way and due, and as many of those that wait as there are places, of nodes that are
-	// connected.
-	take = pg.Define(pg.RoleRecovery, "ask.take", `
-		WITH waiting AS (
-			SELECT r.node_id FROM recovery.record_request r JOIN recovery.judgement j USING (node_id)
-			WHERE r.asked_at IS NULL AND r.due_at <= mesh.clock() AND j.identity_state = $4 AND j.replica_id IS NOT NULL
-			ORDER BY r.due_at, r.node_id LIMIT GREATEST(0, $1 -
-				(SELECT count(*) FROM recovery.record_request r WHERE r.asked_at IS NOT NULL))
-		)
-		UPDATE recovery.record_request r SET due_at = mesh.clock() + $2::interval,
-			until = CASE WHEN r.asked_at IS NULL THEN mesh.clock() + $3::interval ELSE r.until END,
-			asked_at = COALESCE(r.asked_at, mesh.clock())
-		WHERE r.node_id IN (SELECT w.node_id FROM waiting w) OR r.asked_at IS NOT NULL AND r.due_at <= mesh.clock()
-		RETURNING r.node_id::text AS node_id, r.began, r.correlation_id`)
-
-	// again has lifecycle asked again at a later time. A task that was refused has no place meanwhile.
-	again = pg.Define(pg.RoleRecovery, "ask.again", `
-		UPDATE recovery.record_request r SET due_at = mesh.clock() + $3::interval,
-			asked_at = CASE WHEN $4 THEN NULL ELSE r.asked_at END
-		WHERE r.node_id = $1 AND r.began = $2`)
-
-	end = pg.Define(pg.RoleRecovery, "ask.end", `
-		DELETE FROM recovery.record_request r WHERE r.node_id = $1 AND r.began = $2`)
-)
-
-// requestRow is a request that was taken.
-type requestRow struct {
-	NodeID        string `db:"node_id"`
-	Began         int64  `db:"began"`
-	CorrelationID string `db:"correlation_id"`
-}
-
-// key is the same for one verdict, whichever replica asks and however often.
-func (r requestRow) key() string { return fmt.Sprintf("verdict/%d", r.Began) }
 
 // Deps are the dependencies of an Asker.
 type Deps struct {
@@ -99,6 +53,7 @@ type Asker struct {
 	deps Deps
 	news events.Signal // there are requests
 	next time.Duration // until the next round; of Run alone
+	away bool          // lifecycle did not answer in the last round that asked it; of the goroutine that asks
 }
 
 // New checks the dependencies; it does not touch the database.
@@ -119,6 +74,9 @@ func (a *Asker) Run(ctx context.Context) error {
 		return func(ctx context.Context) bool {
 			timer := time.NewTimer(a.next)
 			defer timer.Stop()
+			if a.away { // a new request is no reason to ask earlier
+				news = nil
+			}
 			select {
 			case <-ctx.Done():
 				return false
@@ -133,6 +91,8 @@ func (a *Asker) Run(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
+		case a.away:
+			a.next = refusedAgain
 		case asked == 0:
 			a.next = rest
 		default:
@@ -143,27 +103,86 @@ func (a *Asker) Run(ctx context.Context) error {
 }
 
 // Once asks lifecycle for the records of nodes that are due, and keeps what became of them. It returns for how many
-// nodes it asked.
+// nodes it asked. That lifecycle does not answer is no error: it is logged once, until it answers again.
 func (a *Asker) Once(ctx context.Context) (int, error) {
 	list, err := a.take(ctx)
 	if err != nil || len(list) == 0 {
 		return 0, err
 	}
+	answers, left, unheard, err := a.ask(ctx, list)
+	if unheard != nil && !a.away && ctx.Err() == nil {
+		a.deps.Logger.WarnContext(ctx, "lifecycle does not answer for records of hosts; requests wait",
+			slog.Int("nodes", len(left)), slog.Any(obs.KeyError, unheard))
+	}
+	a.away = unheard != nil
+	return len(list), errors.Join(err, a.keep(ctx, list, answers), a.release(ctx, left))
+}
+
+// ask asks lifecycle for nodes, and returns its answers, and those that it did not answer about with the reason. A
+// request that it refuses as a whole is repeated for each node alone; one that is refused alone is ended.
+func (a *Asker) ask(ctx context.Context, list []requestRow) (answers []*lifecyclev1.CollectedRecord,
+	left []requestRow, unheard, err error,
+) {
+	call, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	answers, unheard = a.call(call, list)
+	if unheard == nil {
+		return answers, nil, nil, nil
+	}
+	if !malformed(unheard) {
+		return nil, list, unheard, nil
+	}
+	var failed []error
+	for i, r := range list {
+		one, cause := a.call(call, list[i:i+1])
+		switch {
+		case cause == nil:
+			answers = append(answers, one...)
+		case malformed(cause):
+			a.deps.Logger.WarnContext(ctx, "lifecycle refuses to collect the record of a host",
+				slog.String(obs.KeyNodeID, r.NodeID), slog.Any(obs.KeyError, cause))
+			if _, err := pg.Exec(ctx, a.deps.Pool, end, r.NodeID, r.Began); err != nil {
+				failed = append(failed, fmt.Errorf("end request for the record of a host: %w", err))
+			}
+		default:
+			return answers, list[i:], cause, errors.Join(failed...)
+		}
+	}
+	return answers, nil, nil, errors.Join(failed...)
+}
+
+func (a *Asker) call(ctx context.Context, list []requestRow) ([]*lifecyclev1.CollectedRecord, error) {
 	req := &lifecyclev1.CollectRecordsRequest{}
-	byID := make(map[string]requestRow, len(list))
 	for _, r := range list {
-		byID[r.NodeID] = r
 		req.Nodes = append(req.Nodes, &lifecyclev1.RecordRequest{
 			NodeId: r.NodeID, IdempotencyKey: r.key(), CorrelationId: r.CorrelationID,
 		})
 	}
-	call, cancel := context.WithTimeout(obs.With(ctx, obs.Correlation{CorrelationID: list[0].CorrelationID}), timeout)
-	answer, err := a.deps.Records.CollectRecords(call, req)
-	cancel()
-	if err != nil {
-		return 0, fmt.Errorf("ask lifecycle for records of hosts: %w", err)
+	answer, err := a.deps.Records.CollectRecords(
+		obs.With(ctx, obs.Correlation{CorrelationID: list[0].CorrelationID}), req)
+	return answer.GetNodes(), err
+}
+
+// malformed reports whether a request was refused for its content, or its answer for its size: the same request would
+// be refused again.
+func malformed(err error) bool {
+	reason := fault.ReasonOf(err)
+	return reason == commonv1.Reason_REASON_INVALID_ARGUMENT || reason == commonv1.Reason_REASON_FRAME_TOO_LARGE
+}
+
+// release has lifecycle asked again about nodes that it did not answer about.
+func (a *Asker) release(ctx context.Context, list []requestRow) error {
+	if len(list) == 0 {
+		return nil
 	}
-	return len(list), a.keep(ctx, byID, answer)
+	nodeIDs, began := make([]string, len(list)), make([]int64, len(list))
+	for i, r := range list {
+		nodeIDs[i], began[i] = r.NodeID, r.Began
+	}
+	if _, err := pg.Exec(ctx, a.deps.Pool, unanswered, nodeIDs, began, refusedAgain); err != nil {
+		return fmt.Errorf("free the places of requests for records of hosts: %w", err)
+	}
+	return nil
 }
 
 func (a *Asker) take(ctx context.Context) ([]requestRow, error) {
@@ -176,10 +195,10 @@ func (a *Asker) take(ctx context.Context) ([]requestRow, error) {
 		if _, err := pg.Exec(ctx, tx, takeLock, int64(lock)); err != nil {
 			return err
 		}
-		if _, err := pg.Exec(ctx, tx, giveUp); err != nil {
+		if _, err := pg.Exec(ctx, tx, giveUp, answerWithin, collect.ActiveState); err != nil {
 			return err
 		}
-		list, err = pg.All[requestRow](ctx, tx, take, mostUnderWay, lease, answerWithin, collect.ActiveState)
+		list, err = pg.All[requestRow](ctx, tx, take, mostUnderWay, lease, collect.ActiveState)
 		return err
 	})
 	if err != nil {
@@ -188,48 +207,44 @@ func (a *Asker) take(ctx context.Context) ([]requestRow, error) {
 	return list, nil
 }
 
-// keep keeps lifecycle's answers. The rows of nodes are locked before those of requests, as the judge does.
-func (a *Asker) keep(ctx context.Context, asked map[string]requestRow, answer *lifecyclev1.CollectRecordsResponse,
-) error {
-	list := slices.SortedFunc(slices.Values(answer.GetNodes()), func(one, other *lifecyclev1.CollectedRecord) int {
-		return cmp.Compare(one.GetNodeId(), other.GetNodeId())
-	})
-	err := pg.InTx(ctx, a.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		for _, c := range list {
-			r, known := asked[c.GetNodeId()]
-			if !known || len(c.GetDiagnostics()) == 0 {
-				continue
-			}
-			_, _, err := collect.MergeHost(ctx, tx, r.NodeID, collect.RecordsOf(c.GetDiagnostics()), r.CorrelationID)
-			if err != nil && fault.ReasonOf(err) != commonv1.Reason_REASON_NOT_FOUND {
-				return err
-			}
-		}
-		for _, c := range list {
-			if err := after(ctx, tx, asked[c.GetNodeId()], c); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("keep records of hosts: %w", err)
+// keep keeps lifecycle's answers, each in a transaction of its own.
+func (a *Asker) keep(ctx context.Context, list []requestRow, answers []*lifecyclev1.CollectedRecord) error {
+	asked := make(map[string]requestRow, len(list))
+	for _, r := range list {
+		asked[r.NodeID] = r
 	}
-	return nil
+	var failed []error
+	for _, c := range answers {
+		r, known := asked[c.GetNodeId()]
+		if !known {
+			continue
+		}
+		err := pg.InTx(ctx, a.deps.Pool, func(ctx context.Context, tx pgx.Tx) error { return keepOne(ctx, tx, r, c) })
+		if err != nil {
+			failed = append(failed, fmt.Errorf("keep record of the host of node %s: %w", r.NodeID, err))
+		}
+	}
+	return errors.Join(failed...)
 }
 
-// after keeps what is to be done about a request after an answer. A task that has ended is the end of it, whether it
-// has succeeded or not.
-func after(ctx context.Context, tx pgx.Tx, r requestRow, c *lifecyclev1.CollectedRecord) error {
+// keepOne keeps what an answer brought, and what is to be done about its request. The row of the node is locked before
+// that of the request, as the judge does. A task that has ended is the end of the request, whether it has succeeded or
+// not.
+func keepOne(ctx context.Context, tx pgx.Tx, r requestRow, c *lifecyclev1.CollectedRecord) error {
+	if len(c.GetDiagnostics()) > 0 {
+		_, _, err := collect.MergeHost(ctx, tx, r.NodeID, collect.RecordsOf(c.GetDiagnostics()), r.CorrelationID)
+		if err != nil && fault.ReasonOf(err) != commonv1.Reason_REASON_NOT_FOUND {
+			return err
+		}
+	}
 	var err error
 	switch t := c.GetTask(); {
-	case r.NodeID == "":
 	case t == nil:
-		_, err = pg.Exec(ctx, tx, again, r.NodeID, r.Began, refusedAgain, true)
+		_, err = pg.Exec(ctx, tx, refused, r.NodeID, r.Began, refusedAgain)
 	case Ended(t.GetState()):
 		_, err = pg.Exec(ctx, tx, end, r.NodeID, r.Began)
 	default:
-		_, err = pg.Exec(ctx, tx, again, r.NodeID, r.Began, openAgain, false)
+		_, err = pg.Exec(ctx, tx, open, r.NodeID, r.Began, openAgain)
 	}
 	return err
 }

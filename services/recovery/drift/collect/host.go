@@ -233,8 +233,9 @@ func RecordsOf(list []*commonv1.Diagnostic) []HostRecord {
 // ReadClock reads the time by the database's clock.
 var ReadClock = pg.Define(pg.RoleRecovery, "drift.read_clock", `SELECT mesh.clock()`)
 
-// MergeHost keeps what the record of a host that a person brought is evidence of, and has its node judged. It reports
-// whether any evidence has changed, and the time by the database's clock. A node that is not known is a fault.
+// MergeHost keeps what the record of a host is evidence of, which a person brought or its agent returned, and has its
+// node judged. It reports whether any evidence has changed, and the time by the database's clock. A node that is not
+// known is a fault.
 func MergeHost(ctx context.Context, tx pgx.Tx, nodeID string, records []HostRecord, correlation string) (bool,
 	time.Time, error,
 ) {

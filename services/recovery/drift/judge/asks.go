@@ -18,7 +18,9 @@ func (t *turn) askHost(n *collect.Node, was *recoveryv1.NodeVerdict, began int64
 		of, from = v.body, v.began
 	}
 	if unexplained(n, of) {
-		t.asks = append(t.asks, ask.Request{NodeID: n.NodeID, Began: from, CorrelationID: of.GetCorrelationId()})
+		t.asks = append(t.asks, ask.Request{
+			NodeID: n.NodeID, Began: from, Since: of.GetObservedAt().AsTime(), CorrelationID: of.GetCorrelationId(),
+		})
 	}
 }
 
