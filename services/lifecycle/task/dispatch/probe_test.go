@@ -121,7 +121,7 @@ func TestRecordsOfHosts(t *testing.T) {
 	again := ask("verdict/7")[1]
 	if again.GetTask().GetTaskId() != ref.GetTaskId() || len(again.GetDiagnostics()) != 2 ||
 		len(again.GetDiagnostics()[0].GetDetail()) > 512 || proto.Size(again) > 2000 {
-		t.Errorf("again %v", again)
+		t.Errorf("again %d entries in %d bytes, of %v", len(again.GetDiagnostics()), proto.Size(again), again.GetTask())
 	}
 	if other := ask("verdict/8")[1]; other.GetTask().GetTaskId() == ref.GetTaskId() || len(other.GetDiagnostics()) != 0 {
 		t.Errorf("of another verdict: %v", other)

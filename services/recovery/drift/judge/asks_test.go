@@ -195,10 +195,10 @@ func TestWhatIsExplainedIsNotAsked(t *testing.T) {
 		t.Errorf("%d requests for %v", k.waiting(), v)
 	}
 	k.profiles(1, "one", retiredPhase)
-	n = k.up()
-	n.session.Profile = &commonv1.ProfileFacts{Fingerprint: "one"}
-	k.put(n.session)
-	k.round()
+	k.profiles(2, "two", activePhase)
+	n = k.telling()
+	n.session.Profile = &commonv1.ProfileFacts{Name: "site", Fingerprint: "one"}
+	k.tell(n)
 	if v := k.last(n); v.GetReason() != profileDrift || k.waiting() != 1 {
 		t.Errorf("%d requests for %v", k.waiting(), v)
 	}

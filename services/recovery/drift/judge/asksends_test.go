@@ -19,8 +19,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/drift/collect"
 )
 
-// asking returns nodes that are back after a verdict, whose requests wait.
-func (k *kit) asking(count int) []*machine {
+// requested returns nodes that are back after a verdict, whose requests wait.
+func (k *kit) requested(count int) []*machine {
 	k.t.Helper()
 	out := make([]*machine, count)
 	for i := range out {
@@ -47,7 +47,7 @@ func (k *kit) places() int {
 // it was refused, and that one of a node that leaves after a refusal lives as long.
 func TestARefusedQuestionLastsAnHour(t *testing.T) {
 	k := newKit(t)
-	nodes := k.asking(2)
+	nodes := k.requested(2)
 	records := &fakeRecords{refuses: commonv1.Reason_REASON_NODE_NOT_CONNECTED}
 	a := k.asker(records)
 	if k.asks(a) != 2 {
@@ -70,7 +70,7 @@ func TestARefusedQuestionLastsAnHour(t *testing.T) {
 // for the others, and that the one which is refused alone ends.
 func TestOneBadQuestionStopsNoOther(t *testing.T) {
 	k := newKit(t)
-	bad := k.asking(3)[1].id()
+	bad := k.requested(3)[1].id()
 	records := &fakeRecords{fails: func(req *lifecyclev1.CollectRecordsRequest) error {
 		for _, n := range req.GetNodes() {
 			if n.GetNodeId() == bad {
@@ -90,7 +90,7 @@ func TestOneBadQuestionStopsNoOther(t *testing.T) {
 // from the first answer that has it.
 func TestQuestionsWaitForLifecycle(t *testing.T) {
 	k := newKit(t)
-	k.asking(2)
+	k.requested(2)
 	records := &fakeRecords{}
 	var lines bytes.Buffer
 	a, err := ask.New(ask.Deps{
@@ -132,7 +132,7 @@ func TestQuestionsWaitForLifecycle(t *testing.T) {
 // expire in the queue.
 func TestAShutGateIsNotAsked(t *testing.T) {
 	k := newKit(t)
-	n := k.asking(1)[0]
+	n := k.requested(1)[0]
 	a := k.asker(&fakeRecords{})
 	n.gate.Admitted = false
 	k.put(n.gate)
@@ -152,7 +152,7 @@ func TestAShutGateIsNotAsked(t *testing.T) {
 // not, and that lifecycle is not asked about them again.
 func TestAQuestionEndsWithItsNode(t *testing.T) {
 	k := newKit(t)
-	nodes := k.asking(17)
+	nodes := k.requested(17)
 	a := k.asker(&fakeRecords{})
 	if k.asks(a) != 16 {
 		t.Fatal("16 have no place")
@@ -169,7 +169,7 @@ func TestAQuestionEndsWithItsNode(t *testing.T) {
 // TestOneAnswerThatCannotBeKeptStopsNoOther checks that what is kept of one node does not depend on another.
 func TestOneAnswerThatCannotBeKeptStopsNoOther(t *testing.T) {
 	k := newKit(t)
-	nodes := k.asking(3)
+	nodes := k.requested(3)
 	for _, sql := range []string{
 		`CREATE FUNCTION recovery.fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'it fails'; END $$`,
 		`CREATE TRIGGER fails BEFORE INSERT ON recovery.evidence FOR EACH ROW
@@ -199,7 +199,7 @@ func TestOneAnswerThatCannotBeKeptStopsNoOther(t *testing.T) {
 // TestALockedQuestionIsLeftAlone checks that a round does not wait for a request that another transaction has locked.
 func TestALockedQuestionIsLeftAlone(t *testing.T) {
 	k := newKit(t)
-	nodes := k.asking(3)
+	nodes := k.requested(3)
 	a := k.asker(&fakeRecords{})
 	k.must(pg.InTx(k.ctx, k.db.OwnerPool(), func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `SELECT FROM recovery.record_request WHERE node_id = $1 FOR UPDATE`, nodes[1].id())
