@@ -109,35 +109,41 @@ func (a *Asker) Once(ctx context.Context) (int, error) {
 	if err != nil || len(list) == 0 {
 		return 0, err
 	}
-	answers, left, unheard, err := a.ask(ctx, list)
-	if unheard != nil && !a.away && ctx.Err() == nil {
+	got, err := a.ask(ctx, list)
+	if got.why != nil && !a.away && ctx.Err() == nil {
 		a.deps.Logger.WarnContext(ctx, "lifecycle does not answer for records of hosts; requests wait",
-			slog.Int("nodes", len(left)), slog.Any(obs.KeyError, unheard))
+			slog.Int("nodes", len(got.left)), slog.Any(obs.KeyError, got.why))
 	}
-	a.away = unheard != nil
-	return len(list), errors.Join(err, a.keep(ctx, list, answers), a.release(ctx, left))
+	a.away = got.why != nil
+	return len(list), errors.Join(err, a.keep(ctx, list, got.answers), a.release(ctx, got.left))
 }
 
-// ask asks lifecycle for nodes, and returns its answers, and those that it did not answer about with the reason. A
-// request that it refuses as a whole is repeated for each node alone; one that is refused alone is ended.
-func (a *Asker) ask(ctx context.Context, list []requestRow) (answers []*lifecyclev1.CollectedRecord,
-	left []requestRow, unheard, err error,
-) {
+// heard is what lifecycle answered, and about which nodes it did not and why; a nil error: it answered about all.
+type heard struct {
+	answers []*lifecyclev1.CollectedRecord
+	left    []requestRow
+	why     error
+}
+
+// ask asks lifecycle for nodes. A request that it refuses as a whole is repeated for each node alone; one that is
+// refused alone is ended.
+func (a *Asker) ask(ctx context.Context, list []requestRow) (heard, error) {
 	call, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	answers, unheard = a.call(call, list)
-	if unheard == nil {
-		return answers, nil, nil, nil
+	answers, err := a.call(call, list)
+	if err == nil {
+		return heard{answers: answers}, nil
 	}
-	if !malformed(unheard) {
-		return nil, list, unheard, nil
+	if !malformed(err) {
+		return heard{left: list, why: err}, nil
 	}
+	var out heard
 	var failed []error
 	for i, r := range list {
 		one, cause := a.call(call, list[i:i+1])
 		switch {
 		case cause == nil:
-			answers = append(answers, one...)
+			out.answers = append(out.answers, one...)
 		case malformed(cause):
 			a.deps.Logger.WarnContext(ctx, "lifecycle refuses to collect the record of a host",
 				slog.String(obs.KeyNodeID, r.NodeID), slog.Any(obs.KeyError, cause))
@@ -145,10 +151,11 @@ func (a *Asker) ask(ctx context.Context, list []requestRow) (answers []*lifecycl
 				failed = append(failed, fmt.Errorf("end request for the record of a host: %w", err))
 			}
 		default:
-			return answers, list[i:], cause, errors.Join(failed...)
+			out.left, out.why = list[i:], cause
+			return out, errors.Join(failed...)
 		}
 	}
-	return answers, nil, nil, errors.Join(failed...)
+	return out, errors.Join(failed...)
 }
 
 func (a *Asker) call(ctx context.Context, list []requestRow) ([]*lifecyclev1.CollectedRecord, error) {

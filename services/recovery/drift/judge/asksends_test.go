@@ -241,7 +241,8 @@ func TestWaitingQuestionsAreBounded(t *testing.T) {
 		t.Errorf("%d requests wait", got)
 	}
 	oldest := nodeIDs[300-256:]
-	if got := k.count(`SELECT count(*) FROM recovery.record_request WHERE node_id = ANY ($1::uuid[])`, oldest); got != 256 {
+	got := k.count(`SELECT count(*) FROM recovery.record_request WHERE node_id = ANY ($1::uuid[])`, oldest)
+	if got != 256 {
 		t.Errorf("%d of them are of the oldest reasons", got)
 	}
 	later := list[299]
