@@ -265,7 +265,7 @@ func TestPartitionsOfReplicasThatDieOrMeet(t *testing.T) {
 	admin, err := pgx.Connect(ctx, d.AdminURL())
 	must(t, err)
 	defer admin.Close(context.WithoutCancel(ctx))
-	_, err = admin.Exec(ctx, `SELECT pg_terminate_backend($1)`, dying.PgConn().PID())
+	_, err = admin.Exec(ctx, `SELECT pg_terminate_backend($1, 10000)`, dying.PgConn().PID())
 	must(t, err)
 	if _, err := tx.Exec(ctx, `SELECT 1`); err == nil || errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("the replica lives: %v", err)
