@@ -23,8 +23,8 @@ func (c countedConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestFramesAreTakenWithoutAWrite sends offers to a session at rest. The agent answers none of them on the connection:
-// it neither measures the bandwidth with pings of HTTP/2 nor enlarges a window for so few bytes.
+// TestFramesAreTakenWithoutAWrite sends offers to a session at rest, after which the agent writes nothing to the
+// connection: it does not measure the bandwidth with pings of HTTP/2, and enlarges no window for so few bytes.
 func TestFramesAreTakenWithoutAWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)

@@ -103,7 +103,7 @@ func (a *Asker) Run(ctx context.Context) error {
 }
 
 // Once asks lifecycle for the records of nodes that are due, and keeps what became of them. It returns for how many
-// nodes it asked. That lifecycle does not answer is no error: it is logged once, until it answers again.
+// nodes it asked. While lifecycle does not answer Once returns no error; it logs the first failed call of an outage.
 func (a *Asker) Once(ctx context.Context) (int, error) {
 	list, err := a.take(ctx)
 	if err != nil || len(list) == 0 {
@@ -214,7 +214,7 @@ func (a *Asker) take(ctx context.Context) ([]requestRow, error) {
 	return list, nil
 }
 
-// keep keeps lifecycle's answers, each in a transaction of its own.
+// keep stores the answers of lifecycle, each in a transaction of its own.
 func (a *Asker) keep(ctx context.Context, list []requestRow, answers []*lifecyclev1.CollectedRecord) error {
 	asked := make(map[string]requestRow, len(list))
 	for _, r := range list {

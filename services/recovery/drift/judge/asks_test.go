@@ -117,9 +117,9 @@ func (k *kit) diagnostic(code commonv1.DiagnosticCode, ago time.Duration) *commo
 	return &commonv1.Diagnostic{Code: code, Detail: "as it was", ObservedAt: timestamppb.New(k.now().Add(-ago))}
 }
 
-// TestAVerdictAsksTheHostOnce checks the way of a question: while the node is away nobody is asked; when it is back its
-// agent is asked once, by whichever replica and however often answers are lost; what it brings is evidence of its host
-// and makes no verdict; and nothing is left behind.
+// TestAVerdictAsksTheHostOnce checks that a node is not asked while it is away, and that after its return its agent is
+// asked once, by any replica and after any number of lost answers. The entries that it returns are evidence of its host
+// and make no verdict, and the request is deleted.
 func TestAVerdictAsksTheHostOnce(t *testing.T) {
 	k := newKit(t)
 	n, records := k.up(), &fakeRecords{}
