@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -72,6 +73,20 @@ func Note(ctx context.Context, reader, id string, err error) bool {
 			slog.String("value", unknown.Value))
 	}
 	return true
+}
+
+// Value returns the value of a spelling of an enum for a message that shows a row, and unspecified for an empty one. A
+// spelling that this build does not know is unspecified too, and reported as by Note: the row is shown without it.
+func Value[E protoreflect.Enum](reader, id, text string) E {
+	if text == "" {
+		var none E
+		return none
+	}
+	value, err := names.Parse[E](text)
+	if err != nil {
+		Note(context.Background(), reader, id, err)
+	}
+	return value
 }
 
 // Rows converts a list and sets aside each row with a value that this build does not know. At any other error it stops

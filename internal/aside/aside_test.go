@@ -52,3 +52,23 @@ func TestRowsEndsAtAnyOtherError(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 }
+
+// A message shows a row without the value that this build does not know, and the row is reported once. An empty
+// spelling is no value at all.
+func TestValueIsUnspecified(t *testing.T) {
+	var log bytes.Buffer
+	aside.Log(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { aside.Log(nil) })
+	for range 2 {
+		for text, want := range map[string]commonv1.TaskState{
+			"": 0, "queued": commonv1.TaskState_TASK_STATE_QUEUED, "newer": 0,
+		} {
+			if got := aside.Value[commonv1.TaskState]("value", "row 1", text); got != want {
+				t.Errorf("%q: %v", text, got)
+			}
+		}
+	}
+	if n := strings.Count(log.String(), "set aside"); n != 1 {
+		t.Errorf("reported %d times: %s", n, log.String())
+	}
+}

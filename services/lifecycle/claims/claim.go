@@ -10,8 +10,8 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/reannounce"
 )
@@ -42,11 +42,10 @@ var columns = pg.Columns[Claim]("c")
 
 // Proto returns the claim as the API shows it.
 func (c *Claim) Proto() *lifecyclev1.Claim {
-	scope, _ := names.Parse[commonv1.ClaimScope](c.Scope) // a CHECK constrains the column
 	return &lifecyclev1.Claim{
 		// small counts
 		ClaimId: c.ID, WorkspaceId: c.WorkspaceID, TenantId: c.TenantID, RunId: c.RunID, Step: int32(c.Step), Kind: c.Kind,
-		Scope: scope, Name: c.Name, ExternalRef: c.ExternalRef, Epoch: c.Epoch,
+		Scope: aside.Value[commonv1.ClaimScope]("claim", c.ID, c.Scope), Name: c.Name, ExternalRef: c.ExternalRef, Epoch: c.Epoch,
 		NodeId: c.NodeID, IntentAt: timestamp(&c.IntentAt), ConfirmedAt: timestamp(c.ConfirmedAt),
 		ReleasedAt: timestamp(c.ReleasedAt), OrphanedAt: timestamp(c.OrphanedAt), OrphanedBy: c.OrphanedBy,
 		OrphanReason: c.OrphanReason, Version: c.Version,

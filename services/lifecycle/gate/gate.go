@@ -16,8 +16,8 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -69,7 +69,7 @@ func (g Gate) Proto() *lifecyclev1.NodeGate {
 		p.SessionReadyAt = timestamppb.New(*g.SessionReadyAt)
 	}
 	for _, t := range g.TaskTypes {
-		if v, err := names.Parse[commonv1.TaskType](t); err == nil {
+		if v := aside.Value[commonv1.TaskType]("gate", g.NodeID, t); v != commonv1.TaskType_TASK_TYPE_UNSPECIFIED {
 			p.TaskTypes = append(p.TaskTypes, v)
 		}
 	}

@@ -61,6 +61,7 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w workspace.Row,
 // foretold returns the answer to a dry run that would join nothing. It has no operation and no epoch: no operation was
 // begun, and a caller would take the workspace's own operation and epoch for those of the request.
 func foretold(w workspace.Row, kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
-	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
-	return &lifecyclev1.Operation{WorkspaceId: w.ID, Kind: kind, State: state, DryRun: true, Consequence: consequence}
+	return &lifecyclev1.Operation{
+		WorkspaceId: w.ID, Kind: kind, State: w.WorkspaceState(), DryRun: true, Consequence: consequence,
+	}
 }

@@ -112,10 +112,8 @@ func bringing() []string {
 }
 
 func joined(ws workspace.Row, run runs.Run) *lifecyclev1.Operation {
-	kind, _ := names.Parse[commonv1.OperationKind](run.Kind)
-	state, _ := names.Parse[commonv1.WorkspaceState](ws.State)
 	return &lifecyclev1.Operation{
-		OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch,
-		State: state,
+		OperationId: run.ID, WorkspaceId: ws.ID, Kind: run.OperationKind(), Joined: true, Epoch: run.Epoch,
+		State: ws.WorkspaceState(),
 	}
 }

@@ -164,10 +164,9 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w workspace.Row, req *life
 		if err != nil {
 			return nil, err
 		}
-		state, _ := names.Parse[commonv1.WorkspaceState](after.State)
 		return &lifecyclev1.Operation{
 			OperationId: after.RunID, WorkspaceId: w.ID, Kind: kReset, Epoch: after.Epoch,
-			State: state, Pos: pos,
+			State: after.WorkspaceState(), Pos: pos,
 		}, nil
 	case kRetry:
 		if err := s.roomForRetry(ctx, tx, w); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -72,7 +73,7 @@ func (s *Server) replay(
 // answer returns the operation of a key whose run has been cut: with the present state of the workspace, or as
 // decommissioned if the workspace has been cut as well.
 func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.Operation, error) {
-	kind, _ := names.Parse[commonv1.OperationKind](k.Kind) // unspecified of a key of an earlier build
+	kind := aside.Value[commonv1.OperationKind]("operation_key", k.RunID, k.Kind) // unspecified of a key of an earlier build
 	op := &lifecyclev1.Operation{
 		OperationId: k.RunID, WorkspaceId: k.WorkspaceID, Kind: kind, Epoch: k.Epoch, Replayed: true,
 		State: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
@@ -87,7 +88,7 @@ func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.O
 	case err != nil:
 		return nil, err
 	}
-	op.State, _ = names.Parse[commonv1.WorkspaceState](ws.State) // unspecified of a newer build's
+	op.State = ws.WorkspaceState()
 	return op, nil
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/lock"
-	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/secretenv"
@@ -105,10 +104,8 @@ func answer(workspaceID string, started saga.Started) *lifecyclev1.Operation {
 
 // verbAnswer returns the operation that a verb on an open run results in: the run's own.
 func verbAnswer(w workspace.Row, v saga.Verb) *lifecyclev1.Operation {
-	kind, _ := names.Parse[commonv1.OperationKind](v.Run.Kind)
-	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
 	return &lifecyclev1.Operation{
-		OperationId: v.Run.ID, WorkspaceId: w.ID, Kind: kind, Epoch: w.Epoch, State: state,
+		OperationId: v.Run.ID, WorkspaceId: w.ID, Kind: v.Run.OperationKind(), Epoch: w.Epoch, State: w.WorkspaceState(),
 		Pos: v.Pos,
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/secretenv"
 )
@@ -80,11 +81,8 @@ func timestamp(t *time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(*t)
 }
 
-// WorkspaceState returns the state; unspecified for one that this build does not know.
+// WorkspaceState returns the state; unspecified for one that this build does not know, which is reported by package
+// aside.
 func (w *Row) WorkspaceState() commonv1.WorkspaceState {
-	state, err := names.Parse[commonv1.WorkspaceState](w.State)
-	if err != nil {
-		return commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED
-	}
-	return state
+	return aside.Value[commonv1.WorkspaceState]("workspace", w.ID, w.State)
 }

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/list"
@@ -113,10 +113,11 @@ func (s *Snapshot) Notifications(
 
 // readNotification returns the message of a row. A value that this build does not know is shown as unspecified.
 func readNotification(row notificationRow) *readmodelv1.Notification {
+	const reader = "notification"
 	out := &readmodelv1.Notification{
 		ImpactId: row.ID, WorkspaceId: row.WorkspaceID, TenantId: row.TenantID, AllocationId: row.AllocationID,
-		Layer: known[readmodelv1.ImpactLayer](row.Layer), UserState: known[commonv1.UserState](row.Family),
-		Event: known[readmodelv1.ImpactEvent](row.Event), Text: row.Text, BeganAt: timestamppb.New(row.BeganAt),
+		Layer: aside.Value[readmodelv1.ImpactLayer](reader, row.ID, row.Layer), UserState: aside.Value[commonv1.UserState](reader, row.ID, row.Family),
+		Event: aside.Value[readmodelv1.ImpactEvent](reader, row.ID, row.Event), Text: row.Text, BeganAt: timestamppb.New(row.BeganAt),
 		Count: row.Count, CreatedAt: timestamppb.New(row.CreatedAt), Channel: row.Channel, Version: row.Version,
 		NodeId: row.NodeID, OperatorReason: row.Reason, IncidentId: row.IncidentID, Evidence: row.Evidence,
 		CorrelationId: row.CorrelationID,
@@ -134,15 +135,6 @@ func readNotification(row notificationRow) *readmodelv1.Notification {
 func fromVerdict(reason string) bool {
 	_, err := names.Parse[commonv1.DriftReason](reason)
 	return err == nil
-}
-
-func known[E protoreflect.Enum](text string) E {
-	value, err := names.Parse[E](text)
-	if err != nil {
-		var none E
-		return none
-	}
-	return value
 }
 
 var workspacesTouched = pg.Define(pg.RoleReadmodel, "view.workspaces_touched", `

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -85,7 +86,8 @@ func OpenDrifts(ctx context.Context, tx pgx.Tx) ([]commonv1.DriftReason, error) 
 	}
 	var out []commonv1.DriftReason
 	for _, key := range keys {
-		if reason, err := names.Parse[commonv1.DriftReason](key); err == nil { // else a newer build goes on with it
+		// A newer build goes on with a reason that this one does not know.
+		if reason := aside.Value[commonv1.DriftReason]("watchdog.incident", key, key); reason != 0 {
 			out = append(out, reason)
 		}
 	}

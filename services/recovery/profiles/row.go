@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -111,7 +112,7 @@ func (r *row) profile() *commonv1.Profile {
 
 // proto returns the version as responses carry it. A phase that this build does not know is shown as unspecified.
 func (r *row) proto(defaultName string) *recoveryv1.ProfileVersion {
-	phase, _ := names.Parse[recoveryv1.ProfilePhase](r.Phase)
+	phase := aside.Value[recoveryv1.ProfilePhase]("profiles", r.ID, r.Phase)
 	return &recoveryv1.ProfileVersion{
 		Profile: r.profile(), Phase: phase, Since: timestamppb.New(r.PhaseAt), By: r.PhaseBy, Reason: r.PhaseReason,
 		Version: r.Version, CreatedAt: timestamppb.New(r.CreatedAt), DefaultName: r.Name == defaultName,

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/incident"
@@ -250,7 +251,7 @@ func (m *Mode) Proto() *recoveryv1.RollbackMode {
 	}
 	for _, s := range m.evidence {
 		// A kind that this build does not know is shown as unspecified, with its other fields.
-		kind, _ := names.Parse[recoveryv1.RollbackEvidenceKind](s.Kind)
+		kind := aside.Value[recoveryv1.RollbackEvidenceKind]("rollback", s.Subject, s.Kind)
 		out.Evidence = append(out.Evidence, &recoveryv1.RollbackEvidence{
 			Kind: kind, Subject: s.Subject, Detail: s.Detail, Remembered: s.Remembered, Known: s.Known, Era: s.Era,
 			FirstSeenAt: timestamppb.New(s.First), LastSeenAt: timestamppb.New(s.Last), Count: s.Count,

@@ -317,7 +317,7 @@ func (s *Server) checkExtend(req *recoveryv1.ExtendTokensRequest, reason string,
 // proto returns a token as responses carry it. One that is too old now is shown as expired, whatever its row says: an
 // extension makes it good again.
 func (l listed) proto(maxAge time.Duration) *recoveryv1.RecoveryToken {
-	state, _ := names.Parse[commonv1.TokenState](l.State) // one that this build does not know is shown as unspecified
+	state := aside.Value[commonv1.TokenState]("recovery_token", l.ID, l.State)
 	out := &recoveryv1.RecoveryToken{
 		TokenId: l.ID, NodeId: l.NodeID, NodeName: l.NodeName, NodeInstanceId: l.InstanceID, Family: l.Family,
 		Profile: l.Profile, State: state, Since: timestamppb.New(l.StateAt), EndedBy: l.EndedBy,

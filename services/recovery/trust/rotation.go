@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/names"
@@ -114,7 +115,7 @@ func (r *rotationRow) append(ctx context.Context, tx pgx.Tx) error {
 
 // message returns the row as events and responses carry it. A phase of a newer build is unspecified.
 func (r *rotationRow) message() *recoveryv1.AuthorityRotation {
-	phase, _ := names.Parse[recoveryv1.RotationPhase](r.Phase)
+	phase := aside.Value[recoveryv1.RotationPhase]("authority_rotation", r.ID, r.Phase)
 	return &recoveryv1.AuthorityRotation{
 		RotationId: r.ID, Phase: phase, WithRoot: r.WithRoot, FormerFingerprint: r.Former, NextFingerprint: r.Next,
 		WaitsFor: r.WaitsFor, Reason: r.Reason, By: r.By, RequestedAt: timestamppb.New(r.RequestedAt),

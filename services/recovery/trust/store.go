@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -101,16 +102,15 @@ func (r *preflightRow) save(ctx context.Context, tx pgx.Tx) error {
 
 // stateOf returns the state of a row. A state of a newer build counts as unknown.
 func stateOf(text string) recoveryv1.PreflightState {
-	state, err := names.Parse[recoveryv1.PreflightState](text)
-	if err != nil || state == 0 {
-		return unknown
+	if state := aside.Value[recoveryv1.PreflightState]("ca_preflight", "mesh", text); state != 0 {
+		return state
 	}
-	return state
+	return unknown
 }
 
 // message returns the row as events and responses carry it.
 func (r *preflightRow) message() *recoveryv1.CaPreflight {
-	side, _ := names.Parse[recoveryv1.TrustSide](r.Side) // none of this build's: unspecified
+	side := aside.Value[recoveryv1.TrustSide]("ca_preflight", "mesh", r.Side)
 	return &recoveryv1.CaPreflight{
 		State: stateOf(r.State), Since: incident.Stamp(r.Since), FailingSide: side, Summary: r.Summary,
 		NextAction: r.NextAction, IssuerFingerprint: r.Issuer, RefusedBy: r.RefusedBy,

@@ -5,12 +5,12 @@ import (
 	"encoding/json"
 	"time"
 
-	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
@@ -28,13 +28,14 @@ func (r *Run) Proto() *lifecyclev1.Run {
 		Definition: r.Definition,
 		// small counts
 		DefVersion: int32(r.DefVersion), Round: int32(r.Round), ParentRunId: r.ParentRunID,
-		State: spelled[commonv1.RunState](r.State),
+		State: aside.Value[commonv1.RunState]("run", r.ID, r.State),
 		// small counts
 		Phase: r.Phase, Step: int32(r.Step), Epoch: r.Epoch, Fence: r.Fence, Owner: r.Owner,
 		HeartbeatAt: timestamp(r.HeartbeatAt), ProgressAt: timestamp(r.ProgressAt), NextAt: timestamp(&r.NextAt),
 		DeadlineAt: timestamp(r.DeadlineAt), CancelRequestedAt: timestamp(r.CancelAt), CancelBy: r.CancelBy,
 		CancelReason: r.CancelReason, StuckReason: r.StuckReason, WhyWaiting: r.WhyWaiting, ErrorCode: r.ErrorCode,
-		Error: r.Error, ErrorLayer: spelled[commonv1.OwnerLayer](r.ErrorLayer), CreatedAt: timestamp(&r.CreatedAt),
+		Error: r.Error, ErrorLayer: aside.Value[commonv1.OwnerLayer]("run", r.ID, r.ErrorLayer),
+		CreatedAt:  timestamp(&r.CreatedAt),
 		FinishedAt: timestamp(r.FinishedAt), CorrelationId: r.CorrelationID, Version: r.Version, StepNames: r.StepNames,
 		Requester: r.Requester,
 	}
@@ -45,13 +46,15 @@ func (a *Attempt) Proto() *lifecyclev1.StepAttempt {
 	return &lifecyclev1.StepAttempt{
 		// small counts
 		RunId: a.RunID, WorkspaceId: a.WorkspaceID, Step: int32(a.Step), Name: a.Name,
-		Direction: spelled[commonv1.Direction](a.Dir),
+		Direction: aside.Value[commonv1.Direction]("run", a.RunID, a.Dir),
 		// small counts
-		Attempt: int32(a.Attempt), State: spelled[commonv1.AttemptState](a.State), Fence: a.Fence, OpSeq: a.OpSeq,
+		Attempt: int32(a.Attempt), State: aside.Value[commonv1.AttemptState]("run", a.RunID, a.State),
+		Fence: a.Fence, OpSeq: a.OpSeq,
 		StartedAt: timestamp(&a.StartedAt), HeartbeatAt: timestamp(a.HeartbeatAt), ProgressAt: timestamp(a.ProgressAt),
 		Progress: a.Progress, FinishedAt: timestamp(a.FinishedAt), ErrorCode: a.ErrorCode, Error: a.Error,
-		ErrorLayer: spelled[commonv1.OwnerLayer](a.ErrorLayer), Stalled: a.Stalled, WhyWaiting: a.WhyWaiting,
-		Output: outputStruct(a.Output), Version: a.Version, Cause: a.Cause,
+		ErrorLayer: aside.Value[commonv1.OwnerLayer]("run", a.RunID, a.ErrorLayer), Stalled: a.Stalled,
+		WhyWaiting: a.WhyWaiting,
+		Output:     outputStruct(a.Output), Version: a.Version, Cause: a.Cause,
 		LastOutput: a.LastOutput, Stage: a.Stage,
 	}
 }
@@ -78,10 +81,14 @@ func outputStruct(raw json.RawMessage) *structpb.Struct {
 }
 
 // OperationKind returns the kind of the run; unspecified for one that this build does not know.
-func (r *Run) OperationKind() commonv1.OperationKind { return spelled[commonv1.OperationKind](r.Kind) }
+func (r *Run) OperationKind() commonv1.OperationKind {
+	return aside.Value[commonv1.OperationKind]("run", r.ID, r.Kind)
+}
 
 // Direction returns the phase of the run.
-func (r *Run) Direction() commonv1.Direction { return spelled[commonv1.Direction](r.Phase) }
+func (r *Run) Direction() commonv1.Direction {
+	return aside.Value[commonv1.Direction]("run", r.ID, r.Phase)
+}
 
 // Unread returns an error about the first value of the run that this build does not know.
 func (r *Run) Unread() error {
@@ -89,17 +96,4 @@ func (r *Run) Unread() error {
 	_, state := names.Parse[commonv1.RunState](r.State)
 	_, phase := names.Parse[commonv1.Direction](r.Phase)
 	return cmp.Or(kind, state, phase)
-}
-
-// spelled parses an enum whose column a CHECK constrains. An unknown value becomes the zero value, unspecified.
-func spelled[E protoreflect.Enum](s string) E {
-	var zero E
-	if s == "" {
-		return zero
-	}
-	e, err := names.Parse[E](s)
-	if err != nil {
-		return zero
-	}
-	return e
 }
