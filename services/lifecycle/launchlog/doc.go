@@ -6,6 +6,8 @@
 // only after the log had it. A log that contradicts that order shows that the database was restored; a log without an
 // instance that the database has confirmed shows that the log was. It launches and ends nothing.
 //
+// A process compares a whole log first and then every ten minutes; between that, what was written since the last time.
+//
 // Guarantees: this process launches nothing before the first comparison is done and all its differences are reported; a
 // difference that a person has accepted is not reported again.
 package launchlog

@@ -95,11 +95,22 @@ func Ahead(e placement.LogEntry, r rowState) string {
 	}
 }
 
-// aheadFacts returns the differences in which the log is ahead of the database, for each workspace the one with the
+// writtenSince returns the entries with a line after a position: of their launch or of their end.
+func writtenSince(entries []placement.LogEntry, seq int64) []placement.LogEntry {
+	var out []placement.LogEntry
+	for _, e := range entries {
+		if max(e.First, e.Ended) > seq {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// aheadFacts returns the differences in which entries of the log are ahead of the database, for each workspace the one with the
 // highest epoch.
-func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq, floor int64) []Fact {
+func aheadFacts(entries []placement.LogEntry, rows []rowState, acceptedSeq, floor int64) []Fact {
 	byWorkspace := map[string]*Fact{}
-	for i, e := range log.Entries {
+	for i, e := range entries {
 		since := e.First
 		if e.Ended > 0 && rows[i].known && e.Epoch <= rows[i].epoch && e.InstanceID == rows[i].instance {
 			since = e.Ended // its end is what differs

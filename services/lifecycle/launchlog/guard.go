@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -39,10 +40,18 @@ type Guard struct {
 	deps    Deps
 	mu      sync.Mutex // one comparison at a time
 	settled atomic.Bool
+	// whole is when the whole log of a placement was compared last and nothing differed.
+	whole map[commonv1.PlacementDriver]time.Time
 }
 
 // New returns a guard that has compared nothing yet.
-func New(deps Deps) *Guard { return &Guard{deps: deps} }
+func New(deps Deps) *Guard {
+	return &Guard{deps: deps, whole: map[commonv1.PlacementDriver]time.Time{}}
+}
+
+// wholeEvery is the time between two comparisons of a whole log. Between them only what was written since the last
+// comparison is compared: a database that is restored has an earlier position, and so compares what has come since.
+const wholeEvery = 10 * time.Minute
 
 // reportMost bounds the reports of one comparison: further ones would report the same of other workspaces.
 const reportMost = 32
@@ -97,26 +106,37 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	if at.reported && active {
 		return nil // the differences are reported already, and remain until a person accepts them
 	}
-	rows, err := rowStates(ctx, g.deps.DB, log.Entries)
-	if err != nil {
-		return err
-	}
 	var era int64
 	if era, err = pg.Era(ctx, g.deps.DB); err != nil {
 		return err
 	}
+	entries, whole := log.Entries, time.Since(g.whole[kind]) >= wholeEvery || at.era != era || active
+	if last := at.since(seen); !whole && last.there && last.logID == log.ID {
+		entries = writtenSince(entries, last.seq)
+	}
+	rows, err := rowStates(ctx, g.deps.DB, entries)
+	if err != nil {
+		return err
+	}
 	floor := floorOf(at, era)
-	facts := append(aheadFacts(log, rows, at.acceptedSeq, floor), behindFacts(kind, log, at.since(seen), live, floor)...)
+	facts := append(aheadFacts(entries, rows, at.acceptedSeq, floor),
+		behindFacts(kind, log, at.since(seen), live, floor)...)
 	if len(facts) == 0 {
 		if err := g.advance(ctx, kind, log); err != nil || active || !at.there {
 			return err // the first comparison has not asked whether the mode is set
 		}
-		if err := g.forget(ctx, kind, driver, over(log.Entries, rows)); err != nil {
+		if !whole {
+			return nil
+		}
+		if err := g.forget(ctx, kind, driver, over(entries, rows)); err != nil {
 			// The comparison is settled nevertheless; a later one compacts the log.
 			g.deps.Logger.WarnContext(ctx, "launch log not compacted", slog.String("placement", names.Of(kind)), obs.Err(err))
+			return nil
 		}
+		g.whole[kind] = time.Now()
 		return nil
 	}
+	delete(g.whole, kind)
 	still := false
 	for _, f := range facts[:min(len(facts), reportMost)] {
 		g.deps.Logger.WarnContext(ctx, "launch log and database are of different times",

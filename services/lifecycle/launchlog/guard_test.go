@@ -368,6 +368,45 @@ func TestNothingIsSettledBeforeRecoveryHasHeard(t *testing.T) {
 	b.wants(g, report(ahead, ws, 2, 1))
 }
 
+// Scenario: a log with a long history. Between two whole comparisons a guard reads the rows of what was written since the
+// last one alone; the first comparison of a process, and that of a database that was restored, read what they miss.
+func TestAHistoryIsNotComparedEachTime(t *testing.T) {
+	b := newBench(t)
+	old, oldInstance := b.workspace(1, "ended")
+	b.log.write(old, 1, oldInstance)
+	b.log.end()
+	g := b.guard()
+	for range 2 { // the first one has no position yet
+		b.wants(g)
+	}
+	// Against the order in which lifecycle works; it is below the position of the last comparison.
+	b.exec(`UPDATE lifecycle.instance SET state = 'live' WHERE instance_id = $1`, oldInstance)
+	b.wants(g)
+	b.exec(`UPDATE lifecycle.instance SET state = 'ended' WHERE instance_id = $1`, oldInstance)
+	// What was written since is compared.
+	ws, _ := b.workspace(3, "")
+	b.log.write(ws, 4, ids.New())
+	b.wants(g, report(ahead, ws, 4, 3))
+}
+
+// A database that is restored while a guard runs has an earlier position: what was launched since then is compared.
+func TestARestoredDatabaseComparesWhatHasComeSince(t *testing.T) {
+	b := newBench(t)
+	g := b.guard()
+	first, instance := b.workspace(1, "live")
+	b.log.write(first, 1, instance)
+	b.wants(g)
+	ws, later := b.workspace(1, "live")
+	b.log.write(ws, 1, later)
+	for range 2 {
+		b.wants(g)
+	}
+	b.exec(`UPDATE lifecycle.launch_log SET seq = 1`)
+	b.exec(`DELETE FROM lifecycle.instance WHERE workspace_id = $1`, ws)
+	b.exec(`UPDATE lifecycle.workspace SET epoch = 0 WHERE id = $1`, ws)
+	b.wants(g, report(ahead, ws, 1, 0))
+}
+
 // TestForgetsWhatTheDatabaseHasForgotten: tombstones stay as long as the row of their workspace does, and nothing is
 // forgotten while rollback mode is set.
 func TestForgetsWhatTheDatabaseHasForgotten(t *testing.T) {
