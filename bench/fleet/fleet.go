@@ -33,6 +33,9 @@ const MostTime = 50.0
 // MostBytes is how large the database of a fleet may become.
 const MostBytes = 30 << 30
 
+// leastTime is the time in milliseconds below which a statement is not slower on a larger fleet.
+const leastTime = 1.0
+
 // grown is how many buffers a statement may touch at any growth: a plan reads all of a small table.
 const grown = 200
 
@@ -89,6 +92,7 @@ type measured struct {
 	statement *pg.Statement
 	class     plans.Class
 	of        []figure
+	failed    error // why it could not be measured on a fleet
 }
 
 // growth returns the exponent by which a figure grew with the fleet. A figure that stays below a floor does not grow.
@@ -97,11 +101,11 @@ func growth(few, many, floor, times float64) float64 {
 	return math.Log(many/few) / math.Log(times)
 }
 
-// ofPages returns the exponent by which the buffers of a statement grew. A page that is full on the largest fleet, and
+// ofPages returns the exponents by which the time and the buffers of a statement grew. A page that is full on the largest fleet, and
 // that the smallest one does not fill, is compared as if it did: the cost of an answer of fixed size is not growth. For
 // a sweep the page is the rows that it reads: it is filled by as much more as was read, and by no more than a page has
 // more than half of the fleet, for a page is measured from the middle on.
-func ofPages(m *measured, smallest plans.Size, times float64) float64 {
+func ofPages(m *measured, smallest plans.Size, times float64) (inTime, inBuffers float64) {
 	few, many := m.of[0], m.of[len(m.of)-1]
 	fill := 1.0
 	if few.returned > 0 && slices.Contains(plans.Bounds(m.statement), many.returned) {
@@ -110,7 +114,8 @@ func ofPages(m *measured, smallest plans.Size, times float64) float64 {
 	if plans.Paged(m.statement) && few.rows > 0 {
 		fill = max(fill, min(float64(many.rows)/float64(few.rows), 2*plans.PageSize/float64(smallest.Workspaces)))
 	}
-	return growth(fill*float64(few.buffers), float64(many.buffers), grown, times)
+	return growth(fill*few.p50, many.p50, leastTime, times),
+		growth(fill*float64(few.buffers), float64(many.buffers), grown, times)
 }
 
 // Run runs the bench.
@@ -204,15 +209,18 @@ func measureAll(
 			key = fmt.Sprintf("%s (%d)", key, n)
 		}
 		f, err := measure(ctx, o, args, pools[role], s)
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil, err
-			}
-			o.Logger.InfoContext(ctx, "statement not measured", slog.String("statement", key), slog.Any("error", err))
+		if errors.Is(err, plans.ErrNoPlan) || err != nil && plans.Refused(s) {
 			continue
 		}
 		if all[key] == nil {
 			all[key] = &measured{name: key, statement: s, class: plans.ClassOf(s)}
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, err
+			}
+			all[key].failed = err
+			continue
 		}
 		all[key].of = append(all[key].of, f)
 	}
@@ -247,12 +255,14 @@ func measure(ctx context.Context, o Options, args *plans.Arguments, pool *pgxpoo
 }
 
 // over returns which requirement of its class a statement fails, or the empty string.
-func over(m *measured, size plans.Size, inBuffers float64) string {
+func over(m *measured, size plans.Size, inTime, inBuffers float64) string {
 	many := m.of[len(m.of)-1]
 	most := plans.Most(m.statement, size, many.returned)
 	switch {
 	case many.p99 > MostTime && !plans.Whole(m.statement):
 		return fmt.Sprintf("more than %.0f ms", MostTime)
+	case inTime > m.class.InTime:
+		return fmt.Sprintf("time grows by more than %.1f", m.class.InTime)
 	case inBuffers > m.class.Growth:
 		return fmt.Sprintf("buffers grow by more than %.1f", m.class.Growth)
 	case many.rows > most:
@@ -281,14 +291,14 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 		"buffers", "x time", "x buf", "rows by fleet, class")
 	for _, m := range all {
 		if len(m.of) < len(sizes) { // it was cut off, or failed, on a larger fleet
-			wrong = append(wrong, m.name+" (not measured at each size)")
+			wrong = append(wrong, fmt.Sprintf("%s (not measured at each size: %v)", m.name, m.failed))
 		}
 	}
 	slices.Sort(wrong)
 	for _, m := range list {
-		few, many := m.of[0], m.of[last]
-		inTime, inBuffers := growth(few.p50, many.p50, 1, times), ofPages(m, sizes[0], times)
-		mark, why := m.class.Name, over(m, sizes[last], inBuffers)
+		many := m.of[last]
+		inTime, inBuffers := ofPages(m, sizes[0], times)
+		mark, why := m.class.Name, over(m, sizes[last], inTime, inBuffers)
 		if why != "" {
 			mark += " OVER: " + why
 			wrong = append(wrong, m.name)

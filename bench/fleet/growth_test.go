@@ -65,12 +65,12 @@ func TestAPageThatASmallFleetDoesNotFillIsNoGrowth(t *testing.T) {
 		{name: "a request that returns nothing", statement: list, few: figure{buffers: 320}, many: figure{buffers: 1600}},
 	} {
 		m := &measured{statement: tt.statement, of: []figure{tt.few, {}, tt.many}}
-		if by := ofPages(m, plans.Size{Nodes: 100, Workspaces: 100}, 10); (by <= 0.2) != tt.flat {
+		if _, by := ofPages(m, plans.Size{Nodes: 100, Workspaces: 100}, 10); (by <= 0.2) != tt.flat {
 			t.Errorf("%s grows by an exponent of %.2f", tt.name, by)
 		}
 	}
 	m := &measured{statement: page, of: []figure{{buffers: 320, rows: 100}, {}, {buffers: 1600, rows: 500}}}
-	if by := ofPages(m, plans.Size{Nodes: 100, Workspaces: 1000}, 10); by <= 0.2 {
+	if _, by := ofPages(m, plans.Size{Nodes: 100, Workspaces: 1000}, 10); by <= 0.2 {
 		t.Errorf("a sweep of a fleet that fills its page grows by an exponent of %.2f", by)
 	}
 }

@@ -93,15 +93,16 @@ func Most(s *pg.Statement, size Size, returned int64) int64 {
 // Class is the requirement on a statement as the fleet grows.
 type Class struct {
 	Name   string
-	Growth float64 // the exponent by which time and buffers may grow with the fleet
+	Growth float64 // the exponent by which buffers may grow with the fleet
+	InTime float64 // the exponent by which the median of its time may grow
 	Reason string  // why it is in no stricter class; empty for those of requests and loops
 }
 
 // The classes of statements.
 var (
-	point = Class{Name: "request", Growth: 0.2}
+	point = Class{Name: "request", Growth: 0.2, InTime: 0.2}
 	loop  = Class{
-		Name: "loop", Growth: 0.2, Reason: "finds next to nothing on a fleet at rest, or reads a page of fixed size",
+		Name: "loop", Growth: 0.2, InTime: 0.2, Reason: "finds next to nothing on a fleet at rest, or reads a page of fixed size",
 	}
 )
 
@@ -131,7 +132,11 @@ var reasons = map[string]string{
 // ClassOf returns the class of a statement: a list may grow with the fleet and not faster, a request or a loop hardly.
 func ClassOf(s *pg.Statement) Class {
 	if Whole(s) {
-		return Class{Name: "list", Growth: 1.1, Reason: reasons[s.Name()]}
+		list := Class{Name: "list", Growth: 1.1, InTime: 1.1, Reason: reasons[s.Name()]}
+		if list.Reason == repair {
+			list.InTime = 1.6 // what it sorts and writes is in memory on a small fleet alone
+		}
+		return list
 	}
 	_, still := flat[s.Name()]
 	if Paged(s) || still {
