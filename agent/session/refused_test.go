@@ -87,7 +87,7 @@ func TestAFleetThatIsRefusedAtOnceDoesNotEnrolAtOnce(t *testing.T) {
 			p.refuse = errors.New("no")
 			began := time.Now()
 			took, _ := start(t, p, p.memory(), func(_ *session.Deps, c *session.Config) {
-				c.Backoff.Cap = 2 * time.Second
+				c.Backoff.Cap = 5 * time.Second // below the ten seconds of an interval
 			}).recovers(began)
 			ends[min(max(int((took-30*time.Second)/(10*time.Second)), 0), len(ends)-1)]++
 		})
@@ -217,7 +217,7 @@ func TestAReplacementThatIsRefusedEndsNoSession(t *testing.T) {
 		p.mu.Lock()
 		p.refuse = errors.New("no")
 		p.mu.Unlock()
-		h.running(7 * time.Hour) // the renewal comes at half the life of 8 h
+		h.running(4*time.Hour + 20*time.Minute) // the renewal comes at half the life of 8 h
 		if h.client.Generation() != 1 {
 			t.Errorf("generation %d", h.client.Generation())
 		}
