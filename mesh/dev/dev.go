@@ -282,7 +282,7 @@ func (m *Mesh) Run(ctx context.Context) error {
 		})
 	}
 	if m.instances != nil {
-		tasks = append(tasks, app.Task{Name: "boxes", Phase: app.PhaseDrain, Stop: m.instances.PowerOffInstances})
+		tasks = append(tasks, app.Task{Name: "instances", Phase: app.PhaseDrain, Stop: m.instances.PowerOffInstances})
 	}
 	runErr := app.Group{Logger: m.deps.Logger, Grace: grace}.Run(ctx, tasks...)
 	return errors.Join(runErr, m.end(context.WithoutCancel(ctx)))

@@ -98,7 +98,7 @@ func (s *Service) build(ctx context.Context) error {
 			return driver.Run(ctx)
 		}},
 		app.Task{
-			Name: "wake-elsewhere",
+			Name: "remote-wakes",
 			Run:  func(ctx context.Context) error { return core.FollowRemoteWakes(ctx, b.Numbered) },
 		},
 		app.Task{Name: "work-hints", Run: hub.Run},
@@ -126,7 +126,7 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "background", Run: sweeps.Run},
 	)
 	if s.instances != nil {
-		b.Add(app.Task{Name: "boxes", Run: s.instances.Keep})
+		b.Add(app.Task{Name: "instances", Run: s.instances.Keep})
 	}
 	return nil
 }

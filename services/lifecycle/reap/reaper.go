@@ -67,13 +67,13 @@ func NewReaper(deps ReaperDeps) (*Reaper, error) {
 	r := &Reaper{
 		deps: deps, whole: map[commonv1.PlacementDriver]time.Time{}, absent: map[commonv1.PlacementDriver]map[givenUp]bool{},
 		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "orphan_boxes_ended_total", Help: "Boxes that no instance and no run owned, ended by the sweep, by placement.",
+			Name: "orphan_boxes_ended_total",
+			Help: "Instances at a placement that no row and no run owned, ended by the sweep, by placement.",
 		}, []string{"placement"}),
 		left: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "orphan_boxes_left_total",
-			Help: "Boxes that a sweep found without an owner and left standing, by placement and by why: not_ended could " +
-				"not be " +
-				"ended and is tried again, unknown is not of this database and is an operator's.",
+			Help: "Instances that a sweep found without an owner and left standing, by placement and by why: not_ended " +
+				"could not be ended and is tried again, unknown is not of this database and is an operator's.",
 		}, []string{"placement", "why"}),
 	}
 	if err := errors.Join(deps.Metrics.Register(r.ended), deps.Metrics.Register(r.left)); err != nil {

@@ -14,7 +14,7 @@ const placementStatic = "static"
 type fleetCount struct {
 	Placement string `db:"placement"`
 	Units     int32  `db:"units"`
-	Instances int32  `db:"boxes"`
+	Instances int32  `db:"instances"`
 }
 
 // countFleet reads the counts that the triggers of the watchdog's workspaces keep, and adds the workspaces that are
@@ -25,13 +25,13 @@ var countFleet = pg.Define(pg.RoleRecovery, "fleet.count_units", `
 		FROM recovery.recovery_record c JOIN recovery.watch_workspace w USING (workspace_id)
 		WHERE c.ended_at IS NULL AND w.state NOT IN ('provisioning', 'active', 'recreating', 'decommissioned')
 	)
-	SELECT x.placement, sum(x.units)::int AS units, sum(x.boxes)::int AS boxes FROM (
-		SELECT c.placement, c.units, c.workspaces AS boxes FROM recovery.watch_count c
+	SELECT x.placement, sum(x.units)::int AS units, sum(x.instances)::int AS instances FROM (
+		SELECT c.placement, c.units, c.workspaces AS instances FROM recovery.watch_count c
 		UNION ALL
 		SELECT r.placement, count(DISTINCT coalesce(r.node_id, r.workspace_id)) FILTER (WHERE m.node_id IS NULL), count(*)
 		FROM recovered r LEFT JOIN recovery.watch_machine m USING (node_id) GROUP BY r.placement
 	) x
-	GROUP BY x.placement HAVING sum(x.boxes) > 0`)
+	GROUP BY x.placement HAVING sum(x.instances) > 0`)
 
 // Units returns the number of units among the workspaces that should be up, which are instances and machines that
 // several share. It counts them, and the instances of each placement, once a round.

@@ -151,7 +151,7 @@ func missingInstance(kind commonv1.PlacementDriver, b belief, ended map[instance
 // instanceFacts has what our rows contain about an instance that exists.
 type instanceFacts struct {
 	WorkspaceID   string `db:"workspace_id"` // empty if it is not known here
-	InstanceEpoch int64  `db:"box_epoch"`
+	InstanceEpoch int64  `db:"instance_epoch"`
 	Epoch         int64  `db:"epoch"`
 	TenantID      string `db:"tenant_id"`
 	Name          string `db:"name"`
@@ -162,7 +162,7 @@ type instanceFacts struct {
 }
 
 var rowsOfInstances = pg.Define(pg.RoleLifecycle, "detect.rows_of_instances", `
-		SELECT b.workspace_id::text AS workspace_id, b.epoch AS box_epoch, w.epoch, w.tenant_id::text AS tenant_id, w.name,
+		SELECT b.workspace_id::text AS workspace_id, b.epoch AS instance_epoch, w.epoch, w.tenant_id::text AS tenant_id, w.name,
 			EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = w.id AND r.epoch = b.epoch
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')) AS busy_here,
 			coalesce(i.state, '') AS instance, coalesce(i.node_id::text, '') AS node_id,

@@ -25,7 +25,7 @@ type Driver struct{ db *pgxpool.Pool }
 // New returns a driver.
 func New(db *pgxpool.Pool) *Driver { return &Driver{db: db} }
 
-// Launch takes the slot on box.NodeID, or returns the existing one if it is the same instance.
+// Launch takes the slot on request.NodeID, or returns the existing one if it is the same instance.
 func (d *Driver) Launch(ctx context.Context, request placement.LaunchRequest) (placement.Launched, error) {
 	var out placement.Launched
 	err := pg.InTx(ctx, d.db, func(ctx context.Context, tx pgx.Tx) error {
