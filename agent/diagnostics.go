@@ -61,7 +61,7 @@ func (a *Agent) toldInHello(ctx context.Context) {
 	}
 }
 
-// report tells the control plane of new entries while a session is admitted, at most once every ReportLeast.
+// report sends the control plane new entries while a session is admitted, at most once every ReportLeast.
 func (a *Agent) report(ctx context.Context) error {
 	for {
 		wait := a.diag.Changed()

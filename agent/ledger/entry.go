@@ -204,7 +204,7 @@ func (e *Entry) setBytes(n protowire.Number, value []byte) {
 	}
 }
 
-// the numbers were written from these types
+// setNumber sets the field n, whose number was written from the type that it is converted to.
 func (e *Entry) setNumber(n protowire.Number, value int64) {
 	switch n {
 	case fieldAttempt:

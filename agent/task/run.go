@@ -184,7 +184,7 @@ func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 }
 
 // bound returns the context for the handler of j, which ends with the agent, with jobCtx, and after MaxRun. A cancel of
-// the task does not end an Observe at once, since what the task left has to be found out all the same: the Observe has
+// the task does not end an Observe at once, since what the task left still has to be found out: the Observe has
 // ObserveFor from the cancel on, because later operations of the workspace wait for it.
 //
 // the second context is a child of the first, and both are needed

@@ -147,7 +147,7 @@ func With[T any](do func(ctx context.Context, args T) (any, error)) Verb {
 	}
 }
 
-// Serve answers on out the requests that come on in, until in ends.
+// Serve writes to out the results of the requests that it reads from in, until in ends.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, verbs Verbs) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(make([]byte, 1<<20), 64<<20)

@@ -48,7 +48,7 @@ func newComposePrepareCommand() *cobra.Command {
 	f.StringVar(&cfg.TrustDomain, "trust-domain", "mesh.local", "trust domain of the mesh")
 	f.StringSliceVar(&cfg.Hosts, "host", nil,
 		"name or address, beside localhost, by which the published ports are reached")
-	f.StringVar(&owner, "owner", "", "UID:GID that the services run as (default: whoever runs this)")
+	f.StringVar(&owner, "owner", "", "UID:GID that the services run as (default: the user who runs this)")
 	_ = cmd.MarkFlagRequired("dir")
 	return cmd
 }

@@ -229,7 +229,7 @@ func (s *chain) inject(ctx context.Context) error {
 	})
 }
 
-// Refused checks that the certificate in the machine's files leads to none of the roots in the ingress' file.
+// refused checks that the certificate in the machine's files leads to none of the roots in the ingress' file.
 func (s *chain) refused() error {
 	data, err := os.ReadFile(s.roots) // of our own mesh
 	if err != nil {

@@ -81,7 +81,7 @@ func (u *unheard) distrusts(ctx context.Context, f *roots) error {
 		})
 }
 
-// repairsItself is the drill once more, in which nobody puts the file back: the agent enrols again over the roots that
+// repairsItself is the drill once more, in which the file is not put back: the agent enrols again over the roots that
 // are pinned for enrolment, and takes those for the node API from the answer.
 func (u *unheard) repairsItself(ctx context.Context, f *roots) error {
 	r, m := u.r, u.r.Mesh

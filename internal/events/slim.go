@@ -11,11 +11,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A slim body leaves out the ids that the columns of its event have anyway, which are a third of the bytes of a saga's
-// events. It begins with a zero byte, with which no message in the wire format of protobuf begins (a field's number is
-// at least 1), and a byte that has a bit for each column of the correlation: if it is set, the fields with the column's
-// name were equal to the column wherever the message has them, in itself and in the messages of its lists, and were
-// left out. Reading restores them, so a message is read as it was written.
+// slimMark is the first byte of a slim body, which leaves out the ids that the columns of its event have anyway, which
+// are a third of the bytes of a saga's events. It begins with a zero byte, with which no message in the wire format of
+// protobuf begins (a field's number is at least 1), and a byte that has a bit for each column of the correlation: if it
+// is set, the fields with the column's name were equal to the column wherever the message has them, in itself and in
+// the messages of its lists, and were left out. Reading restores them, so a message is read as it was written.
 const slimMark = 0
 
 // slimFields are the names of the fields that a column of the correlation may replace, in the order of

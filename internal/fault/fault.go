@@ -5,8 +5,8 @@
 // test checks that the table is complete; of what a peer sent it uses only the reason's number and the texts of its
 // Denial. It never logs.
 //
-// Guarantees: no text of a driver, a socket or a peer reaches a client unless someone wrote it into New; a reason that
-// this build does not know means wait.
+// Guarantees: no text of a driver, a socket or a peer reaches a client unless a call of New has it in its text; a
+// reason that this build does not know means wait.
 package fault
 
 import (

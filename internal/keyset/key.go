@@ -50,8 +50,8 @@ type Key struct {
 // First reports whether the key existed before the set was kept.
 func (k Key) First() bool { return k.EndorsedBy == "" }
 
-// Endorse returns the signature, with the key by, of another key of the kind: whoever trusts the first comes to trust
-// the other.
+// Endorse returns the signature, with the key by, of another key of the kind: a peer that trusts the first comes to
+// trust the other.
 func Endorse(by ed25519.PrivateKey, kind Kind, public ed25519.PublicKey) []byte {
 	return pki.Endorse(by, string(kind), public)
 }

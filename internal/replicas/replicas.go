@@ -21,8 +21,8 @@ const (
 	silent = "12 seconds"
 	// gap is the time without any beat after which listening begins anew: four of the cadence.
 	gap = "20 seconds"
-	// Crowding excuses silence for crowdedFor from its beginning, once in crowdedEvery: connections that anyone can make
-	// crowd a replica too, and a node that is down must not stay hidden behind them.
+	// Crowding excuses silence for crowdedFor from its beginning, once in crowdedEvery: connections that any client can
+	// make crowd a replica too, and a node that is down must not stay hidden behind them.
 	crowdedFor   = "10 minutes"
 	crowdedEvery = "1 hour"
 	// keptFor is how long the row of a replica that is gone is kept: as long as an operator may want to see since when its

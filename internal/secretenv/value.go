@@ -16,7 +16,7 @@ type Owner struct {
 	WorkspaceID string
 }
 
-// A sealed value is
+// version is the first byte of a sealed value, which is
 //
 //	version      1 byte
 //	key id       8 bytes

@@ -55,8 +55,8 @@ type column struct {
 	Type   string `db:"column_type"`
 }
 
-// Tables that are for the whole mesh, or are derived from the log by numbers that copies cannot have, are taken as they
-// are and not copied.
+// columnsOfTables lists the columns of the tables that are copied. Tables that are for the whole mesh, or are derived
+// from the log by numbers that copies cannot have, are taken as they are.
 var columnsOfTables = pg.Define(pg.RoleOwner, "plans.columns_of_tables", `
 	SELECT format('%I.%I', n.nspname, c.relname) AS table_name, quote_ident(a.attname) AS column_name,
 		format_type(a.atttypid, NULL) AS column_type

@@ -137,7 +137,7 @@ func (s *Service) Addr() string { return s.internal.Addr().String() }
 // OpsAddr returns the address at which metrics and health are served.
 func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
 
-// ReplicaID of this replica.
+// ReplicaID returns the id of this replica.
 func (s *Service) ReplicaID() string { return s.base.ReplicaID }
 
 // trust returns what the agents' port trusts, and the address of this replica alone at which agents could reach it: the

@@ -49,7 +49,7 @@ func (b *bundles) IssueBundle(ctx context.Context, req *recoveryv1.IssueBundleRe
 	}
 	archive, err := b.archive(issued)
 	if err != nil {
-		// The token was issued and nobody has its text: a repetition with the same key, or another request, replaces it.
+		// The token was issued and no caller has its text: a repetition with the same key, or another request, replaces it.
 		return nil, fmt.Errorf("issue bundle: %w", err)
 	}
 	return &recoveryv1.IssueBundleResponse{

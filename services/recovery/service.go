@@ -313,5 +313,5 @@ func (s *Service) EnrollAddr() string {
 // OpsAddr returns the address at which metrics and health are served.
 func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
 
-// ReplicaID of this replica.
+// ReplicaID returns the id of this replica.
 func (s *Service) ReplicaID() string { return s.base.ReplicaID }

@@ -77,7 +77,7 @@ func (*EdgeError) DiagnosticCode() commonv1.DiagnosticCode {
 	return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_EDGE_RATE_LIMITED
 }
 
-// The alerts with which a TLS 1.3 server refuses a client's certificate.
+// certificateAlerts are the alerts with which a TLS 1.3 server refuses a client's certificate.
 var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116}
 
 // tooLargeWait, before the growing wait of every retry, keeps both sides from sending the same frame in a loop.

@@ -41,7 +41,7 @@ func scaledEnv() []string {
 	)
 }
 
-// nodes of a mesh of the drills' own: one for the fault, one that must not be affected.
+// ownNodes is the number of nodes of a mesh of the drills' own: one for the fault, one that must not be affected.
 const ownNodes = 2
 
 // Start brings up a mesh of the drills' own. Close ends it.

@@ -43,9 +43,9 @@ func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string
 }
 
 // EndCordonOf ends a node's cordon if it is by's own, or passes it to the next request: an open finding, a verdict, or
-// resources that a release left there. A cordon by anyone else stays. It appends the event of a change and its audit
-// entry, whose actor is by for a cordon that ended, and the next requester for one that passed, as its reason is the
-// requester's.
+// resources that a release left there. A cordon by another requester stays. It appends the event of a change and its
+// audit entry, whose actor is by for a cordon that ended, and the next requester for one that passed, as its reason is
+// the requester's.
 func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
 	// The gate is locked before the requests are read: a release that leaves resources locks it as well, so that what it
 	// leaves is among the requests, or the cordon that it finds is the passed one.

@@ -65,7 +65,7 @@ func (c Cordons) OnVerdict(ctx context.Context, tx pgx.Tx, r events.Record) erro
 }
 
 // OnVerdicts cordons the nodes whose hosts are not as they were accepted, as recovery has judged, and ends such a
-// cordon when the verdict on the node ends. A cordon by anyone else stays, and one that a person has ended is not set
+// cordon when the verdict on the node ends. A cordon by others stays, and one that a person has ended is not set
 // again for the same reason. Of each node the newest verdict counts, in whichever order they are read. If verdicts
 // want to cordon too many nodes at once, new cordons wait (see settle).
 func (c Cordons) OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Record) error {

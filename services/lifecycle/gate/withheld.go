@@ -65,9 +65,9 @@ var (
 )
 
 // settle sets the cordons that verdicts newly want, unless verdicts want to cordon more nodes than may fail at once:
-// then the cause is rather ours, and a cordon of them all would leave no place for any workspace. Those cordons wait
-// until fewer are wanted. Cordons that were set before stay. It returns how many of those that waited are set, at most
-// releaseBatch.
+// then the cause is likely the mesh itself, and a cordon of them all would leave no place for workspaces. Those cordons
+// wait until fewer are wanted. Cordons that were set before stay. It returns how many of those that waited are set, at
+// most releaseBatch.
 func (c Cordons) settle(ctx context.Context, tx pgx.Tx, wanted []waiting) (int, error) {
 	if len(wanted) == 0 {
 		if waits, err := pg.Value[bool](ctx, tx, anyWithheld); err != nil || !waits {
@@ -115,7 +115,7 @@ func (c Cordons) settle(ctx context.Context, tx pgx.Tx, wanted []waiting) (int, 
 }
 
 // Release sets the cordons that wait, once they are not too many any more, and returns how many. Verdicts do so as they
-// are applied; that the fleet has grown, or that the policy lets more nodes fail, comes with none.
+// are applied; Release does so after the fleet has grown or the policy lets more nodes fail, which brings no verdict.
 func (c Cordons) Release(ctx context.Context, db pg.Beginner) (int, error) {
 	total := 0
 	for {

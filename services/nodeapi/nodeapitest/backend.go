@@ -178,7 +178,7 @@ func (p *Backend) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
 	return n
 }
 
-// OpenSessions answers each Hello with a welcome and the next generation, unless a hook refuses or challenges it.
+// OpenSessions returns for each Hello a welcome and the next generation, unless a hook refuses or challenges it.
 func (p *Backend) OpenSessions(_ context.Context,
 	req *recoveryv1.OpenSessionsRequest,
 ) (*recoveryv1.OpenSessionsResponse, error) {

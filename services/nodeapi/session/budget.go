@@ -12,8 +12,9 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
-// Opening a stream costs recovery a read of its tables, so openings are rationed. Another client that uses a node's
-// name, such as the holder of a copy of its key, must not use up the node's openings. Three budgets keep them apart:
+// budgets ration the openings of streams, each of which costs recovery a read of its tables. Another client that uses a
+// node's name, such as the holder of a copy of its key, must not use up the node's openings. Three budgets keep them
+// apart:
 //
 //   - proven, of a certificate: for a stream that shows the signed join state that counts now, or one that is newer
 //     than this replica has heard of. A holder of a key alone has none, however often it asks.

@@ -177,7 +177,7 @@ func (s *Server) offerProfiles(ctx context.Context) error {
 	}
 }
 
-// profileAnswered takes an agent's answer to an offer, which is its word: the profile that it has now is reported as
+// profileAnswered takes an agent's answer to an offer, and believes it: the profile that it has now is reported as
 // that of the session, and a refusal as a diagnostic of its host. An answer to no offer of this session changes
 // nothing.
 func (h *handler) profileAnswered(f *nodev1.ProfileAnswer) {

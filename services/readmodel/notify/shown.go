@@ -16,7 +16,7 @@ type shown struct {
 	At       time.Time `db:"first_shown_at"`
 }
 
-// A text that was replaced since it was read has not been shown.
+// markShown notes when texts were first shown. A text that was replaced since it was read has not been shown.
 var markShown = pg.Define(pg.RoleReadmodel, "notify.mark_shown", `
 	UPDATE readmodel.notification n SET first_shown_at = mesh.clock()
 	FROM unnest($2::uuid[], $3::timestamptz[]) u (impact_id, created_at)

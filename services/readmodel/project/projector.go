@@ -69,7 +69,7 @@ func New(deps Deps) (*Projector, error) {
 		}),
 		parkedNow: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "projection_events_parked",
-			Help: "Parked events that nobody has replayed.",
+			Help: "Parked events that have not been replayed.",
 		}),
 	}}
 	var errs []error

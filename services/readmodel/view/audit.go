@@ -124,7 +124,7 @@ var peopleOfTenant = pg.Define(pg.RoleReadmodel, "view.people_of_tenant", `
 	SELECT `+pg.Columns[personSince]("p")+` FROM readmodel.person p
 	WHERE p.ended_at IS NULL AND p.name = ANY($1::text[]) AND p.tenant_id = $2::uuid`)
 
-// hideReasons clears the reasons that were given by anyone but the people whom the scope's tenant has now: people of
+// hideReasons clears the reasons that were given by others than the people whom the scope's tenant has now: people of
 // the operator write of machines, by whatever name they know them.
 func (s *Snapshot) hideReasons(ctx context.Context, items []*readmodelv1.AuditRow) error {
 	var actors []string

@@ -3,8 +3,8 @@
 // of what they do, what it is.
 //
 // Guarantees:
-//   - of a node and a kind at most one action is open (an index of the database); whoever begins a second one at the
-//     same time joins the first;
+//   - of a node and a kind at most one action is open (an index of the database); one that begins a second
+//     one at the same time joins the first;
 //   - one correlation id is that of the rejection, where there was one, of the action, of the enrolment that it brings,
 //     of the first session on its certificate, and of the verdict that ends it;
 //   - each change of an action is one event (`recovery_action.changed`) with the whole row. No row changes because time

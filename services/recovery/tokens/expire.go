@@ -16,8 +16,9 @@ const (
 	extensible = MaxExtension
 )
 
-// The deadlines of tokens are in the order of the times from which they age, since a stop that counts for a later one
-// counts for an earlier one at least as much. So the oldest of each profile are all that has to be looked at.
+// expireTokens ends tokens that are too old. The deadlines of tokens are in the order of the times from which they age,
+// since a stop that counts for a later one counts for an earlier one at least as much. So the oldest of each profile
+// are all that has to be looked at.
 var expireTokens = pg.Define(pg.RoleRecovery, "tokens.expire", `
 	WITH RECURSIVE aging AS (
 		(SELECT t.profile FROM recovery.recovery_token t WHERE t.state = 'issued' ORDER BY t.profile LIMIT 1)

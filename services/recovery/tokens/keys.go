@@ -8,8 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// A token that was used gets the same answer again until its node is ready on what it got, or that certificate has
-// ended: none lives for longer than two days.
+// readNeeding names the nodes with tokens that need a key. A token that was used gets the same answer again until its
+// node is ready on what it got, or that certificate has ended: none lives for longer than two days.
 var readNeeding = pg.Define(pg.RoleRecovery, "tokens.read_needing_key", `
 	SELECT DISTINCT i.name FROM recovery.recovery_token t JOIN recovery.identity i ON i.node_id = t.node_id
 	WHERE t.key_id = $1 AND t.state IN ('issued', 'used') AND (t.state = 'issued'

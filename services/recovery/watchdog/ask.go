@@ -46,7 +46,7 @@ func (w *Watchdog) request(ctx context.Context, r *record) error {
 	})
 	cancel()
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // asked to stop: whoever acts next asks again
+		return nil //nolint:nilerr // asked to stop: the replica that acts next asks again
 	}
 	if hit := failpoint.Hit("recovery.watchdog.after_request"); hit != nil {
 		return hit
@@ -150,7 +150,7 @@ func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal er
 	if f.Reason == commonv1.Reason_REASON_CONFLICT {
 		// The instance that the request was about has been replaced. Its replacement is evaluated when its events have come,
 		// and ends the record if it serves.
-		because, r.Refusals = "somebody was quicker: "+because, 0
+		because, r.Refusals = "another request came first: "+because, 0
 	}
 	r.withhold(withheldByOwner, because, &next)
 	w.deps.Logger.InfoContext(ctx, "recovery withheld", slog.String(obs.KeyReason, names.Of(f.Reason)))

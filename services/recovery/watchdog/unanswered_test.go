@@ -160,7 +160,7 @@ func TestAnotherWasQuicker(t *testing.T) {
 	k.settle()
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)
-	if !strings.Contains(rec.GetWithheldBecause(), "somebody was quicker") ||
+	if !strings.Contains(rec.GetWithheldBecause(), "another request came first") ||
 		!strings.Contains(rec.GetWithheldBecause(), "epoch 2") {
 		t.Fatalf("%v", rec)
 	}

@@ -59,7 +59,7 @@ func createCommand(p *kit.Program) *cobra.Command {
 			"operates\n" +
 			"the fleet; security includes viewer, and decides about people and identities. You give only what your roles " +
 			"include:\n" +
-			"a person of the role tenant is made by somebody who has operator besides security.",
+			"a person of the role tenant is made by a person who has operator besides security.",
 		Example: "  gpuaas people create ana --role tenant --tenant acme --expires 7d\n" +
 			"  gpuaas people create ci --role viewer --expires 30d --out ./ci",
 		Args: kit.Args("NAME"),

@@ -231,7 +231,7 @@ func createCommand(p *kit.Program) *cobra.Command {
 			"Asking again for the same name with the same spec joins the operation under way; with another spec it is " +
 			"refused.\n\n" +
 			"Values of --env, and of env in --spec, are secrets: they are stored encrypted, given to the agent that runs the " +
-			"workload, and shown to nobody\n" +
+			"workload, and not shown\n" +
 			"again. Their names are shown. What a workload prints of them is masked in its output, but for values shorter " +
 			"than four bytes: those are printed as\n" +
 			"they are. Everything else is public: commands and arguments (--command, --arg) are stored as they are given and " +

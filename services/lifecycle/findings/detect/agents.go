@@ -218,9 +218,10 @@ type storedReport struct {
 // as stale that a connected agent has not repeated for 150 s.
 const vouched = "150 seconds"
 
-// A report is stored when it differs from the one before. It is fresh while it is young, and as long as the session of
-// its node is open at a live replica: a change is reported at once, and content that is not repeated is reported as
-// stale. A session that became ready less than 150 s before the beat confirms no older report.
+// freshReports reads the reports that still hold. A report is stored when it differs from the one before. It is fresh
+// while it is young, and as long as the session of its node is open at a live replica: a change is reported at once,
+// and content that is not repeated is reported as stale. A session that became ready less than 150 s before the beat
+// confirms no older report.
 var freshReports = pg.Define(pg.RoleLifecycle, "detect.fresh_reports", `
 	SELECT o.workspace_id::text AS workspace_id, o.node_id::text AS node_id, o.payload,
 		GREATEST(o.observed_at,

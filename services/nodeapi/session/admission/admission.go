@@ -59,10 +59,10 @@ type limits struct {
 	Look     time.Duration // how often delay is read while handshakes wait for it
 }
 
-// With a shorter Stall, a machine whose agents are slower than that is given ever more handshakes to do, and ends none
-// of them. Patience and the handshake after it are within the agents' limit of a handshake, 8 s: an agent that waits
-// costs this replica a connection, while one that is shed has computed its part of a handshake for nothing, and comes
-// again.
+// defaults are the limits of a replica. With a shorter Stall, a machine whose agents are slower than that is given ever
+// more handshakes to do, and ends none of them. Patience and the handshake after it are within the agents' limit of a
+// handshake, 8 s: an agent that waits costs this replica a connection, while one that is shed has computed its part of
+// a handshake for nothing, and comes again.
 var defaults = limits{
 	Stall: 4 * time.Second, Delay: 4 * time.Second, Patience: 6500 * time.Millisecond, Look: 50 * time.Millisecond,
 }

@@ -21,7 +21,7 @@ var selfService = []commonv1.OperationKind{
 }
 
 // underRepair returns the refusal of an operation on a workspace whose machine people have to repair first; nil if it
-// may be requested. The repair of a target that is read for people of the operator is none.
+// may be requested. It is nil where the target was read for people of the operator, for whom Repair is empty.
 func underRepair(t view.Target, kind commonv1.OperationKind) error {
 	if t.Repair.AskAgain == 0 || !slices.Contains(selfService, kind) {
 		return nil

@@ -35,7 +35,7 @@ func (n *Node) mismatched(at time.Time) {
 }
 
 // proofChanged reports whether there is news of what proves the node healthy: its session is on the current certificate
-// now, or another one issued that. That it is not, for a moment, is none.
+// now, or another one issued that. A session that ends is no such news.
 func (n *Node) proofChanged() bool {
 	return n.matched() && (!n.Stored.matched() || n.Serial != n.Stored.Serial) ||
 		n.Issuer != n.Stored.Issuer && n.Stored.Issuer != ""

@@ -93,7 +93,7 @@ func compareClaims(ctx context.Context, tx pgx.Tx, changes []change, nodes map[s
 	return findWaysBack(ctx, tx, changes, nodes)
 }
 
-// Evidence returns what a claim is evidence of; false: of nothing that this build knows.
+// evidence returns what a claim is evidence of, and false if this build knows no such evidence.
 func (c *claim) evidence() (drift.Evidence, bool) {
 	f := c.fact
 	e := drift.Evidence{
