@@ -2,6 +2,7 @@ package archtest
 
 import (
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +14,7 @@ var services = []string{"services/nodeapi", "services/lifecycle", "services/reco
 
 // composers see several services at once, and nothing imports them but each
 // other.
-var composers = []string{"mesh", "drill", "bench", "chaos", "cmd"}
+var composers = []string{"mesh", "drill", "bench", "cmd"}
 
 // agents are the packages of the program that runs on a machine.
 var agents = []string{"agent", "cmd/gpuaas-node-agent"}
@@ -98,6 +99,11 @@ func TestImportWalls(t *testing.T) {
 	tr := load(t)
 	for _, w := range walls() {
 		t.Run(w.name, func(t *testing.T) {
+			for _, dir := range slices.Concat(w.from, w.to, w.except) {
+				if !tr.has(dir) {
+					t.Errorf("the wall names %s, which has no package", dir)
+				}
+			}
 			for _, p := range tr.pkgs {
 				if !underAny(p.dir, w.from) || underAny(p.dir, w.except) {
 					continue
@@ -116,6 +122,20 @@ func TestImportWalls(t *testing.T) {
 			}
 		})
 	}
+}
+
+// has reports whether a directory, or one below it, has a package. Generated packages are not parsed.
+func (tr *tree) has(dir string) bool {
+	if under(dir, "gen") {
+		found, err := filepath.Glob(filepath.Join(tr.root, filepath.FromSlash(dir), "*.go"))
+		return err == nil && len(found) > 0
+	}
+	for d := range tr.pkgs {
+		if under(d, dir) {
+			return true
+		}
+	}
+	return false
 }
 
 // heavy modules that a program on a customer's machine must not carry: they

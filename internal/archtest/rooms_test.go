@@ -18,7 +18,7 @@ func rooms() []wall {
 			to: slices.Concat(steps, []string{l + "allocation", l + "spec", l + "placement"}),
 		},
 		{
-			name: "the ledger of claims knows nobody who writes in it", from: []string{l + "claims"},
+			name: "the records of claims know nothing that writes them", from: []string{l + "claims"},
 			to: slices.Concat(steps, []string{l + "allocation", l + "spec", l + "placement", l + "saga", l + "gate"}),
 		},
 	}
@@ -51,18 +51,18 @@ func gatewayRooms() []wall {
 	return []wall{
 		{
 			name: "what a caller may read knows no server", from: []string{g + "/caller"},
-			to: []string{g + "/forward", g + "/people", g + "/status"}, product: true,
+			to: []string{g + "/forward", g + "/people", g + "/meshstatus"}, product: true,
 		},
 		{
 			name: "people know no command and no status", from: []string{g + "/people"},
-			to: []string{g + "/forward", g + "/status"}, product: true,
+			to: []string{g + "/forward", g + "/meshstatus"}, product: true,
 		},
 		{
 			name: "commands know no session and no status", from: []string{g + "/forward"},
-			to: []string{g + "/people", g + "/status"}, product: true,
+			to: []string{g + "/people", g + "/meshstatus"}, product: true,
 		},
 		{
-			name: "the status knows no owner and no session", from: []string{g + "/status"},
+			name: "the status knows no owner and no session", from: []string{g + "/meshstatus"},
 			to: []string{g + "/forward", g + "/people"}, product: true,
 		},
 	}
@@ -73,8 +73,8 @@ func gatewayRooms() []wall {
 func clientRooms() []wall {
 	const c = "cmd/gpuaas/client/"
 	nouns := []string{
-		c + "controlplane", c + "inventory", c + "nodes", c + "operations", c + "people", c + "records", c + "tokens",
-		c + "workspaces",
+		c + "controlplane", c + "inventory", c + "nodes", c + "operations", c + "people", c + "profiles", c + "records",
+		c + "tokens", c + "workspaces",
 	}
 	all := []wall{
 		{
