@@ -268,7 +268,7 @@ func TestNumbersJumpAtANewEra(t *testing.T) {
 	if err := seq.Drain(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if era, err := pg.RaiseEra(ctx, d.OwnerPool(), "restored from a backup"); err != nil || era != 1 {
+	if era, err := testkit.RaiseEra(ctx, d.OwnerPool(), "restored from a backup"); err != nil || era != 1 {
 		t.Fatalf("era %d, %v", era, err)
 	}
 	appendEvents(t, d.Pool(pg.RoleNodeAPI), event("c", "x", 3), event("d", "x", 4))

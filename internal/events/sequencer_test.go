@@ -262,7 +262,7 @@ func TestARestoredDatabaseGoesOnFromItsOwnRows(t *testing.T) {
 		_, err := admin.Exec(ctx, sql)
 		must(t, err)
 	}
-	_, err = pg.RaiseEra(ctx, d.OwnerPool(), "restored")
+	_, err = testkit.RaiseEra(ctx, d.OwnerPool(), "restored")
 	must(t, err)
 	var want []string
 	for i := range int64(5) {
@@ -299,7 +299,7 @@ func TestReadingOverManyRounds(t *testing.T) {
 			must(t, held[0].Commit(ctx))
 			held = held[1:]
 		case round == 60:
-			_, err := pg.RaiseEra(ctx, d.OwnerPool(), "restored")
+			_, err := testkit.RaiseEra(ctx, d.OwnerPool(), "restored")
 			must(t, err)
 		}
 		must(t, newSequencer(t, d, nil, nil, events.SequencerConfig{Batch: 1 + round%9}).Drain(ctx))

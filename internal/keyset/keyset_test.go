@@ -471,7 +471,7 @@ func TestOnlyTheOwnerOfAKindWritesItsKeys(t *testing.T) {
 		_, err := b.db.Pool(role).Exec(b.ctx,
 			`INSERT INTO mesh.signing_key (kind, key_id, public_key, state, file, made_by, made_at, state_at)
 			VALUES ('join_state', 'x', decode(repeat('00', 32), 'hex'), 'verify_only', 'f', 'm', mesh.clock(), mesh.clock())`)
-		if !pg.IsPrivilege(err) {
+		if !testkit.IsPrivilege(err) {
 			t.Errorf("%s inserts: %v", role, err)
 		}
 		tag, err := b.db.Pool(role).Exec(b.ctx, `UPDATE mesh.signing_key SET state = 'retired'`)

@@ -7,7 +7,7 @@
 // caller queries Postgres directly.
 //
 // Guarantees: no call takes longer than the budget by more than scheduling; after a failure or a slow answer no call
-// goes to Redis for a while, and Acquire returns Unknown at once; a lock of another run is never released or extended.
+// goes to Redis for a while, and Acquire returns Unknown at once; a lock of another run is never released.
 // No caller may rely on a lock until its expiry: Redis may lose it sooner.
 package lock
 
@@ -189,31 +189,16 @@ func (l *Lock) acquire(ctx context.Context, workspaceID, runID string) Outcome {
 
 const compareAndDelete = `if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`
 
-const compareAndExpire = `if redis.call("GET", KEYS[1]) == ARGV[1] then
-	return redis.call("PEXPIRE", KEYS[1], ARGV[2])
-end
-return 0`
-
 // Release removes the lock if this run has it, and reports whether it did. Without an answer it returns false; the lock
 // then ends at its expiry.
 func (l *Lock) Release(ctx context.Context, workspaceID, runID string) bool {
-	return l.compareAnd(ctx, "release", compareAndDelete, workspaceID, runID)
-}
-
-// Extend renews the expiry if this run still has the lock, and reports whether it did. False is no reason for the run
-// to stop: its lease in Postgres decides.
-func (l *Lock) Extend(ctx context.Context, workspaceID, runID string) bool {
-	return l.compareAnd(ctx, "extend", compareAndExpire, workspaceID, runID)
-}
-
-func (l *Lock) compareAnd(ctx context.Context, operation, script, workspaceID, runID string) bool {
 	if l == nil {
 		return false
 	}
 	outcome, done := "unknown", false
 	if ids.Valid(workspaceID) && ids.Valid(runID) {
 		err := l.call(ctx, func(ctx context.Context) error {
-			n, err := l.client.Eval(ctx, script, []string{key(workspaceID)}, runID, l.config.TTL.Milliseconds()).Int()
+			n, err := l.client.Eval(ctx, compareAndDelete, []string{key(workspaceID)}, runID).Int()
 			done = n == 1
 			return err
 		})
@@ -226,7 +211,7 @@ func (l *Lock) compareAnd(ctx context.Context, operation, script, workspaceID, r
 			outcome = "not_held"
 		}
 	}
-	l.outcomes.WithLabelValues(operation, outcome).Inc()
+	l.outcomes.WithLabelValues("release", outcome).Inc()
 	return done
 }
 

@@ -68,8 +68,7 @@ func TestWithoutRedisEverythingIsUnknown(t *testing.T) {
 		if out := l.Acquire(t.Context(), ids.New(), ids.New()); out != (lock.Outcome{}) {
 			t.Errorf("%s: Acquire = %+v", name, out)
 		}
-		if l.Release(t.Context(), ids.New(), ids.New()) || l.Extend(t.Context(), ids.New(), ids.New()) ||
-			l.Check(t.Context()) == nil {
+		if l.Release(t.Context(), ids.New(), ids.New()) || l.Check(t.Context()) == nil {
 			t.Errorf("%s: it claims to have done something", name)
 		}
 	}
@@ -101,16 +100,10 @@ func TestAcquireReleaseExtend(t *testing.T) {
 	if out := l.Acquire(ctx, ws, second); out != (lock.Outcome{Kind: lock.Held, RunID: first}) {
 		t.Errorf("second: %+v", out)
 	}
-	if l.Release(ctx, ws, second) || l.Extend(ctx, ws, second) {
+	if l.Release(ctx, ws, second) {
 		t.Error("another run's lock was touched")
 	}
-	if err := look.PExpire(ctx, key, 9*time.Second).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if !l.Extend(ctx, ws, first) || look.PTTL(ctx, key).Val() < 10*time.Second {
-		t.Error("the holder cannot extend")
-	}
-	if !l.Release(ctx, ws, first) || l.Release(ctx, ws, first) || l.Extend(ctx, ws, first) {
+	if !l.Release(ctx, ws, first) || l.Release(ctx, ws, first) {
 		t.Error("release is not once")
 	}
 	if out := l.Acquire(ctx, ws, second); out.Kind != lock.Won {
@@ -204,9 +197,6 @@ func TestFlushGivesTheLockToTheNext(t *testing.T) {
 	}
 	if err := look.FlushAll(ctx).Err(); err != nil {
 		t.Fatal(err)
-	}
-	if l.Extend(ctx, ws, first) {
-		t.Error("the flushed lock was extended")
 	}
 	// This is why Redis decides nothing: now two runs have got Won.
 	if out := l.Acquire(ctx, ws, second); out.Kind != lock.Won {

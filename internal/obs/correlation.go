@@ -26,7 +26,6 @@ const (
 	KeyNodeInstanceID = "node_instance_id"
 
 	KeyService = "service"
-	KeyReplica = "replica"
 	KeyError   = "error"
 	KeyReason  = "reason"
 )

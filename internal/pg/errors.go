@@ -18,7 +18,6 @@ const (
 	codeUnique        = "23505"
 	codeSerialization = "40001"
 	codeDeadlock      = "40P01"
-	codePrivilege     = "42501"
 	codeReadOnly      = "25006"
 	codeInternal      = "XX000"
 )
@@ -28,9 +27,6 @@ func IsNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 
 // IsUnique reports whether err is the violation of a unique index or constraint; an empty constraint means any.
 func IsUnique(err error, constraint string) bool { return violates(err, codeUnique, constraint) }
-
-// IsPrivilege reports whether the role lacked the right to do what it tried, row policies included.
-func IsPrivilege(err error) bool { return violates(err, codePrivilege, "") }
 
 func violates(err error, code, constraint string) bool {
 	var pgErr *pgconn.PgError

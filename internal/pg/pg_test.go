@@ -62,7 +62,7 @@ func TestNumbersAndClock(t *testing.T) {
 			t.Fatalf("era %d, %v", era, err)
 		}
 		if want == 0 {
-			if _, err := pg.RaiseEra(ctx, d.OwnerPool(), "test"); err != nil {
+			if _, err := testkit.RaiseEra(ctx, d.OwnerPool(), "test"); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -172,11 +172,6 @@ func Era(ctx context.Context, q Querier) (int64, error) {
 	return era, nil
 }
 
-// RaiseEra sets the era one higher and returns it. An operator runs DeclareRestored, of which this is the first half.
-func RaiseEra(ctx context.Context, q Querier, reason string) (int64, error) {
-	return raiseEra(ctx, q, -1, reason)
-}
-
 // raiseEra sets the era above itself and above another one.
 func raiseEra(ctx context.Context, q Querier, above int64, reason string) (int64, error) {
 	var era int64

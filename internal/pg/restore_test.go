@@ -75,11 +75,11 @@ func TestWhoMayUseRollbackMode(t *testing.T) {
 	owner := connect(t, d.AdminURL())
 	for _, role := range pg.ServiceRoles() {
 		conn := connect(t, d.URL(role))
-		if err := inRolledBack(t, conn, `SELECT mesh.rolled_back()`); pg.IsPrivilege(err) != (role == pg.RoleSequencer) {
+		if err := inRolledBack(t, conn, `SELECT mesh.rolled_back()`); testkit.IsPrivilege(err) != (role == pg.RoleSequencer) {
 			t.Errorf("%s reads the mode: %v", role, err)
 		}
 		if err := inRolledBack(t, conn, `SELECT
-			mesh.raise_era_after_rollback('x')`); pg.IsPrivilege(err) != (role != pg.RoleRecovery) {
+			mesh.raise_era_after_rollback('x')`); testkit.IsPrivilege(err) != (role != pg.RoleRecovery) {
 			t.Errorf("%s raises the era: %v", role, err)
 		}
 	}

@@ -160,10 +160,10 @@ func TestEachRoleIsRefusedEverywhereElse(t *testing.T) {
 				case at == "events.numbered":
 					want = role == pg.RoleSequencer // likewise
 				}
-				if pg.IsPrivilege(err) {
+				if testkit.IsPrivilege(err) {
 					refused++
 				}
-				if got := !pg.IsPrivilege(err); got != want {
+				if got := !testkit.IsPrivilege(err); got != want {
 					t.Errorf("%s: %s on %s.%s: allowed %v, want %v (%v)", role, statement, tb.schema, tb.name, got, want, err)
 				}
 			}
@@ -247,7 +247,7 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 		conn := connect(t, d.URL(role))
 		for _, schema := range schemas {
 			if err := inRolledBack(t, conn,
-				"CREATE TABLE "+pgx.Identifier{schema, "intruder"}.Sanitize()+" (a int)"); !pg.IsPrivilege(err) {
+				"CREATE TABLE "+pgx.Identifier{schema, "intruder"}.Sanitize()+" (a int)"); !testkit.IsPrivilege(err) {
 				t.Errorf("%s creates in %s: %v", role, schema, err)
 			}
 		}
@@ -270,7 +270,7 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 			} else {
 				err = inRolledBack(t, conn, sql)
 			}
-			if !pg.IsPrivilege(err) {
+			if !testkit.IsPrivilege(err) {
 				t.Errorf("%s runs %s: %v", role, sql, err)
 			}
 		}
@@ -292,7 +292,7 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 			if other == role {
 				continue
 			}
-			if err := inRolledBack(t, conn, insert, ids.New(), other); !pg.IsPrivilege(err) {
+			if err := inRolledBack(t, conn, insert, ids.New(), other); !testkit.IsPrivilege(err) {
 				t.Errorf("%s appends as %q: %v", role, other, err)
 			}
 		}
@@ -308,7 +308,7 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 			`INSERT INTO events.event (seq, id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
 				OVERRIDING SYSTEM VALUE VALUES (7, gen_random_uuid(), 'k', 'a', 'a', 1, '{}')`,
 		} {
-			if err := inRolledBack(t, conn, sql); !pg.IsPrivilege(err) {
+			if err := inRolledBack(t, conn, sql); !testkit.IsPrivilege(err) {
 				t.Errorf("%s runs %s: %v", role, sql, err)
 			}
 		}
@@ -316,14 +316,14 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 		for _, values := range []string{"'', 'a', 'a'", "'k', '', 'a'", "'k', 'a', ''"} {
 			sql := `INSERT INTO events.event (id, aggregate_version, payload, kind, aggregate_type, aggregate_id)
 				VALUES (gen_random_uuid(), 1, '{}', ` + values + `)`
-			if err := inRolledBack(t, conn, sql); !pg.IsPrivilege(err) {
+			if err := inRolledBack(t, conn, sql); !testkit.IsPrivilege(err) {
 				t.Errorf("%s appends %s: %v", role, values, err)
 			}
 		}
 	}
 
 	seq := connect(t, d.URL(pg.RoleSequencer))
-	if err := inRolledBack(t, seq, insert, ids.New(), pg.RoleSequencer); !pg.IsPrivilege(err) {
+	if err := inRolledBack(t, seq, insert, ids.New(), pg.RoleSequencer); !testkit.IsPrivilege(err) {
 		t.Errorf("the sequencer appends: %v", err)
 	}
 	columns := func(table string) []string {
@@ -332,18 +332,18 @@ func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
 	}
 	for _, table := range []string{"events.event", "events.numbered"} {
 		for _, column := range columns(table) {
-			if err := inRolledBack(t, seq, "UPDATE "+table+" SET "+column+" = "+column); !pg.IsPrivilege(err) {
+			if err := inRolledBack(t, seq, "UPDATE "+table+" SET "+column+" = "+column); !testkit.IsPrivilege(err) {
 				t.Errorf("the sequencer updates %s of %s: %v", column, table, err)
 			}
 		}
-		if err := inRolledBack(t, seq, "DELETE FROM "+table); !pg.IsPrivilege(err) {
+		if err := inRolledBack(t, seq, "DELETE FROM "+table); !testkit.IsPrivilege(err) {
 			t.Errorf("the sequencer deletes from %s: %v", table, err)
 		}
 	}
 	// The sequencer chooses events, and the database assigns the positions.
 	for _, column := range columns("events.numbered") {
 		err := inRolledBack(t, seq, "INSERT INTO events.numbered ("+column+") VALUES (NULL)")
-		if free := column == "seqs" || column == "oldest"; pg.IsPrivilege(err) == free {
+		if free := column == "seqs" || column == "oldest"; testkit.IsPrivilege(err) == free {
 			t.Errorf("the sequencer inserts %s: %v", column, err)
 		}
 	}
@@ -384,7 +384,7 @@ func TestDatabasesAreClosedToTheOthers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := dial(t, url); !pg.IsPrivilege(err) {
+		if err := dial(t, url); !testkit.IsPrivilege(err) {
 			t.Errorf("%s connects to the workload database: %v", role, err)
 		}
 	}
@@ -392,7 +392,7 @@ func TestDatabasesAreClosedToTheOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := dial(t, url); !pg.IsPrivilege(err) {
+	if err := dial(t, url); !testkit.IsPrivilege(err) {
 		t.Errorf("workload_admin connects to the mesh database: %v", err)
 	}
 	// Its purpose: a login role and a schema for a workspace, which can access nothing but its own.
@@ -415,14 +415,14 @@ func TestDatabasesAreClosedToTheOthers(t *testing.T) {
 	if _, err := workspace.Exec(t.Context(), "CREATE TABLE "+role+".t (a int)"); err != nil {
 		t.Fatal(err)
 	}
-	if err := inRolledBack(t, workspace, "CREATE TABLE public.t (a int)"); !pg.IsPrivilege(err) {
+	if err := inRolledBack(t, workspace, "CREATE TABLE public.t (a int)"); !testkit.IsPrivilege(err) {
 		t.Errorf("a workspace creates in public: %v", err)
 	}
 	other, err := pg.WithUser(workloads, role, "w", d.Name())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := dial(t, other); !pg.IsPrivilege(err) {
+	if err := dial(t, other); !testkit.IsPrivilege(err) {
 		t.Errorf("a workspace connects to the mesh database: %v", err)
 	}
 	for _, sql := range []string{"DROP OWNED BY " + role, "DROP ROLE " + role} {

@@ -79,7 +79,7 @@ func TestStatementsReadStructs(t *testing.T) {
 	if n, err := pg.Value[int](ctx, db, cursors.For(pg.RoleLifecycle)); err != nil || n != 0 {
 		t.Error(n, err)
 	}
-	if _, err := pg.Value[int](ctx, db, cursors.For(pg.RoleRecovery)); !pg.IsPrivilege(err) {
+	if _, err := pg.Value[int](ctx, db, cursors.For(pg.RoleRecovery)); !testkit.IsPrivilege(err) {
 		t.Errorf("lifecycle read recovery's cursors: %v", err)
 	}
 }

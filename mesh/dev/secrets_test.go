@@ -28,7 +28,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/dev"
 	"github.com/gpuaas/mesh/mesh/person"
-	"github.com/gpuaas/mesh/services/readmodel"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
 )
 
 // canary is an environment value that occurs nowhere else.
@@ -72,7 +72,7 @@ func TestEnvironmentValuesReachTheProcessAlone(t *testing.T) {
 	if !processHas(t, "FOO="+canary) {
 		t.Error("the workload's process does not have the value")
 	}
-	for who, client := range people(t, s, made.GetTenant().GetTenantId()) {
+	for who, client := range clientsOfRoles(t, s, made.GetTenant().GetTenantId()) {
 		shown := read(t, client, who != "viewer")
 		for what, body := range shown {
 			answers[what+" for the "+who] = body
@@ -112,8 +112,8 @@ func TestEnvironmentValuesReachTheProcessAlone(t *testing.T) {
 	}
 }
 
-// people makes a person of each role, and a client for each.
-func people(t *testing.T, s started, tenantID string) map[string]*person.Client {
+// clientsOfRoles makes a person of each role, and a client for each.
+func clientsOfRoles(t *testing.T, s started, tenantID string) map[string]*person.Client {
 	t.Helper()
 	roots, err := pki.LoadBundle(s.Plan().Material.ServiceRoots())
 	if err != nil {
@@ -130,7 +130,7 @@ func people(t *testing.T, s started, tenantID string) map[string]*person.Client 
 	defer db.Close()
 	out := map[string]*person.Client{"operator": s.Client()}
 	for role, tenant := range map[string]string{"viewer": "", "tenant": tenantID} {
-		token, err := readmodel.IssuePersonSession(t.Context(), db, role+"@example.test", tenant, []string{role}, time.Hour)
+		token, err := people.IssueSession(t.Context(), db, role+"@example.test", tenant, []string{role}, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}

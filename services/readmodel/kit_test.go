@@ -42,6 +42,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/readmodel"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
@@ -347,7 +348,7 @@ func (k *kit) token(tenantID string, roles ...string) string {
 // tokenOf issues a session to a person with another subject.
 func (k *kit) tokenOf(subject, tenantID string, roles ...string) string {
 	k.t.Helper()
-	token, err := readmodel.IssuePersonSession(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), subject, tenantID, roles,
+	token, err := people.IssueSession(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), subject, tenantID, roles,
 		time.Hour)
 	k.check(err)
 	return token

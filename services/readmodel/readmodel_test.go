@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/readmodel"
+	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
 )
 
 func TestConfigReportsEverythingAtOnce(t *testing.T) {
@@ -401,7 +402,7 @@ func TestSessionsLiveAndEndByTheDatabase(t *testing.T) {
 		{"p", "", []string{"viewer"}, 0},
 		{"p", "", []string{"viewer"}, 365 * 24 * time.Hour},
 	} {
-		if _, err := readmodel.IssuePersonSession(ctx, pool, bad.subject, bad.tenant, bad.roles, bad.ttl); err == nil {
+		if _, err := people.IssueSession(ctx, pool, bad.subject, bad.tenant, bad.roles, bad.ttl); err == nil {
 			t.Errorf("a session was issued for %+v", bad)
 		}
 	}

@@ -319,14 +319,6 @@ func (s *Service) Verify(ctx context.Context) (project.Report, error) {
 // Sessions returns the sessions of people.
 func (s *Service) Sessions() *people.Sessions { return s.sessions }
 
-// IssuePersonSession makes a session for a person whom the caller has authenticated and returns its token, which is
-// stored nowhere. tenantID is empty for people of the operator. db logs in as readmodel.
-func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string,
-	ttl time.Duration,
-) (string, error) {
-	return people.IssueSession(ctx, db, subject, tenantID, roles, ttl)
-}
-
 // Admission describes a person to be created.
 type Admission = people.Admission
 

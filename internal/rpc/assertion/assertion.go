@@ -76,11 +76,6 @@ func (a *Signer) Replace(key ed25519.PrivateKey) { a.key.Store(&key) }
 // Guard makes the signer call confirmed before each assertion; an error of confirmed refuses the call.
 func (a *Signer) Guard(confirmed func() error) { a.guard.Store(&confirmed) }
 
-// WithClock returns the same signer with another clock.
-func (a *Signer) WithClock(now func() time.Time) *Signer {
-	return &Signer{key: a.key, guard: a.guard, now: now}
-}
-
 // KeySet returns the public key, in the form that owners configure.
 func (a *Signer) KeySet() (*pki.KeySet, error) {
 	public, _ := a.key.Load().Public().(ed25519.PublicKey)

@@ -121,6 +121,7 @@ type fixture struct {
 	server   *port.Server
 	log      *lines
 	registry *prometheus.Registry
+	key      ed25519.PrivateKey // of asserter
 	asserter *assertion.Signer
 	rejects  chan pki.Reject
 }
@@ -141,7 +142,7 @@ func prepare(t *testing.T, b *backend, edit func(*port.Deps, *port.Config)) *fix
 	}
 	f := &fixture{
 		Authorities: rpctest.NewAuthorities(t), log: &lines{}, registry: prometheus.NewRegistry(),
-		asserter: assertion.NewSigner(key, nil), rejects: make(chan pki.Reject, 64),
+		key: key, asserter: assertion.NewSigner(key, nil), rejects: make(chan pki.Reject, 64),
 	}
 	keys, err := f.asserter.KeySet()
 	if err != nil {
@@ -404,7 +405,7 @@ func TestPersonsAreAsserted(t *testing.T) {
 	})
 	for name, offset := range map[string]time.Duration{"too old": -61 * time.Second, "from the future": 6 * time.Second} {
 		t.Run(name, func(t *testing.T) {
-			shifted := f.asserter.WithClock(func() time.Time { return time.Now().Add(offset) })
+			shifted := assertion.NewSigner(f.key, func() time.Time { return time.Now().Add(offset) })
 			_, err := f.workspaces(t, "readmodel", shifted).CreateTenant(rpc.WithPerson(t.Context(), ada), req)
 			want(t, err, commonv1.Reason_REASON_ASSERTION_INVALID)
 		})

@@ -311,12 +311,12 @@ func TestEvidenceIsAddedAndNeverChanged(t *testing.T) {
 		}
 	}
 	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(),
-		`INSERT INTO lifecycle.row_evidence (op, row_type, row_id) VALUES ('update', 'run', $1)`, id); !pg.IsPrivilege(err) {
+		`INSERT INTO lifecycle.row_evidence (op, row_type, row_id) VALUES ('update', 'run', $1)`, id); !testkit.IsPrivilege(err) {
 		t.Errorf("lifecycle may add evidence: %v", err)
 	}
 	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(),
 		`SELECT lifecycle.leave_evidence('delete', 'workspace', jsonb_build_object('id', $1::text), NULL)`,
-		id); !pg.IsPrivilege(err) {
+		id); !testkit.IsPrivilege(err) {
 		t.Errorf("lifecycle may have evidence left: %v", err)
 	}
 }

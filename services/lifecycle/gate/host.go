@@ -13,9 +13,6 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// DiskFullSQL is the condition, over node_gate g, that its agent last reported no room in its own directories.
-const DiskFullSQL = `coalesce(g.host->'stateDisk'->>'full' = 'true', false)`
-
 // DiskFull reads the gates of all nodes whose agents last reported no room.
 func DiskFull(ctx context.Context, q pg.Querier) ([]Gate, error) {
 	out, err := all(ctx, q, fullGates)

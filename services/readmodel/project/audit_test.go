@@ -123,7 +123,7 @@ func TestAuditRowsAreOnlyAdded(t *testing.T) {
 		`UPDATE readmodel.audit SET entry = '{}'`, `DELETE FROM readmodel.audit`,
 		`TRUNCATE readmodel.audit`, `DELETE FROM readmodel.audit_head`,
 	} {
-		if _, err := c.DB.Pool(pg.RoleReadmodel).Exec(testkit.Context(t), sql); !pg.IsPrivilege(err) {
+		if _, err := c.DB.Pool(pg.RoleReadmodel).Exec(testkit.Context(t), sql); !testkit.IsPrivilege(err) {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}

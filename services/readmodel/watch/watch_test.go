@@ -250,7 +250,7 @@ func TestResumeIsRefusedWhenItCannotBeKept(t *testing.T) {
 		}
 	}
 	// A position that this log never had, from before a restore.
-	if _, err := pg.RaiseEra(testkit.Context(t), k.DB.OwnerPool(), "test"); err != nil {
+	if _, err := testkit.RaiseEra(testkit.Context(t), k.DB.OwnerPool(), "test"); err != nil {
 		t.Fatal(err)
 	}
 	k.Put(k.workspace(k.A, active))

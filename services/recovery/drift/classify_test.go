@@ -91,7 +91,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 			detect: 5 * time.Minute, recover: 24 * time.Hour,
 		},
 		"identity is quarantined": {
-			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), drift.DetailQuarantined), isHeard},
+			evidence: []drift.Evidence{detail(saw(identity, certificate, revoked), "quarantined"), isHeard},
 			reason:   revoked, state: operator, severity: p0, owner: "security",
 			next:   "reactivate the node; to enrol it again, issue a bundle then (`gpuaas nodes bundle NODE`)",
 			detect: time.Minute, recover: 15 * time.Minute,

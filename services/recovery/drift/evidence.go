@@ -30,10 +30,9 @@ func (e *Evidence) Stale(now time.Time) bool {
 
 // What the evidence of an identity has as detail in the states that Classify tells apart.
 const (
-	DetailPending     = "pending"
-	DetailQuarantined = "quarantined"
-	DetailFenced      = "fenced"
-	DetailRetired     = "retired"
+	DetailPending = "pending"
+	DetailFenced  = "fenced"
+	DetailRetired = "retired"
 )
 
 // OfIdentity returns the evidence that an identity's record is: a decision about the identity, or that it is well. An

@@ -130,7 +130,7 @@ func TestNodesThatRememberMoreSetRollbackMode(t *testing.T) {
 func TestNumbersOfAnEarlierEraAreNoNews(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")
-	if _, err := pg.RaiseEra(b.ctx, b.db.OwnerPool(), "a restore"); err != nil {
+	if _, err := testkit.RaiseEra(b.ctx, b.db.OwnerPool(), "a restore"); err != nil {
 		t.Fatal(err)
 	}
 	b.shows(n, 9, 0)

@@ -389,7 +389,7 @@ func TestEraRaisesGenerations(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")
 	b.admit(n)
-	if _, err := pg.RaiseEra(b.ctx, b.db.OwnerPool(), "restored"); err != nil {
+	if _, err := testkit.RaiseEra(b.ctx, b.db.OwnerPool(), "restored"); err != nil {
 		t.Fatal(err)
 	}
 	b.admit(n)

@@ -15,8 +15,7 @@ import (
 
 // What ended a token.
 const (
-	EndedReplaced = "replaced" // a later one counts
-	EndedReuse    = "reuse"    // one of the node was used with a second key
+	EndedReuse    = "reuse" // one of the node was used with a second key
 	EndedOperator = "operator"
 	EndedEnrolled = "enrolled" // the node was enrolled by an operator's token, or the instance by its launch secret
 )
@@ -25,7 +24,6 @@ const (
 const (
 	StateIssued  = "issued"
 	StateUsed    = "used"
-	StateRevoked = "revoked"
 	StateExpired = "expired" // it was too old for so long that no extension makes it good again
 )
 

@@ -116,7 +116,7 @@ func TestARangeOfNumbersIsReplaced(t *testing.T) {
 			return err
 		}, func(before, after runs.Attempt) bool { return after.OpSeq > before.OpSeq+10 }},
 		{"of a former era", func(b *bed, _ *saga.Env) error {
-			_, err := pg.RaiseEra(testkit.Context(b.T), b.DB.OwnerPool(), "test")
+			_, err := testkit.RaiseEra(testkit.Context(b.T), b.DB.OwnerPool(), "test")
 			return err
 		}, func(_, after runs.Attempt) bool { return after.OpSeq >= firstOfEra }},
 	} {
