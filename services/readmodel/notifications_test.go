@@ -12,6 +12,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
@@ -39,7 +40,8 @@ func (k *kit) notified() {
 }
 
 // Scenario: recovery is down for a minute. Workspaces and what lasts of their notifications say up to when recovery has
-// judged, to their users in plain words, and nothing is written for it. Once it judges again they say nothing of it.
+// judged, to their users in plain words, and nothing is written for it. Once it judges again they say nothing of it,
+// unless it does not judge their node.
 func TestWorkspacesSayThatTheirVerdictIsStale(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
@@ -72,9 +74,18 @@ func TestWorkspacesSayThatTheirVerdictIsStale(t *testing.T) {
 	}
 	operator, tenant := k.token("", "viewer"), k.token(k.A.ID, "tenant")
 	before := rows()
-	for _, ago := range []string{"1 minute", "2 seconds"} {
-		at := judged(ago)
-		stale, text := ago == "1 minute", "last checked at "+at.UTC().Format(time.RFC3339)
+	for _, ago := range []string{"1 minute", "2 seconds", "2 seconds, but not the node"} {
+		span, _, own := strings.Cut(ago, ",")
+		at := judged(span)
+		if own {
+			at = at.Add(-time.Hour)
+			k.Append(&recoveryv1.NodeVerdict{
+				NodeId: k.A.NodeID, Reason: commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED,
+				DetectedAt: timestamppb.New(k.Now()), StaleSince: timestamppb.New(at),
+			})
+			k.notified()
+		}
+		stale, text := ago != "2 seconds", "last checked at "+at.UTC().Format(time.RFC3339)
 		for _, token := range []string{operator, tenant} {
 			w, n := read(token)
 			for what, got := range map[string]struct {

@@ -108,9 +108,8 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*
 	l.When(f.IDs != nil, nodesByID, f.IDs)
 	items, next, err := run(ctx, s, l, page,
 		func(row nodeRow) (*readmodelv1.Node, error) {
-			n, err := s.readNode(row, *all)
+			n, err := s.readNode(row, *all, *stale)
 			if err == nil {
-				n.VerdictStaleSince = stamp(*stale)
 				status.ShownHealth(n)
 			}
 			return n, err
@@ -120,7 +119,9 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page list.Page) ([]*
 	}, items, next, err)
 }
 
-func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict) (*readmodelv1.Node, error) {
+// readNode returns the node of a row, with the verdict about the control plane, and the time up to which everything is
+// judged if that is too long ago.
+func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict, stale time.Time) (*readmodelv1.Node, error) {
 	f, err := row.facts(all)
 	if err != nil {
 		return nil, err
@@ -133,7 +134,8 @@ func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict) (*readmode
 		NodeId: f.Identity.GetNodeId(), Name: f.Identity.GetName(), Connected: f.Connected, UserState: d.UserState,
 		Reason: d.Reason, LastHeartbeatAt: stamp(d.LastHeartbeat), Identity: f.Identity, Session: f.Session, Gate: f.Gate,
 		ReplicaId: f.Session.GetReplicaId(), NextAction: d.NextAction, Since: stamp(d.Since),
-		WorkspaceId: cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
+		WorkspaceId:       cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
+		VerdictStaleSince: stamp(status.EarlierStale(stale, timeOf(f.Verdict.GetStaleSince()))),
 	}
 	holds := d.Verdict
 	if holds == nil && f.Verdict.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
@@ -195,6 +197,15 @@ func stamp(t time.Time) *timestamppb.Timestamp {
 		return nil
 	}
 	return timestamppb.New(t)
+}
+
+// timeOf returns the time of a message; nil for none.
+func timeOf(at *timestamppb.Timestamp) *time.Time {
+	if at == nil {
+		return nil
+	}
+	t := at.AsTime()
+	return &t
 }
 
 // nodeColumns are the facts of a node in what nodeSession joins.

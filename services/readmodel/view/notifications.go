@@ -69,11 +69,14 @@ type notificationColumns struct {
 	CreatedAt     time.Time  `db:"created_at" expr:"n.created_at"`
 	Channel       string     `db:"channel" expr:"n.channel"`
 	FirstShownAt  *time.Time `db:"first_shown_at" expr:"n.first_shown_at"`
+	// VerdictStale is since when the verdict about the node is stale by itself; nil: it is not.
+	VerdictStale *time.Time `db:"verdict_stale" expr:"(v.body->>'stale_since')::timestamptz"`
 }
 
 var notificationLayout = list.Layout{
 	Name: "notifications", Columns: pg.Columns[notificationColumns]("x"), ID: "x.impact_id",
-	From: "readmodel.impact x JOIN readmodel.notification n ON n.impact_id = x.impact_id AND n.audience = $1",
+	From: "readmodel.impact x JOIN readmodel.notification n ON n.impact_id = x.impact_id AND n.audience = $1" +
+		" LEFT JOIN readmodel.verdict v ON v.node_id = x.node_id",
 	Lead: 2, Tenant: "x.tenant_id", Conditions: []list.Condition{ofWorkspace, lasting, ofIncident},
 }
 
@@ -98,9 +101,10 @@ func (s *Snapshot) Notifications(
 	stale := s.verdictsStaleSince()
 	items, next, err := run(ctx, s, l, page, func(row notificationRow) (*readmodelv1.Notification, error) {
 		n := readNotification(row)
-		if !stale.IsZero() && n.GetEndedAt() == nil && fromVerdict(row.Reason) {
-			n.VerdictStaleSince = stamp(*stale)
-			n.Text += " " + status.StaleText(*stale)
+		since := status.EarlierStale(*stale, row.VerdictStale)
+		if !since.IsZero() && n.GetEndedAt() == nil && fromVerdict(row.Reason) {
+			n.VerdictStaleSince = stamp(since)
+			n.Text += " " + status.StaleText(since)
 		}
 		return n, nil
 	})

@@ -93,6 +93,35 @@ func TestANodeShowsItsVerdictToPeopleOfTheOperator(t *testing.T) {
 	}
 }
 
+// Scenario: recovery judges, but not one of the nodes, whose evidence is of a newer build. The verdict about that node is
+// stale since then, or since recovery has judged nothing, whichever is earlier.
+func TestAVerdictIsStaleByItself(t *testing.T) {
+	k := newKit(t)
+	now := k.Now().Truncate(time.Microsecond)
+	v := k.judge(k.A.NodeID, 1, agentDown, now.Add(-time.Minute), nil)
+	for i, c := range []struct{ own, judged, want time.Duration }{
+		{own: time.Second, want: time.Second},
+		{own: time.Hour, want: time.Hour},
+		{own: time.Minute, judged: time.Hour, want: time.Hour},
+		{own: 2 * time.Hour, judged: time.Hour, want: 2 * time.Hour},
+	} {
+		k.judged(now.Add(-c.judged))
+		v.Version, v.StaleSince = int64(i+2), timestamppb.New(now.Add(-c.own))
+		k.AppendVersion(v, v.GetVersion())
+		k.sync()
+		n, err := k.node(k.A.NodeName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := n.GetVerdictStaleSince().AsTime(); !got.Equal(now.Add(-c.want)) {
+			t.Errorf("%+v: stale since %v, now is %v", c, got, now)
+		}
+		if n, err = k.node(k.B.NodeName); err != nil || (n.GetVerdictStaleSince() != nil) != (c.judged > 0) {
+			t.Errorf("%+v: another node is stale since %v; %v", c, n.GetVerdictStaleSince(), err)
+		}
+	}
+}
+
 // Scenario: a node has had three reasons, one after the other, the last of which lasts. Its history has them, the
 // newest first, page by page, and nothing of another node or of the control plane.
 func TestTheHistoryOfANodesVerdicts(t *testing.T) {

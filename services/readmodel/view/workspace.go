@@ -73,8 +73,10 @@ type workspaceKeys struct {
 	Ours         []string `db:"ours" expr:"(SELECT a.ours FROM at a)"` // reasons that are an incident of the fleet
 	// JudgedThrough is the time up to which recovery has judged everything; nil: it has never noted such a time.
 	JudgedThrough *time.Time `db:"judged_through" expr:"(SELECT a.judged FROM at a)"`
-	Stalled       bool       `db:"stalled" expr:"COALESCE(r.live AND {stalled}, false)"`
-	HasStalled    bool       `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
+	// VerdictStale is since when the verdict about the node is stale by itself; nil: it is not.
+	VerdictStale *time.Time `db:"verdict_stale" expr:"(v.body->>'stale_since')::timestamptz"`
+	Stalled      bool       `db:"stalled" expr:"COALESCE(r.live AND {stalled}, false)"`
+	HasStalled   bool       `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
 	nodeKeys
 }
 
@@ -293,8 +295,9 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts) *readmodelv1.Worksp
 	}
 	out.UserText = status.TextOf(w, out.GetUserState())
 	if w.GetNodeId() != "" && w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
-		if out.VerdictStaleSince = stamp(status.StaleSince(row.JudgedThrough, row.Now)); out.GetVerdictStaleSince() != nil {
-			out.UserText += " " + status.StaleText(out.GetVerdictStaleSince().AsTime())
+		since := status.EarlierStale(status.StaleSince(row.JudgedThrough, row.Now), row.VerdictStale)
+		if out.VerdictStaleSince = stamp(since); !since.IsZero() {
+			out.UserText += " " + status.StaleText(since)
 		}
 	}
 	if r.GetRunId() != "" && project.LiveRun(r.GetState()) {

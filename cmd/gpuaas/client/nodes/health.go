@@ -55,7 +55,7 @@ func healthyText(pr *output.Printer, n *readmodelv1.Node) string {
 	case n.GetReason() != "":
 		return "no: " + n.GetReason()
 	case n.GetVerdictStaleSince() != nil:
-		return "not known: recovery has judged nothing since " + pr.When(n.GetVerdictStaleSince())
+		return "not known: recovery has not judged it since " + pr.When(n.GetVerdictStaleSince())
 	case len(missing) == 0:
 		return ""
 	}

@@ -295,7 +295,7 @@ type Notification struct {
 	IncidentId        string                 `protobuf:"bytes,20,opt,name=incident_id,json=incidentId,proto3" json:"incident_id,omitempty"` // of the fleet incident that covers it
 	Evidence          []string               `protobuf:"bytes,21,rep,name=evidence,proto3" json:"evidence,omitempty"`
 	CorrelationId     string                 `protobuf:"bytes,22,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`               // of the verdict
-	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"` // of one that lasts: recovery has judged nothing newer than this; unset: it is up to date
+	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"` // of one that lasts: recovery has not judged its node since then; unset: it is up to date
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }

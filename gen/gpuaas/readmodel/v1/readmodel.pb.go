@@ -812,7 +812,7 @@ type Node struct {
 	WorkspaceId       string                 `protobuf:"bytes,13,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`                     // whose instance it is; empty for a machine
 	Workspace         string                 `protobuf:"bytes,14,opt,name=workspace,proto3" json:"workspace,omitempty"`                                            // tenant/name of it
 	Verdict           *v11.NodeVerdict       `protobuf:"bytes,15,opt,name=verdict,proto3" json:"verdict,omitempty"`                                                // unset: recovery has concluded nothing about it yet
-	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"` // recovery has judged nothing newer than this; unset: it is up to date
+	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"` // recovery has not judged it since then; unset: it is up to date
 	Health            *v11.NodeHealth        `protobuf:"bytes,17,opt,name=health,proto3" json:"health,omitempty"`                                                  // as recovery has it now; where it was asked for, and recovery answers
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -1006,7 +1006,7 @@ type Workspace struct {
 	Runtime    *Layer `protobuf:"bytes,32,opt,name=runtime,proto3" json:"runtime,omitempty"`                   // what the agent last reported of its workloads
 	Edge       *Layer `protobuf:"bytes,33,opt,name=edge,proto3" json:"edge,omitempty"`                         // whether its endpoints can be reached; `unknown` while nothing probes them
 	UserText   string `protobuf:"bytes,34,opt,name=user_text,json=userText,proto3" json:"user_text,omitempty"` // `user_state` for its user: what it means, whether to wait, whom to ask
-	// Of one that names a node: recovery has judged nothing newer than this, so that `user_state` may be of an earlier time; unset: it is up to date.
+	// Of one that names a node: recovery has not judged that since then, so that `user_state` may be of an earlier time; unset: it is up to date.
 	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,35,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache

@@ -184,7 +184,7 @@ func (x *Evidence) GetCorrelationId() string {
 	return ""
 }
 
-// NodeVerdict is what recovery concludes from the evidence about a node. Kind `verdict.changed`, at a change of the reason, the family or the owner;
+// NodeVerdict is what recovery concludes from the evidence about a node. Kind `verdict.changed`, at a change of the reason, the family or the owner, or of whether it is stale;
 // aggregate: verdict, its id the node's, or of the fleet's verdict the nil UUID.
 type NodeVerdict struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -205,6 +205,7 @@ type NodeVerdict struct {
 	Ended         *VerdictPeriod         `protobuf:"bytes,15,opt,name=ended,proto3" json:"ended,omitempty"`                                   // the reason that this verdict ends, if it ends one
 	Checklist     []*HealthItem          `protobuf:"bytes,16,rep,name=checklist,proto3" json:"checklist,omitempty"`                           // in the order of HealthCheck; empty of the verdict about the control plane
 	HealthySince  *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=healthy_since,json=healthySince,proto3" json:"healthy_since,omitempty"` // since when no reason holds and every item is present; unset: it is not healthy
+	StaleSince    *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`       // since when the node is not judged, for some of its evidence is of a newer build; unset: it is judged
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -354,6 +355,13 @@ func (x *NodeVerdict) GetChecklist() []*HealthItem {
 func (x *NodeVerdict) GetHealthySince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.HealthySince
+	}
+	return nil
+}
+
+func (x *NodeVerdict) GetStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaleSince
 	}
 	return nil
 }
@@ -543,7 +551,7 @@ const file_gpuaas_recovery_v1_verdict_proto_rawDesc = "" +
 	"\vfresh_until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"freshUntil\x12\x16\n" +
 	"\x06detail\x18\a \x01(\tR\x06detail\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId\"\xd1\x06\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId\"\x8e\a\n" +
 	"\vNodeVerdict\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x125\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x1d.gpuaas.common.v1.DriftReasonR\x06reason\x12:\n" +
@@ -566,7 +574,9 @@ const file_gpuaas_recovery_v1_verdict_proto_rawDesc = "" +
 	"\aversion\x18\x0e \x01(\x03R\aversion\x127\n" +
 	"\x05ended\x18\x0f \x01(\v2!.gpuaas.recovery.v1.VerdictPeriodR\x05ended\x12<\n" +
 	"\tchecklist\x18\x10 \x03(\v2\x1e.gpuaas.recovery.v1.HealthItemR\tchecklist\x12?\n" +
-	"\rhealthy_since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\fhealthySince\"\xb2\x01\n" +
+	"\rhealthy_since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\fhealthySince\x12;\n" +
+	"\vstale_since\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staleSince\"\xb2\x01\n" +
 	"\n" +
 	"HealthItem\x125\n" +
 	"\x05check\x18\x01 \x01(\x0e2\x1f.gpuaas.recovery.v1.HealthCheckR\x05check\x12\x18\n" +
@@ -639,18 +649,19 @@ var file_gpuaas_recovery_v1_verdict_proto_depIdxs = []int32{
 	4,  // 13: gpuaas.recovery.v1.NodeVerdict.ended:type_name -> gpuaas.recovery.v1.VerdictPeriod
 	3,  // 14: gpuaas.recovery.v1.NodeVerdict.checklist:type_name -> gpuaas.recovery.v1.HealthItem
 	8,  // 15: gpuaas.recovery.v1.NodeVerdict.healthy_since:type_name -> google.protobuf.Timestamp
-	0,  // 16: gpuaas.recovery.v1.HealthItem.check:type_name -> gpuaas.recovery.v1.HealthCheck
-	8,  // 17: gpuaas.recovery.v1.HealthItem.observed_at:type_name -> google.protobuf.Timestamp
-	6,  // 18: gpuaas.recovery.v1.VerdictPeriod.reason:type_name -> gpuaas.common.v1.DriftReason
-	10, // 19: gpuaas.recovery.v1.VerdictPeriod.severity:type_name -> gpuaas.common.v1.Severity
-	8,  // 20: gpuaas.recovery.v1.VerdictPeriod.observed_at:type_name -> google.protobuf.Timestamp
-	8,  // 21: gpuaas.recovery.v1.VerdictPeriod.detected_at:type_name -> google.protobuf.Timestamp
-	8,  // 22: gpuaas.recovery.v1.VerdictPeriod.ended_at:type_name -> google.protobuf.Timestamp
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	8,  // 16: gpuaas.recovery.v1.NodeVerdict.stale_since:type_name -> google.protobuf.Timestamp
+	0,  // 17: gpuaas.recovery.v1.HealthItem.check:type_name -> gpuaas.recovery.v1.HealthCheck
+	8,  // 18: gpuaas.recovery.v1.HealthItem.observed_at:type_name -> google.protobuf.Timestamp
+	6,  // 19: gpuaas.recovery.v1.VerdictPeriod.reason:type_name -> gpuaas.common.v1.DriftReason
+	10, // 20: gpuaas.recovery.v1.VerdictPeriod.severity:type_name -> gpuaas.common.v1.Severity
+	8,  // 21: gpuaas.recovery.v1.VerdictPeriod.observed_at:type_name -> google.protobuf.Timestamp
+	8,  // 22: gpuaas.recovery.v1.VerdictPeriod.detected_at:type_name -> google.protobuf.Timestamp
+	8,  // 23: gpuaas.recovery.v1.VerdictPeriod.ended_at:type_name -> google.protobuf.Timestamp
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_recovery_v1_verdict_proto_init() }

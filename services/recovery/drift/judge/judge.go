@@ -351,6 +351,9 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 				n.DueAt = &at
 			}
 			if !proves(verdict.Reason, v.body.GetReason()) {
+				if v.notJudged(t.seen.Now) {
+					changed = append(changed, v)
+				}
 				continue
 			}
 		}

@@ -95,14 +95,15 @@ func readVerdicts(ctx context.Context, tx pgx.Tx, nodeIDs []string) (map[string]
 }
 
 // become makes the verdict the present one, and reports whether that changes it: in its reason, in who acts next and
-// how, in what the host's record explains, in how the host's runtime differs, or in whether the node is proven healthy.
-// Of a reason that goes on, the times stay as they were.
+// how, in what the host's record explains, in how the host's runtime differs, in whether the node is proven healthy, or
+// in that it is judged again. Of a reason that goes on, the times stay as they were.
 func (s *standing) become(v drift.Verdict, evidence []drift.Evidence, h health, now time.Time) bool {
 	was := s.body
 	if was == nil && v.Reason == 0 && !h.proven {
 		return false
 	}
-	if was != nil && was.GetReason() == v.Reason && !h.turns(was) && (v.Reason == 0 ||
+	judged := was.GetStaleSince() == nil
+	if was != nil && judged && was.GetReason() == v.Reason && !h.turns(was) && (v.Reason == 0 ||
 		was.GetUserState() == v.UserState && was.GetSeverity() == v.Severity && was.GetOwner() == v.Owner &&
 			was.GetNextAction() == v.NextAction && !explainsMore(was, v.Used(evidence)) &&
 			sameRuntime(was, v.Used(evidence))) {
@@ -145,6 +146,24 @@ func (s *standing) become(v drift.Verdict, evidence []drift.Evidence, h health, 
 	default:
 		s.began = s.body.GetVersion()
 	}
+	return true
+}
+
+// notJudged notes on the present verdict since when the node is not judged, and reports whether that is new: it is
+// noted once, until the node is judged again. A node without a verdict gets one that names no reason.
+func (s *standing) notJudged(now time.Time) bool {
+	if s.body.GetStaleSince() != nil {
+		return false
+	}
+	if s.body == nil {
+		s.body = &recoveryv1.NodeVerdict{
+			NodeId: s.nodeID, UserState: commonv1.UserState_USER_STATE_NORMAL, ObservedAt: timestamppb.New(now),
+			DetectedAt: timestamppb.New(now),
+		}
+		s.began = 1
+	}
+	s.body.StaleSince, s.body.Ended = timestamppb.New(now), nil
+	s.body.Version++
 	return true
 }
 
