@@ -3,7 +3,9 @@ package nodeapi_test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -99,4 +101,36 @@ func TestRecordsThatAreCutAreCounted(t *testing.T) {
 			t.Errorf("%g entries were cut for their %s, want %g", got, cause, want)
 		}
 	}
+}
+
+// TestFactsThatAreCutAreCounted checks that a host which claims more GPUs than a host has, in its Hello or later, is
+// counted, and that no more of them are reported.
+func TestFactsThatAreCutAreCounted(t *testing.T) {
+	k := newKit(t)
+	r := k.replica()
+	a := k.session(r)
+	frame := beat(7)
+	host := &commonv1.HostFacts{Kernel: strings.Repeat("k", 200)}
+	for i := range 500 {
+		host.Gpus = append(host.Gpus, &commonv1.Gpu{Index: int32(i), DeviceId: "GPU-" + strconv.Itoa(i)})
+		host.Addresses = append(host.Addresses, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String())
+	}
+	frame.GetHeartbeat().ChangedFacts = host
+	a.send(frame)
+	a.next("an answer", func(f *nodev1.ConnectResponse) bool { return f.GetHeartbeatAck().GetSequence() == 7 })
+	for fact, want := range map[string]float64{"gpus": 436, "addresses": 436, "texts": 1} {
+		if got := k.counter(r, "agent_facts_cut_total", `fact="`+fact+`"`); got != want {
+			t.Errorf("%g %s were cut, want %g", got, fact, want)
+		}
+	}
+	testkit.Eventually(t, testkit.Patience, func() error {
+		list, err := testkit.ReadEvents(t.Context(), k.db.Pool(pg.RoleReadmodel),
+			`kind = 'session.changed' AND aggregate_id = $1`, a.session)
+		if err == nil && !slices.ContainsFunc(list, func(e testkit.Event) bool {
+			return e.Text("host", "gpus", "63", "device_id") == "GPU-63" && e.Text("host", "gpus", "64", "device_id") == ""
+		}) {
+			err = errors.New("no event has the first 64 GPUs alone")
+		}
+		return err
+	})
 }

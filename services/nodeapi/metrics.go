@@ -21,6 +21,7 @@ type metrics struct {
 	frames   *prometheus.CounterVec
 	profiles *prometheus.CounterVec
 	cut      *prometheus.CounterVec
+	facts    *prometheus.CounterVec
 	offered  prometheus.Counter
 	acked    prometheus.Counter
 }
@@ -68,6 +69,10 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 			Help: "Entries of hosts' diagnostic records that agents sent and that were cut, by cause: size, or time (one that " +
 				"cannot be stored, or is in the future).",
 		}, []string{"cause"}),
+		facts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "agent_facts_cut_total",
+			Help: "What was cut of the facts that agents reported of their hosts: gpus, addresses or texts beyond the bounds.",
+		}, []string{"fact"}),
 		offered: prometheus.NewCounter(prometheus.CounterOpts{Name: "tasks_offered_total", Help: "Tasks offered to agents."}),
 		acked: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "task_results_acknowledged_total",
@@ -76,8 +81,8 @@ func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.rejects, m.claims, m.forgot, m.shed, m.stalled, m.opened, m.refused, m.frames, m.profiles, m.cut, m.offered,
-		m.acked,
+		m.rejects, m.claims, m.forgot, m.shed, m.stalled, m.opened, m.refused, m.frames, m.profiles, m.cut, m.facts,
+		m.offered, m.acked,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_streams", Help: "Streams of agents that stand open here."},
 			open),
 	} {
@@ -110,11 +115,19 @@ func (m *metrics) Opened(outcome string) { m.opened.WithLabelValues(outcome).Inc
 // Profile counts an offer of a profile, or the answer to one.
 func (m *metrics) Profile(outcome string) { m.profiles.WithLabelValues(outcome).Inc() }
 
-// RecordsCut counts entries of hosts' records that were cut.
-func (m *metrics) RecordsCut(c bounds.Cut) {
+// Cut counts what was cut of an agent's frame.
+func (m *metrics) Cut(c bounds.Cut) {
+	if c == (bounds.Cut{}) {
+		return
+	}
 	for cause, n := range map[string]int{"size": c.Size, "time": c.Time} {
 		if n > 0 {
 			m.cut.WithLabelValues(cause).Add(float64(n))
+		}
+	}
+	for fact, n := range map[string]int{"gpus": c.Facts.GPUs, "addresses": c.Facts.Addresses, "texts": c.Facts.Texts} {
+		if n > 0 {
+			m.facts.WithLabelValues(fact).Add(float64(n))
 		}
 	}
 }

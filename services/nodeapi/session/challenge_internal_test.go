@@ -71,7 +71,7 @@ func (r *challengeReports) ReportChallenge(_ context.Context, req *recoveryv1.Re
 // uncounted are the metrics of a server of which a test counts nothing.
 type uncounted struct{ Metrics }
 
-func (uncounted) RecordsCut(bounds.Cut) {}
+func (uncounted) Cut(bounds.Cut) {}
 
 // TestALateAnswerToAChallengeIsNone checks that a valid answer counts up to challenge_within by the clock and not
 // after it, whether the timer is in time or late.

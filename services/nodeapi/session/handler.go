@@ -125,12 +125,12 @@ func (h *handler) recv() (*nodev1.ConnectRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.server.deps.Metrics.RecordsCut(cut)
+	h.server.deps.Metrics.Cut(cut)
 	return frame, nil
 }
 
-// checked validates a frame, and cleans it of what cannot be stored or is no text for people. It returns how many
-// entries of the host's record it cut.
+// checked validates a frame, and cleans it of what cannot be stored or is no text for people. It returns what it
+// cut of the host's record and facts.
 func checked(v protovalidate.Validator, frame *nodev1.ConnectRequest, now time.Time) (bounds.Cut, error) {
 	if hb := frame.GetHeartbeat(); hb != nil && hb.GetChangedFacts() == nil {
 		return bounds.Cut{}, nil // it has no field that could be invalid

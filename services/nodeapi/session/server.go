@@ -78,7 +78,7 @@ type Metrics interface {
 	Refused(reason string)
 	Frame(kind string)
 	Profile(outcome string)
-	RecordsCut(cut bounds.Cut)
+	Cut(cut bounds.Cut)
 }
 
 // Deps of the server.

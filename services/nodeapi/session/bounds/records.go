@@ -6,6 +6,7 @@
 package bounds
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -30,10 +31,11 @@ const (
 // clocks differ.
 const futureAllowed = time.Minute
 
-// Cut counts the entries of hosts' records that were cut.
+// Cut counts the entries of hosts' records that were cut, and what was cut of hosts' facts.
 type Cut struct {
-	Size int // a text or an id was too long, or the wait that was announced
-	Time int // it has a time that cannot be stored, or is in the future, which recovery takes as the present
+	Size  int // a text or an id was too long, or the wait that was announced
+	Time  int // it has a time that cannot be stored, or is in the future, which recovery takes as the present
+	Facts FactsCut
 }
 
 // Records bounds and cleans the diagnostics of a host, which are its claim: one line of text, ids and times that
@@ -66,10 +68,12 @@ func wrong(at *timestamppb.Timestamp, now time.Time) bool {
 	return at != nil && (at.CheckValid() != nil || at.AsTime().After(now.Add(futureAllowed)))
 }
 
-// Reported cleans a frame, and bounds the diagnostics in it. It returns how many entries it cut.
+// Reported cleans a frame, and bounds the diagnostics and the host's facts in it. It returns what it cut.
 func Reported(frame *nodev1.ConnectRequest, now time.Time) Cut {
 	Frame(frame.ProtoReflect())
-	return Records(slices.Concat(frame.GetHello().GetDiagnostics(), frame.GetDiagnostic().GetDiagnostics()), now)
+	out := Records(slices.Concat(frame.GetHello().GetDiagnostics(), frame.GetDiagnostic().GetDiagnostics()), now)
+	out.Facts = Facts(cmp.Or(frame.GetHello().GetHost(), frame.GetHeartbeat().GetChangedFacts()))
+	return out
 }
 
 // sound returns a time that can be stored, and nil for any other.
