@@ -33,7 +33,7 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 	}
 	records, err := diagnostics.New(diagnostics.Deps{
 		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit, Merged: judging.Nudge,
-		Fresh: s.cfg.HostRecordFresh,
+		Fresh: s.cfg.HostRecordFresh, Registerer: b.Registry.ForService(b.Name),
 	})
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -37,18 +38,42 @@ type Deps struct {
 	Fresh time.Duration
 	// Merged is called after the commit of a record that has changed evidence; nil: it is not.
 	Merged func()
+	// Registerer registers the server's metrics; nil: they are not registered.
+	Registerer prometheus.Registerer
 }
 
 // Server implements DiagnosticsService. It is safe for concurrent use.
-type Server struct{ deps Deps }
+type Server struct {
+	deps Deps
+	left *prometheus.CounterVec // entries that were not kept
+}
 
 // New checks the dependencies.
 func New(deps Deps) (*Server, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Fresh <= 0 {
 		return nil, errors.New("diagnostics server needs a logger, a pool and how long a record explains anything")
 	}
-	return &Server{deps}, nil
+	s := &Server{deps: deps, left: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "recovery_diagnostics_refused_total",
+		Help: "Entries of diagnostic records that people brought and that were not kept, by cause: unknown_code, or " +
+			"out_of_time (too long ago, without a time, or with one that cannot be read).",
+	}, []string{"cause"})}
+	for _, cause := range []string{causeUnknown, causeTime} {
+		s.left.WithLabelValues(cause) // shown as zero before the first
+	}
+	if deps.Registerer != nil {
+		if err := deps.Registerer.Register(s.left); err != nil {
+			return nil, fmt.Errorf("register metrics of diagnostics: %w", err)
+		}
+	}
+	return s, nil
 }
+
+// Causes for which an entry of a record is not kept.
+const (
+	causeUnknown = "unknown_code"
+	causeTime    = "out_of_time"
+)
 
 var (
 	readDigest = pg.Define(pg.RoleRecovery, "diagnostics.read_digest", `
@@ -118,6 +143,8 @@ func (s *Server) MergeDiagnostics(
 		}
 		return nil, fmt.Errorf("merge diagnostics: %w", s.deps.Audit.Refuse(ctx, refused, err))
 	}
+	s.left.WithLabelValues(causeUnknown).Add(float64(out.GetUnknownCodes()))
+	s.left.WithLabelValues(causeTime).Add(float64(out.GetOutOfTime()))
 	if out.GetChanged() {
 		s.deps.Wake.Notify()
 		if s.deps.Merged != nil {

@@ -2,9 +2,11 @@ package diagnostics_test
 
 import (
 	"context"
+	"maps"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -27,16 +29,19 @@ type kit struct {
 	server *diagnostics.Server
 	node   string
 	merged int // calls of Merged
+
+	registry *prometheus.Registry
 }
 
 func newKit(t *testing.T) *kit {
 	t.Helper()
 	testkit.IO(t)
-	k := &kit{t: t, db: testkit.DB(t), node: ids.New()}
+	k := &kit{t: t, db: testkit.DB(t), node: ids.New(), registry: prometheus.NewPedanticRegistry()}
 	k.ctx = rpc.WithPerson(testkit.Context(t), rpc.Person{Subject: "ada", Roles: []string{"operator"}})
 	var err error
 	if k.server, err = diagnostics.New(diagnostics.Deps{
 		Logger: testkit.Logger(t), Pool: k.db.Pool(pg.RoleRecovery), Fresh: time.Hour, Merged: func() { k.merged++ },
+		Registerer: k.registry,
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -65,6 +70,25 @@ func (k *kit) count(query string) int {
 	return n
 }
 
+// wantRefused checks how many entries were counted as not kept.
+func (k *kit) wantRefused(unknown, outOfTime int) {
+	k.t.Helper()
+	families, err := k.registry.Gather()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	got := map[string]int{}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			got[family.GetName()+" "+m.GetLabel()[0].GetValue()] = int(m.GetCounter().GetValue())
+		}
+	}
+	const name = "recovery_diagnostics_refused_total"
+	if want := map[string]int{name + " unknown_code": unknown, name + " out_of_time": outOfTime}; !maps.Equal(got, want) {
+		k.t.Errorf("counted %v, want %v", got, want)
+	}
+}
+
 func record(code string, at time.Time) *recoveryv1.HostRecord {
 	return &recoveryv1.HostRecord{
 		Code: code, Detail: "it is " + code, FirstSeenAt: timestamppb.New(at), LastSeenAt: timestamppb.New(at), Count: 2,
@@ -73,7 +97,7 @@ func record(code string, at time.Time) *recoveryv1.HostRecord {
 }
 
 // The same record twice is one: one event, one audit entry, one piece of evidence. What cannot be read is set aside
-// alone.
+// alone, and counted each time that it is brought.
 func TestTheSameRecordTwiceIsOne(t *testing.T) {
 	k := newKit(t)
 	now := time.Now()
@@ -83,7 +107,9 @@ func TestTheSameRecordTwiceIsOne(t *testing.T) {
 		{Code: "connection_refused"},
 		{Code: "edge_rate_limited", LastSeenAt: &timestamppb.Timestamp{Seconds: 1 << 60}},
 	}
+	k.wantRefused(0, 0)
 	first := k.merge(list...)
+	k.wantRefused(1, 3)
 	if !first.GetChanged() || first.GetTaken() != 2 || first.GetUnknownCodes() != 1 || first.GetOutOfTime() != 3 ||
 		len(first.GetExplains()) != 1 || first.GetExplains()[0] != "server_tls_untrusted" || first.GetPos() == "" {
 		t.Errorf("%v", first)
@@ -91,6 +117,7 @@ func TestTheSameRecordTwiceIsOne(t *testing.T) {
 	if second := k.merge(list...); second.GetChanged() || second.GetPos() != "" || second.GetTaken() != 2 {
 		t.Errorf("once more: %v", second)
 	}
+	k.wantRefused(2, 6)
 	for query, want := range map[string]int{
 		`SELECT count(*) FROM events.event WHERE kind = 'diagnostics.merged'`:                           1,
 		`SELECT count(*) FROM recovery.host_record WHERE brought_by LIKE '%ada%' AND version = 1`:       1,
@@ -122,4 +149,5 @@ func TestANodeThatIsNotKnown(t *testing.T) {
 	if !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) || k.merged != 0 {
 		t.Errorf("%v", err)
 	}
+	k.wantRefused(0, 0)
 }
