@@ -3,6 +3,7 @@ package agent_test
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -153,7 +154,7 @@ func TestAnArchiveBringsTheHostBack(t *testing.T) {
 	}
 }
 
-// Every archive that is refused leaves the host as it was, with a record of why.
+// Every archive that is refused leaves the host as it was, with a record of why, which the running agent counts.
 func TestRefusedArchivesChangeNothing(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
@@ -163,7 +164,7 @@ func TestRefusedArchivesChangeNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := digestOf(t, cfg)
-	for name, c := range map[string]struct {
+	cases := map[string]struct {
 		change func(*archived)
 		digest string // `own`: its own
 		text   string
@@ -179,7 +180,8 @@ func TestRefusedArchivesChangeNothing(t *testing.T) {
 		"another server":       {func(a *archived) { a.api = a.enrol }, "", "another server"},
 		"trust of others":      {func(a *archived) { a.ca = other.PEM() }, "", "untrusted"},
 		"another trust domain": {func(a *archived) { a.manifest.TrustDomain = "other.test" }, "own", "signature is not good"},
-	} {
+	}
+	for name, c := range cases {
 		path, digest := m.archive(c.change)
 		if c.digest != "own" {
 			digest = c.digest
@@ -213,6 +215,16 @@ func TestRefusedArchivesChangeNothing(t *testing.T) {
 	}
 	if err := take(t, cfg, agent.Bundle{Path: filepath.Join(cfg.EtcDir, "none")}); err == nil {
 		t.Error("a file that is not there was taken")
+	}
+	cfg.OpsListen = "127.0.0.1:0"
+	a := open(t, cfg)
+	end, _ := run(t, a)
+	line := fmt.Sprintf("agent_diagnostics_recorded{code=%q} %d\n", "profile_refused", len(cases)+2)
+	if metrics := fetch(t, "http://"+a.OpsAddr()+"/metrics"); !strings.Contains(metrics, line) {
+		t.Errorf("no %q in\n%s", line, metrics)
+	}
+	if err := end(); err != nil {
+		t.Fatal(err)
 	}
 }
 

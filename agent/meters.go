@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/gpuaas/mesh/agent/diag"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -61,6 +62,28 @@ func (a *Agent) recoveryMeters() []prometheus.Collector {
 	}
 }
 
+// recordMeter counts what stands in the host's diagnostic record: also what other processes recorded, such as an
+// enrolment that refused a bundle, which has no ops listener.
+type recordMeter struct{ entries func() []diag.Entry }
+
+var recorded = prometheus.NewDesc("agent_diagnostics_recorded",
+	"How often the entries in the host's diagnostic record were recorded, by any process of the agent.",
+	[]string{"code"}, nil)
+
+// Describe sends the description of the metric.
+func (recordMeter) Describe(out chan<- *prometheus.Desc) { out <- recorded }
+
+// Collect sends a count for each code in the record.
+func (m recordMeter) Collect(out chan<- prometheus.Metric) {
+	counts := map[string]int64{}
+	for _, e := range m.entries() {
+		counts[e.Code] += e.Count
+	}
+	for code, n := range counts {
+		out <- prometheus.MustNewConstMetric(recorded, prometheus.GaugeValue, float64(n), code)
+	}
+}
+
 var errNoSession = errors.New("no session is admitted")
 
 // openOps listens for metrics and health, if that is configured.
@@ -106,7 +129,9 @@ func (a *Agent) openOps(ctx context.Context) error {
 		return float64(l.Open())
 	})
 	for _, c := range slices.Concat(
-		[]prometheus.Collector{a.meters.retries, a.meters.refused, a.meters.sessions, connected, unacked}, a.recoveryMeters(),
+		[]prometheus.Collector{
+			a.meters.retries, a.meters.refused, a.meters.sessions, connected, unacked, recordMeter{a.diag.Entries},
+		}, a.recoveryMeters(),
 	) {
 		if err := registry.Register(c); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
