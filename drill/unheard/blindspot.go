@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/gpuaas/mesh/drill/kit"
 	"github.com/gpuaas/mesh/drill/kit/act"
@@ -22,7 +24,7 @@ func BlindSpot() kit.Drill {
 		Name: "pre-auth-blind-spot",
 		Injects: "the ports of the node API and of enrolment are led to a proxy that ends TLS with certificates of another " +
 			"issuer, and the agent of a machine that serves a workspace is killed; it is started again and trusts neither",
-		Sees: "by the API alone `agent_down`; once the record that the agent keeps on its host is brought with " +
+		Sees: "by the API alone `agent_down`, which names the host's record as missing; once the record that the agent keeps on its host is brought with " +
 			"`gpuaas nodes diag NODE --file`, `server_tls_untrusted`, with the host's evidence; the workload serves",
 		Recovers: "the proxy is taken away: the agent opens a session by itself with the certificate that it had",
 		Needs:    "its own mesh: it stands before its ports, and reads the record on a machine",
@@ -63,15 +65,36 @@ func runBlindSpot(ctx context.Context, r *kit.Run) error {
 	if err := u.alone(ctx); err != nil {
 		return err
 	}
+	if err := u.missing(ctx, true); err != nil {
+		return stage.At(stage.Detected, err)
+	}
 	if err := u.bring(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED); err != nil {
 		return err
 	}
 	if err := u.detect(ctx); err != nil {
 		return err
 	}
+	if err := u.missing(ctx, false); err != nil {
+		return stage.At(stage.Evidence, err)
+	}
 	back()
 	r.Note("the proxy is away")
 	return u.recovered(ctx)
+}
+
+// missing checks whether the verdict on the node, as the API shows it, names the host's record as what is missing.
+func (u *unheard) missing(ctx context.Context, want bool) error {
+	node, err := u.r.Mesh.Node(ctx, u.held.Node)
+	if err != nil {
+		return err
+	}
+	list := node.GetVerdict().GetMissing()
+	if slices.ContainsFunc(list, func(what string) bool { return strings.HasPrefix(what, "host:") }) != want {
+		return fmt.Errorf("of a verdict of %s the API names %q as missing: the host's record %t, want %t", node.GetReason(),
+			list, !want, want)
+	}
+	u.r.Note("the verdict of %s names what is missing: %q", node.GetReason(), list)
+	return nil
 }
 
 // intercepted starts proxies with foreign certificates and returns the functions that lead the ports of agents to them

@@ -256,10 +256,21 @@ func (v Verdict) Used(evidence []Evidence) []Evidence {
 	return slices.CompactFunc(out, func(a, b Evidence) bool { return CompareEvidence(&a, &b) == 0 })
 }
 
+// missingHost names the host's record, where it would name a cause.
+const missingHost = "host: its diagnostics"
+
 // Missing returns, for a verdict without a known cause, which evidence would name one: what no source has told, and
-// what is stale. It returns nil for any other verdict.
+// what is stale. For the verdict that the agent is down that is the host's record alone. It returns nil for any other
+// verdict.
 func (v Verdict) Missing(evidence []Evidence) []string {
-	if v.Reason != commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE {
+	switch v.Reason { //nolint:exhaustive // the others name a cause
+	case commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN:
+		if slices.ContainsFunc(evidence, func(e Evidence) bool { return e.Source == FromHost && !e.Stale(v.At) }) {
+			return nil
+		}
+		return []string{missingHost}
+	case commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE:
+	default:
 		return nil
 	}
 	var fresh sources
@@ -277,7 +288,7 @@ func (v Verdict) Missing(evidence []Evidence) []string {
 		out = append(out, "identity: the state of its identity")
 	}
 	if !fresh.has(FromHost) {
-		out = append(out, "host: its diagnostics")
+		out = append(out, missingHost)
 	}
 	slices.Sort(stale)
 	return append(out, slices.Compact(stale)...)

@@ -314,8 +314,10 @@ func TestUsedIsWhatTheVerdictFollowsFrom(t *testing.T) {
 	}
 }
 
-// TestUnreachableNamesWhatIsMissing: a verdict without a cause says which evidence would name one.
-func TestUnreachableNamesWhatIsMissing(t *testing.T) {
+// TestAVerdictNamesWhatIsMissing: a verdict without a cause says which evidence would name one. Of an agent that is down
+// it is the host's record, unless a fresh one is known.
+func TestAVerdictNamesWhatIsMissing(t *testing.T) {
+	explained := detail(saw(host, process, unspecified), "connection_refused: dial tcp")
 	for name, c := range map[string]struct {
 		evidence []drift.Evidence
 		want     []string
@@ -331,6 +333,11 @@ func TestUnreachableNamesWhatIsMissing(t *testing.T) {
 				"session: whether its agent is heard", "session of the process: stale since 2026-03-01T11:59:59Z",
 			},
 		},
+		"down":                        {[]drift.Evidence{active, isDown, admitted}, []string{"host: its diagnostics"}},
+		"down, and explained":         {[]drift.Evidence{active, isDown, explained}, nil},
+		"down, explained long ago":    {[]drift.Evidence{active, isDown, stale(explained)}, []string{"host: its diagnostics"}},
+		"down, and the host knows it": {[]drift.Evidence{active, isDown, saw(host, endpoint, rateLimited)}, nil},
+		"lost a moment ago":           {[]drift.Evidence{active, isLost}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, drift.Classify(c.evidence, now).Missing(c.evidence)); diff != "" {

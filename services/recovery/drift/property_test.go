@@ -101,7 +101,8 @@ func wholeOf(t interface{ Fatalf(string, ...any) }, evidence []drift.Evidence) {
 	if v.UserState == 0 || v.Severity == 0 || v.Owner == "" || v.NextAction == "" || v.DetectWithin <= 0 {
 		t.Fatalf("verdict %+v", v)
 	}
-	if (v.Reason == unreachable) != (len(missing) > 0) {
+	hostKnown := slices.ContainsFunc(evidence, func(e drift.Evidence) bool { return e.Source == host && !e.Stale(now) })
+	if (v.Reason == unreachable || v.Reason == agentDown && !hostKnown) != (len(missing) > 0) {
 		t.Fatalf("verdict %+v misses %q", v, missing)
 	}
 	if v.Reason != unreachable && !slices.ContainsFunc(used, func(e drift.Evidence) bool {
