@@ -16,3 +16,10 @@ func (j *Judge) ProbeRound(ctx context.Context) (time.Duration, error) {
 	err := j.probeRound(ctx)
 	return j.reprobe, err
 }
+
+// Pause returns a function that waits as Run does between two rounds, for at most the given time. It returns false when
+// its context has ended first.
+func (j *Judge) Pause(longest time.Duration) func(context.Context) bool {
+	j.next = longest
+	return j.pause()
+}
