@@ -207,7 +207,7 @@ func (r *Round) engage(ctx context.Context, concerned func(*Incident), i *Incide
 	b, now := r.brake, r.now
 	b.Engaged, b.Since, b.CalmSince = true, &now, nil
 	b.ReleasedBy, b.ReleaseReason, b.ReleasedAt = "", "", nil
-	i.Kind, i.Key, i.Severity, i.Summary = kindBrake, "fleet", commonv1.Severity_SEVERITY_P0, b.Reason
+	i.Kind, i.Key, i.Summary = kindBrake, "fleet", b.Reason
 	concerned(i)
 	if err := r.Raise(ctx, i); err != nil {
 		return err

@@ -39,8 +39,8 @@ func (r *Round) Classes(ctx context.Context) error {
 	}
 	for _, c := range found {
 		i := &Incident{
-			Kind: kindClass, Key: c.Step + "/" + c.ErrorCode, Severity: commonv1.Severity_SEVERITY_P1, Step: c.Step,
-			ErrorCode: c.ErrorCode, Tenants: c.Tenants, Workspaces: c.Workspaces, Count: c.Count, LastSeenAt: c.LastSeenAt,
+			Kind: kindClass, Key: c.Step + "/" + c.ErrorCode, Step: c.Step, ErrorCode: c.ErrorCode,
+			Tenants: c.Tenants, Workspaces: c.Workspaces, Count: c.Count, LastSeenAt: c.LastSeenAt,
 		}
 		if c.Layer != "" {
 			if i.OwnerLayer, err = names.Parse[commonv1.OwnerLayer](c.Layer); err != nil {

@@ -13,6 +13,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/aside"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -174,8 +175,9 @@ func openIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, ke
 	return i, nil
 }
 
-// Raise opens an incident, or updates the open one of the same kind and key: it adds the ids that the incident
-// concerns, and counts it again at most once each incidentEvery. i is set to the stored incident.
+// Raise opens an incident, with the severity of its kind unless it has one, or updates the open one of the same kind
+// and key: it adds the ids that the incident concerns, and counts it again at most once each incidentEvery. i is set to
+// the stored incident.
 func (r *Round) Raise(ctx context.Context, i *Incident) error {
 	if i.LastSeenAt.IsZero() {
 		i.LastSeenAt = r.now
@@ -189,6 +191,9 @@ func (r *Round) Raise(ctx context.Context, i *Incident) error {
 			return err
 		}
 		i.ID, i.OpenedAt, i.Count, i.Version = ids.New(), r.now, max(i.Count, 1), 1
+		if i.Severity == 0 {
+			i.Severity = fault.AlertOf(i.Kind).Severity
+		}
 		_, err := pg.Exec(ctx, r.tx, insertIncident,
 			i.ID, names.Of(i.Kind), i.Key, names.Of(i.Severity), i.Summary, i.Step, i.ErrorCode, texts(i.Tenants),
 			texts(i.Workspaces), texts(i.Nodes), names.OfSet(i.OwnerLayer), i.NextAction, i.OpenedAt, i.LastSeenAt, i.Count)

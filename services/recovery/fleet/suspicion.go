@@ -90,7 +90,7 @@ func evaluateSuspicion(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now 
 	nodes, count := nodesOf(suspects)
 	logger.ErrorContext(ctx, "an identity is suspected", slog.String("reason", reason), slog.Int64("nodes", count))
 	return (&Round{tx: tx, now: now, locked: true}).Raise(ctx, &Incident{
-		Kind: kindSuspected, Key: reason, ErrorCode: reason, Severity: d.Severity, Nodes: nodes, Count: count,
+		Kind: kindSuspected, Key: reason, ErrorCode: reason, Nodes: nodes, Count: count,
 		Summary: suspicionSummary(reason, count), OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_AUTH, NextAction: d.NextAction,
 	})
 }

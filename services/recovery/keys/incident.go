@@ -14,6 +14,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/names"
@@ -23,7 +24,6 @@ import (
 
 const (
 	incidentKind = commonv1.IncidentKind_INCIDENT_KIND_SIGNING_KEYS
-	severity     = commonv1.Severity_SEVERITY_P0
 	layer        = commonv1.OwnerLayer_OWNER_LAYER_AUTH
 	// incidentEvery is how often further evidence of the same key is counted.
 	incidentEvery = time.Minute
@@ -56,6 +56,9 @@ type incidentRow struct {
 	Count      int64      `db:"count"`
 	Version    int64      `db:"version"`
 }
+
+// severity is that of its incidents.
+var severity = fault.AlertOf(incidentKind).Severity
 
 var (
 	readClock = pg.Define(pg.RoleRecovery, "keys.read_clock", `SELECT mesh.clock()`)

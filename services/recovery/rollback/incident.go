@@ -13,6 +13,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -28,7 +29,6 @@ const incidentEvery = time.Minute
 // Short names.
 const (
 	incidentKind    = commonv1.IncidentKind_INCIDENT_KIND_CONTROL_PLANE_ROLLBACK
-	severity        = commonv1.Severity_SEVERITY_P0
 	layer           = commonv1.OwnerLayer_OWNER_LAYER_DATABASE
 	nodeAhead       = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_NODE_AHEAD
 	launchLogAhead  = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_AHEAD
@@ -52,6 +52,9 @@ type incidentRow struct {
 	Count      int64      `db:"count"`
 	Version    int64      `db:"version"`
 }
+
+// severity is that of its incidents.
+var severity = fault.AlertOf(incidentKind).Severity
 
 var (
 	lockIncident = pg.Define(pg.RoleRecovery, "rollback.lock_incident", `

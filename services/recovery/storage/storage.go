@@ -12,6 +12,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -24,7 +25,6 @@ const (
 	Every = 5 * time.Minute
 
 	kind       = commonv1.IncidentKind_INCIDENT_KIND_STORAGE
-	severity   = commonv1.Severity_SEVERITY_P1
 	layer      = commonv1.OwnerLayer_OWNER_LAYER_DATABASE
 	closedBy   = "recovery"
 	nextAction = "give the database more room and set storage.limit_mebibytes to it; or shorten the terms of history " +
@@ -54,6 +54,9 @@ type incidentRow struct {
 	Count      int64      `db:"count"`
 	Version    int64      `db:"version"`
 }
+
+// severity is that of its incidents.
+var severity = fault.AlertOf(kind).Severity
 
 var (
 	readCurrent = pg.Define(pg.RoleRecovery, "storage.read_current", `

@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -18,7 +19,6 @@ import (
 
 const (
 	incidentKind = commonv1.IncidentKind_INCIDENT_KIND_ISSUER_UNTRUSTED
-	severity     = commonv1.Severity_SEVERITY_P0
 	layer        = commonv1.OwnerLayer_OWNER_LAYER_AUTH
 	closedBy     = "recovery"
 )
@@ -35,6 +35,9 @@ type incidentRow struct {
 	Count      int64      `db:"count"`
 	Version    int64      `db:"version"`
 }
+
+// severity is that of its incidents.
+var severity = fault.AlertOf(incidentKind).Severity
 
 var (
 	openIncident = pg.Define(pg.RoleRecovery, "trust.open_incident", `

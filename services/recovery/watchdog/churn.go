@@ -132,8 +132,7 @@ func (j *evaluation) budgets(ctx context.Context) error {
 	}
 	for by, list := range waiting {
 		i := &fleet.Incident{
-			Kind: kindChurn, Key: by, Severity: commonv1.Severity_SEVERITY_P1,
-			OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
+			Kind: kindChurn, Key: by, OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
 			NextAction: "find out why recreating did not last: `gpuaas workspaces recoveries WS` and the timeline; then " +
 				"recreate by hand or decommission",
 		}

@@ -23,8 +23,7 @@ func (j *evaluation) machines(ctx context.Context) error {
 			i := lost[s.NodeID]
 			if i == nil {
 				i = &fleet.Incident{
-					Kind: kindMachine, Key: s.NodeID, Severity: commonv1.Severity_SEVERITY_P1,
-					OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
+					Kind: kindMachine, Key: s.NodeID, OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
 					NextAction: "restart the machine or its agent; its workspaces come back with it. To move them, recreate each " +
 						"with a fenced proof",
 				}

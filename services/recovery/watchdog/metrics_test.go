@@ -10,7 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/obs/obstest"
 )
 
-// metric requires that one series of the watchdog that was made last has the value want.
+// metric requires that a metric of the watchdog that was made last has the value want: the sum of its series of which a
+// label has the value.
 func (k *kit) metric(name, value string, want float64) {
 	k.t.Helper()
 	families, err := k.metrics.Gatherer().Gather()
@@ -19,17 +20,21 @@ func (k *kit) metric(name, value string, want float64) {
 		if f.GetName() != "gpuaas_"+name {
 			continue
 		}
+		exposed, got := false, 0.
 		for _, m := range f.GetMetric() {
 			found := value == ""
 			for _, l := range m.GetLabel() {
 				found = found || (l.GetName() != "service" && l.GetValue() == value)
 			}
-			if got := m.GetCounter().GetValue() + m.GetGauge().GetValue(); found && got != want {
+			if found {
+				exposed, got = true, got+m.GetCounter().GetValue()+m.GetGauge().GetValue()
+			}
+		}
+		if exposed {
+			if got != want {
 				k.t.Errorf("%s of %q is %v, want %v", name, value, got, want)
 			}
-			if found {
-				return
-			}
+			return
 		}
 	}
 	k.t.Errorf("%s of %q is not exposed", name, value)
@@ -89,6 +94,67 @@ func TestMetricsTellWhatTheWatchdogDoes(t *testing.T) {
 	k.metric("incidents_open", "fleet_brake", 1)
 	k.metric("watchdog_withheld_total", "brake", 4)
 	obstest.Lint(t, k.metrics.Gatherer())
+}
+
+// TestIncidentsAreCountedBySeverityAndAudience checks that open incidents are counted under their kind, their severity
+// and who is to act, that a closed one is no longer, and that what this build does not know makes no series.
+func TestIncidentsAreCountedBySeverityAndAudience(t *testing.T) {
+	k := newKit(t)
+	const suspected = "identity_suspected"
+	k.openedBefore(suspected, "cloned_identity_detected", "p0")
+	k.openedBefore(suspected, "token_reuse", "p0")
+	k.openedBefore("fleet_drift", "agent_down", "p1")
+	k.must(k.all.Measure(k.ctx))
+	series := func() map[[3]string]float64 {
+		t.Helper()
+		out := map[[3]string]float64{}
+		families, err := k.metrics.Gatherer().Gather()
+		k.must(err)
+		for _, f := range families {
+			if f.GetName() != "gpuaas_incidents_open" {
+				continue
+			}
+			for _, m := range f.GetMetric() {
+				of := map[string]string{}
+				for _, l := range m.GetLabel() {
+					of[l.GetName()] = l.GetValue()
+				}
+				out[[3]string{of["kind"], of["severity"], of["audience"]}] = m.GetGauge().GetValue()
+			}
+		}
+		return out
+	}
+	got := series()
+	for labels, want := range map[[3]string]float64{
+		{suspected, "p0", "security"}:                     2,
+		{suspected, "p1", "security"}:                     0,
+		{"fleet_drift", "p0", "control_plane"}:            0,
+		{"fleet_drift", "p1", "control_plane"}:            1,
+		{"machine_unreachable", "p1", "operator"}:         0,
+		{"control_plane_rollback", "p0", "control_plane"}: 0,
+	} {
+		if n, exposed := got[labels]; !exposed || n != want {
+			t.Errorf("%v has %v, exposed %t, want %v", labels, n, exposed, want)
+		}
+	}
+	if want := len(names.All[commonv1.IncidentKind]()) * len(names.All[commonv1.Severity]()); len(got) != want {
+		t.Errorf("%d series, want %d: %v", len(got), want, got)
+	}
+	_, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.incident SET closed_at = mesh.clock(), closed_by = 'test'`)
+	k.must(err)
+	k.must(k.all.Measure(k.ctx))
+	if n := series()[[3]string{suspected, "p0", "security"}]; n != 0 {
+		t.Errorf("%v suspicions are counted, and all are closed", n)
+	}
+}
+
+// openedBefore inserts an open incident.
+func (k *kit) openedBefore(kind, key, severity string) {
+	k.t.Helper()
+	_, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO recovery.incident (incident_id, kind, key, severity, summary,
+		next_action, opened_at, last_seen_at) VALUES ($1, $2, $3, $4, '', '', mesh.clock(), mesh.clock())`,
+		ids.New(), kind, key, severity)
+	k.must(err)
 }
 
 // TestVerdictsAreCountedByReason checks that the present verdicts are counted by their reason, that those which name
