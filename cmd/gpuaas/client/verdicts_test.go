@@ -73,8 +73,14 @@ func TestADetailedNodeHasItsVerdict(t *testing.T) {
 	}
 	n.Verdict = &recoveryv1.NodeVerdict{NodeId: nodeID, Owner: "none"}
 	got = call(t, "nodes", "get", "node-1").wants(t, 0).out
-	if strings.Count(got, "verdict: ") != 1 || !strings.Contains(got, "verdict: stale since") {
+	if strings.Count(got, "verdict: ") != 1 || !strings.Contains(got, "verdict: stale since") ||
+		strings.Contains(got, "control plane\t") {
 		t.Errorf("a healthy node:\n%s", got)
+	}
+	n.ControlPlaneReason = "control_plane_rollback"
+	got = call(t, "nodes", "get", "node-1").wants(t, 0).out
+	if want := "control plane\tcontrol_plane_rollback, which is no reason of this node"; !strings.Contains(got, want) {
+		t.Errorf("%q is missing of a node that is connected to a control plane in rollback mode:\n%s", want, got)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/readmodel/list"
@@ -142,6 +143,9 @@ func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict, stale time
 		holds = f.Verdict // that nothing is wrong
 	}
 	n.Verdict = present(holds)
+	if f.Connected && all.GetReason() != commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
+		n.ControlPlaneReason = names.Of(all.GetReason())
+	}
 	if f.Gate.GetWaitingCordon() != "" {
 		n.NextAction = strings.TrimPrefix(n.GetNextAction()+waitingCordon, "; ")
 	}

@@ -93,6 +93,33 @@ func scopeOf(t *testing.T, tenantID string) list.Scope {
 	return scope
 }
 
+// Scenario: the control plane is in rollback mode. A node that is connected has no reason and shows that as a fact; one
+// that is not has it as its verdict.
+func TestAConnectedNodeShowsWhyTheControlPlaneIsNotWell(t *testing.T) {
+	k := newKit(t)
+	const rollback = "control_plane_rollback"
+	expect := func(what string, connected bool, reason, fact string) {
+		t.Helper()
+		k.sync()
+		n, err := k.node(k.A.NodeName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n.GetConnected() != connected || n.GetReason() != reason || n.GetControlPlaneReason() != fact {
+			t.Errorf("%s: connected %t, reason %q, of the control plane %q", what, n.GetConnected(), n.GetReason(),
+				n.GetControlPlaneReason())
+		}
+	}
+	expect("as made", true, "", "")
+	back := k.judge("", 1, commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK, k.Now(), nil)
+	expect("in rollback mode", true, "", rollback)
+	k.Beat(true)
+	expect("not connected", false, rollback, "")
+	k.Beat(false)
+	k.judge("", 2, 0, k.Now(), endOf(back, k.Now()))
+	expect("accepted", true, "", "")
+}
+
 func TestConnectedFollowsSessionReplicaAndHandOver(t *testing.T) {
 	k := newKit(t)
 	replica := k.Replica

@@ -41,6 +41,7 @@ var View = output.View[*readmodelv1.Node]{
 	More: slices.Concat([]output.Column[*readmodelv1.Node]{
 		{Title: "NEXT ACTION", Path: "next_action"},
 		{Title: "SINCE", Path: "since"},
+		{Title: "control plane", Of: meshReasonText},
 	}, verdictColumns(), healthColumns(), []output.Column[*readmodelv1.Node]{
 		{Title: "identity: state", Of: func(pr *output.Printer, n *readmodelv1.Node) string {
 			return identityText(pr, n.GetIdentity())
@@ -85,6 +86,12 @@ var View = output.View[*readmodelv1.Node]{
 			}), "\n")
 		}},
 	}),
+}
+
+// meshReasonText returns why the control plane is not well, of a node that is connected all the same.
+func meshReasonText(_ *output.Printer, n *readmodelv1.Node) string {
+	reason := n.GetControlPlaneReason()
+	return human.OnlyIf(reason != "", reason+", which is no reason of this node (`gpuaas status`)")
 }
 
 // nodeWork returns a text for whether the node may get work.

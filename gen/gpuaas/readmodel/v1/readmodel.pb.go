@@ -814,8 +814,10 @@ type Node struct {
 	Verdict           *v11.NodeVerdict       `protobuf:"bytes,15,opt,name=verdict,proto3" json:"verdict,omitempty"`                                                // unset: recovery has concluded nothing about it yet
 	VerdictStaleSince *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=verdict_stale_since,json=verdictStaleSince,proto3" json:"verdict_stale_since,omitempty"` // recovery has not judged it since then; unset: it is up to date
 	Health            *v11.NodeHealth        `protobuf:"bytes,17,opt,name=health,proto3" json:"health,omitempty"`                                                  // as recovery has it now; where it was asked for, and recovery answers
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Of a connected node: why the control plane is not well. It is a fact, and no reason of the node. Empty: it is well.
+	ControlPlaneReason string `protobuf:"bytes,18,opt,name=control_plane_reason,json=controlPlaneReason,proto3" json:"control_plane_reason,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -965,6 +967,13 @@ func (x *Node) GetHealth() *v11.NodeHealth {
 		return x.Health
 	}
 	return nil
+}
+
+func (x *Node) GetControlPlaneReason() string {
+	if x != nil {
+		return x.ControlPlaneReason
+	}
+	return ""
 }
 
 // Workspace is a workspace with what its user is told.
@@ -5579,7 +5588,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"limitBytes\x12\"\n" +
 	"\rbytes_per_day\x18\x04 \x01(\x03R\vbytesPerDay\x12D\n" +
 	"\x10oldest_parked_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0eoldestParkedAt\x122\n" +
-	"\x15retention_lag_seconds\x18\x06 \x01(\x03R\x13retentionLagSeconds\"\x8a\x06\n" +
+	"\x15retention_lag_seconds\x18\x06 \x01(\x03R\x13retentionLagSeconds\"\xbc\x06\n" +
 	"\x04Node\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -5601,7 +5610,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\tworkspace\x18\x0e \x01(\tR\tworkspace\x129\n" +
 	"\averdict\x18\x0f \x01(\v2\x1f.gpuaas.recovery.v1.NodeVerdictR\averdict\x12J\n" +
 	"\x13verdict_stale_since\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x11verdictStaleSince\x126\n" +
-	"\x06health\x18\x11 \x01(\v2\x1e.gpuaas.recovery.v1.NodeHealthR\x06health\"\x99\v\n" +
+	"\x06health\x18\x11 \x01(\v2\x1e.gpuaas.recovery.v1.NodeHealthR\x06health\x120\n" +
+	"\x14control_plane_reason\x18\x12 \x01(\tR\x12controlPlaneReason\"\x99\v\n" +
 	"\tWorkspace\x12!\n" +
 	"\fworkspace_id\x18\x01 \x01(\tR\vworkspaceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +

@@ -34,6 +34,7 @@ func (s *seen) evidence() []*collect.Kept {
 	if s.Rollback {
 		history.Reason = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK
 		history.Detail = "the database is older than what nodes or the launch log remember"
+		history.CorrelationID = s.RollbackIncident
 	}
 	return []*collect.Kept{{Evidence: beats}, {Evidence: history}, {Evidence: s.trustEvidence()}}
 }

@@ -287,12 +287,20 @@ func TestAReplicaThatWasKilledLeavesSilentNodes(t *testing.T) {
 	k.wantReasons(gone.id(), agentDown, unspecified)
 }
 
-// TestRollbackModeIsAVerdict.
+// TestRollbackModeIsAVerdict checks that rollback mode is a verdict about every node, which has the mode's incident, and
+// ends with it.
 func TestRollbackModeIsAVerdict(t *testing.T) {
 	k := newKit(t)
+	incident := ids.New()
 	testkit.SetRollback(k.db, true)
+	_, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE recovery.rollback SET incident_id = $1`, incident)
+	k.must(err)
 	k.round()
 	k.round()
+	v := k.wantReasons(theFleet, commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK)
+	if v.GetCorrelationId() != incident {
+		t.Errorf("the verdict has the incident %q, want %s", v.GetCorrelationId(), incident)
+	}
 	testkit.SetRollback(k.db, false)
 	k.round()
 	k.wantReasons(theFleet, commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK, unspecified)

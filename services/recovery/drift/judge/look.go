@@ -26,6 +26,8 @@ type seen struct {
 	BeatAt    *time.Time `db:"beat_at"`   // the last one of any replica; nil: there never was one
 	Lives     bool       `db:"lives"`     // some replica has a recent beat, if only one that leaves
 	Rollback  bool       `db:"rolled_back"`
+	// The incident of rollback mode; empty unless it is set, and while a declared one has none yet.
+	RollbackIncident string `db:"rollback_incident"`
 	// What the preflight of the authority has found, and since when, and its incident; empty unless it is a mismatch.
 	Untrusted         string     `db:"untrusted"`
 	UntrustedSince    *time.Time `db:"untrusted_since"`
@@ -65,6 +67,7 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 		(SELECT max(l.beat_at) FROM mesh.replica l WHERE l.service = 'nodeapi') AS beat_at,
 		EXISTS (SELECT FROM mesh.replica l WHERE `+beats.Lives("l")+`) AS lives,
 		mesh.rolled_back() AS rolled_back,
+		COALESCE((SELECT r.incident_id FROM recovery.rollback r WHERE r.state = 'active'), '') AS rollback_incident,
 		CASE WHEN t.state = 'mismatch' THEN t.summary ELSE '' END AS untrusted,
 		CASE WHEN t.state = 'mismatch' THEN t.since END AS untrusted_since,
 		CASE WHEN t.state = 'mismatch' THEN t.incident_id ELSE '' END AS untrusted_incident,
