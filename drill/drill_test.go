@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -57,6 +58,9 @@ func TestEveryDrillIsWhole(t *testing.T) {
 				if text == "" {
 					t.Errorf("%s is not said", what)
 				}
+			}
+			if strings.Contains(d.Mutation, "verdict is read") {
+				t.Error("the mutation changes what the drill reads, and not the detector")
 			}
 			if d.Run == nil || d.FailsAt == "" {
 				t.Error("the drill has no way to be run, or no stage at which its mutated detector must fail")

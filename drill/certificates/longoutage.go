@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/gpuaas/mesh/drill/kit"
@@ -44,14 +43,21 @@ func LongOutage() kit.Drill {
 		Sees: "`cert_expired` and recovering, from the connections that the node API refuses; the workload serves",
 		Recovers: "by itself: the agent gets a certificate with its recovery token, as the same node instance and with " +
 			"no token of an operator's",
-		Needs:  "its own mesh: a machine whose agent can be killed, and the balancer before enrolment",
-		Expect: kit.Verdict{Reason: "cert_expired", UserState: "recovering", Owner: "agent", Next: "recovery token"},
-		Mutation: "the replicas of recovery, which conclude verdicts, are stopped before the agent returns; the agent is " +
-			"killed as before, and its connections are refused",
-		FailsAt: stage.Detected,
-		Run:     runLongOutage,
+		Needs:    "its own mesh: a machine whose agent can be killed, and the balancer before enrolment",
+		Expect:   kit.Verdict{Reason: "cert_expired", UserState: "recovering", Owner: "agent", Next: "recovery token"},
+		Mutation: rejectionsOver,
+		FailsAt:  stage.Detected,
+		Mutate:   act.Restarted(act.Recovery, rejectedFresh),
+		Run:      runLongOutage,
 	}
 }
+
+// What the ingress refuses is evidence for as long as recovery is set to: a millisecond in the mutation.
+const (
+	rejectedFresh  = "GPUAAS_RECOVERY_REJECTED_FRESH=1ms"
+	rejectionsOver = "the replicas of recovery are started anew with a rejected_fresh of a millisecond: what the ingress " +
+		"refuses is reported and kept, and over at once; the agent is killed as before, and its connections are refused"
+)
 
 func runLongOutage(ctx context.Context, r *kit.Run) error {
 	c, err := r.Mesh.Cluster()
@@ -67,10 +73,6 @@ func runLongOutage(ctx context.Context, r *kit.Run) error {
 	}
 	if err := o.leave(ctx, func() time.Time { return o.ends() }); err != nil {
 		return err
-	}
-	if r.Control == kit.Mutated {
-		defer act.Signal(c.Recovery, syscall.SIGCONT)
-		act.Signal(c.Recovery, syscall.SIGSTOP)
 	}
 	if err := o.back(ctx, true); err != nil {
 		return stage.At(stage.Injected, err)

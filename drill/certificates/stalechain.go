@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"github.com/gpuaas/mesh/drill/kit"
 	"github.com/gpuaas/mesh/drill/kit/act"
@@ -38,11 +37,10 @@ func StaleChain() kit.Drill {
 		Expect: kit.Verdict{
 			Reason: "identity_rejected", UserState: "recovering", Owner: "recovery", Next: "enrols again",
 		},
-		Mutation: "the replicas of recovery, which conclude verdicts, are stopped before the agent returns; its " +
-			"connections are refused as before",
-		FailsAt: stage.Detected,
-		Scale:   scaleOfReturn,
-		Run:     runStaleChain,
+		Mutation: rejectionsOver,
+		FailsAt:  stage.Detected,
+		Scale:    scaleOfReturn,
+		Run:      runStaleChain,
 	}
 }
 
@@ -64,10 +62,6 @@ func runStaleChain(ctx context.Context, r *kit.Run) error {
 		func(context.Context) error { return errors.Join(s.refused(), host.Gone(s.pid, s.process)) })
 	if err != nil {
 		return err
-	}
-	if r.Control == kit.Mutated {
-		defer act.Signal(c.Recovery, syscall.SIGCONT)
-		act.Signal(c.Recovery, syscall.SIGSTOP)
 	}
 	if err := s.back(ctx, true); err != nil {
 		return stage.At(stage.Injected, err)
@@ -179,7 +173,11 @@ func (s *chain) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := m.Restart(ctx, s.cluster.Recovery); err != nil {
+	var settings []string
+	if s.run.Control == kit.Mutated {
+		settings = append(settings, rejectedFresh)
+	}
+	if err := m.Restart(ctx, s.cluster.Recovery, settings...); err != nil {
 		return err
 	}
 	return await.Until(ctx, "the ingress to trust the present authority", await.Settle, s.trusts)

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"github.com/gpuaas/mesh/drill/kit"
 	"github.com/gpuaas/mesh/drill/kit/act"
@@ -28,8 +27,11 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-const trustMutation = "the replicas of nodeapi, with which the detector shakes hands, are stopped: it reaches no " +
-	"ingress, which proves nothing; the trust is changed as before"
+const trustMutation = "the replicas of recovery are started anew with a preflight_confirm of an hour: the check that " +
+	"finds the mismatch waits for so long before the one that confirms it; the trust is changed as before"
+
+// unconfirmed has the check that confirms a mismatch made after an hour.
+var unconfirmed = act.Restarted(act.Recovery, "GPUAAS_RECOVERY_PREFLIGHT_CONFIRM=1h")
 
 // AuthorityReplaced is row 5: the authority of nodes comes back with other signing material.
 func AuthorityReplaced() kit.Drill {
@@ -48,6 +50,7 @@ func AuthorityReplaced() kit.Drill {
 		},
 		Mutation: trustMutation,
 		FailsAt:  stage.Detected,
+		Mutate:   unconfirmed,
 		Run: func(ctx context.Context, r *kit.Run) error {
 			return (&trustRun{Run: r, side: recoveryv1.TrustSide_TRUST_SIDE_AUTHORITY}).run(ctx)
 		},
@@ -71,6 +74,7 @@ func IngressSwapped() kit.Drill {
 		},
 		Mutation: trustMutation,
 		FailsAt:  stage.Detected,
+		Mutate:   unconfirmed,
 		Run: func(ctx context.Context, r *kit.Run) error {
 			return (&trustRun{Run: r, side: recoveryv1.TrustSide_TRUST_SIDE_INGRESS}).run(ctx)
 		},
@@ -109,10 +113,6 @@ func (t *trustRun) run(ctx context.Context) error {
 		return stage.At(stage.Good, err)
 	}
 	defer t.Finally(ctx, t.putRight) // it is right, unless the drill failed
-	if t.Control == kit.Mutated {
-		defer act.Signal(t.cluster.NodeAPI, syscall.SIGCONT)
-		act.Signal(t.cluster.NodeAPI, syscall.SIGSTOP)
-	}
 	err = t.Inject(ctx, fmt.Sprintf("%s replaced, the agent of %s killed; the digest of the file was %x",
 		filepath.Base(t.changed), t.held.Machine.Name(), t.digest[:6]), t.inject, func(context.Context) error {
 		now, err := digestOf(t.changed)

@@ -31,12 +31,14 @@ func VersionDrift() kit.Drill {
 			"and the node wants an operator; the first workload serves",
 		Recovers: "by an agent that knows all types: the verdict ends, and the work that was refused is done when it is " +
 			"asked for again",
-		Needs:    "its own mesh: a machine whose agent can be started as another",
-		Expect:   kit.Verdict{Reason: "version_drift", UserState: "normal", Owner: "rollout", Next: "update"},
-		Mutation: "the verdict is read of the machine whose agent was not touched: the agent lacks the type as before",
-		FailsAt:  stage.Detected,
-		Scale:    60, // the agent reports its types when it connects
-		Run:      runVersionDrift,
+		Needs:  "its own mesh: a machine whose agent can be started as another",
+		Expect: kit.Verdict{Reason: "version_drift", UserState: "normal", Owner: "rollout", Next: "update"},
+		Mutation: "the replicas of recovery are started anew with the type among their optional_task_types: what the " +
+			"agent knows is compared as before, without it; the agent lacks the type as before",
+		FailsAt: stage.Detected,
+		Scale:   60, // the agent reports its types when it connects
+		Mutate:  act.Restarted(act.Recovery, "GPUAAS_RECOVERY_OPTIONAL_TASK_TYPES="+withheldType),
+		Run:     runVersionDrift,
 	}
 }
 
@@ -72,11 +74,7 @@ func runVersionDrift(ctx context.Context, r *kit.Run) error {
 	if err != nil {
 		return err
 	}
-	looked := held.Node
-	if r.Control == kit.Mutated {
-		looked = other
-	}
-	if err := r.Detect(ctx, act.VerdictOf(m, looked, r.Drill.Expect.Reason)); err != nil {
+	if err := r.Detect(ctx, act.VerdictOf(m, held.Node, r.Drill.Expect.Reason)); err != nil {
 		return err
 	}
 	if err := r.Check(ctx); err != nil {

@@ -20,10 +20,11 @@ type Drill struct {
 	// operator.
 	Outside bool
 	Expect  Verdict
-	// Mutation is the reason why the mutation is valid: it changes the detector of the fault, and not the fault.
+	// Mutation is the reason why the mutation is valid: it changes the detector of the fault, and neither the fault nor
+	// what the drill reads of the API.
 	Mutation string
 
-	// Mutate changes the detector and returns the undo; nil: the drill itself gives its verifier a changed reading.
+	// Mutate changes the detector and returns the undo; nil: Run changes it, at a time of its own.
 	Mutate func(ctx context.Context, r *Run) (undo func(context.Context) error, err error)
 	// FailsAt is the stage at which the changed detector must make the drill fail.
 	FailsAt stage.Stage

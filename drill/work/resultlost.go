@@ -19,6 +19,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
@@ -36,12 +37,28 @@ func ResultLost() kit.Drill {
 			"once, and the workload was started once",
 		Needs:  "its own mesh: it stands before its port, and reads a machine's files",
 		Expect: kit.Verdict{Reason: "disconnected", UserState: "temporary", Owner: "agent", Next: "wait"},
-		Mutation: "the verdict is read of the machine whose connection was not touched: the connection of the other one is " +
-			"cut as before",
+		Mutation: "the replicas of nodeapi are started anew with a keepalive_interval of an hour, an agent may be silent for " +
+			"as long as the policy allows, and the wire closes the agent's end of the connection alone: what is to notice " +
+			"that the other end has gone waits for longer than the budget; the agent's connection is cut as before",
 		FailsAt: stage.Detected,
 		Scale:   60, // a closed connection is seen at once in either form
+		Mutate:  patientServers,
 		Run:     runResultLost,
 	}
+}
+
+// patientServers has replicas of nodeapi wait for long before they take a silent agent for gone.
+func patientServers(ctx context.Context, r *kit.Run) (func(context.Context) error, error) {
+	restart := act.Restarted(act.NodeAPI, "GPUAAS_NODEAPI_KEEPALIVE_INTERVAL=1h")
+	before, _ := r.Policy.Get(policy.HeartbeatStaleAfterSeconds)
+	key, _ := policy.Lookup(policy.HeartbeatStaleAfterSeconds)
+	if err := r.Mesh.SetPolicy(ctx, policy.HeartbeatStaleAfterSeconds, key.Max); err != nil {
+		return nil, err
+	}
+	undo, err := restart(ctx, r)
+	return func(ctx context.Context) error {
+		return errors.Join(undo(ctx), r.Mesh.SetPolicy(ctx, policy.HeartbeatStaleAfterSeconds, before))
+	}, err
 }
 
 func runResultLost(ctx context.Context, r *kit.Run) error {
@@ -237,6 +254,10 @@ func (l *lostResult) inject(ctx context.Context) error {
 	if err := l.shut(true); err != nil {
 		return err
 	}
+	if l.run.Control == kit.Mutated {
+		l.wire.CutClients()
+		return nil
+	}
 	l.wire.Cut()
 	return nil
 }
@@ -306,11 +327,7 @@ func (l *lostResult) task(ctx context.Context) (*readmodelv1.Task, error) {
 
 // verdict reads the verdict on the machine, and that the task has ended in the second case alone.
 func (l *lostResult) verdict(ctx context.Context) (kit.Verdict, error) {
-	looked := l.node.GetNodeId()
-	if l.run.Control == kit.Mutated {
-		looked = l.other
-	}
-	node, err := l.run.Mesh.Node(ctx, looked)
+	node, err := l.run.Mesh.Node(ctx, l.node.GetNodeId())
 	v := kit.Verdict{Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction()}
 	if err != nil {
 		return v, err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/nodeapi/session"
+	"github.com/gpuaas/mesh/services/nodeapi/session/skew"
 )
 
 // Peers are the services that nodeapi calls, as host:port.
@@ -42,6 +43,10 @@ type Config struct {
 	FirstFrame      time.Duration `koanf:"first_frame"`
 	ChallengeWithin time.Duration `koanf:"challenge_within"`
 	FramesPerSecond int           `koanf:"frames_per_second"` // of one session; more end it
+	// KeepaliveInterval is how long a connection may be silent before it is asked whether its other end is there.
+	KeepaliveInterval time.Duration `koanf:"keepalive_interval"`
+	// ClockTolerance is the difference between a host's clock and the database's from which it is reported.
+	ClockTolerance time.Duration `koanf:"clock_tolerance"`
 	// RetiredFor is how long a replica keeps a retired node in its authority view, longer than any certificate lives.
 	RetiredFor time.Duration `koanf:"retired_for"`
 	// ForgetAfter is how long the newest observations of a node stay after its last session began. It is longer than a
@@ -55,7 +60,7 @@ func Default() Config {
 		Config: service.Default(), AgentListen: "127.0.0.1:0", DrainSpread: 2 * time.Second, DrainTimeout: 10 * time.Second,
 		MaxConnections: 16384, OpenBurst: 3, OpenEvery: 10 * time.Second,
 		FirstFrame: 5 * time.Second, ChallengeWithin: 5 * time.Second, FramesPerSecond: 2000, RetiredFor: 49 * time.Hour,
-		ForgetAfter: 72 * time.Hour,
+		ForgetAfter: 72 * time.Hour, ClockTolerance: skew.Tolerance, KeepaliveInterval: 15 * time.Second,
 	}
 }
 
@@ -64,6 +69,7 @@ func (c Config) Limits() session.Limits {
 	return session.Limits{
 		MaxConnections: c.MaxConnections, OpenBurst: c.OpenBurst, OpenEvery: c.OpenEvery,
 		FirstFrame: c.FirstFrame, Challenge: c.ChallengeWithin, FramesPerSecond: c.FramesPerSecond,
+		ClockTolerance: c.ClockTolerance, KeepaliveInterval: c.KeepaliveInterval,
 	}
 }
 
@@ -86,6 +92,9 @@ func (c Config) Validate() error {
 	}
 	if c.FirstFrame <= 0 || c.ChallengeWithin <= 0 || c.FramesPerSecond < 1 {
 		errs = append(errs, errors.New("first_frame, challenge_within and frames_per_second are above zero"))
+	}
+	if c.ClockTolerance <= 0 || c.KeepaliveInterval <= 0 {
+		errs = append(errs, errors.New("clock_tolerance and keepalive_interval are above zero"))
 	}
 	if c.DrainSpread < 0 || c.DrainTimeout < 0 {
 		errs = append(errs, errors.New("drain_spread and drain_timeout are not negative"))

@@ -9,7 +9,9 @@ import (
 	"net/url"
 	"time"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/drift/collect"
 )
@@ -77,6 +79,15 @@ type Config struct {
 	// AddressesFresh is how long the verdict lasts that the addresses of a host have changed: the new ones are recorded at
 	// once.
 	AddressesFresh time.Duration `koanf:"addresses_fresh"`
+	// RejectedFresh is how long after its last rejection by the ingress a client that claims to be a node counts as that
+	// node's. Nodeapi reports rejections that go on once a minute.
+	RejectedFresh time.Duration `koanf:"rejected_fresh"`
+	// OptionalTaskTypes are the types of tasks, as `storage.allocate`, that agents may lack without being outdated: those
+	// that are asked of no node.
+	OptionalTaskTypes []string `koanf:"optional_task_types"`
+	// PreflightConfirm is how long after a check of the preflight that finds another state the next one is made, which
+	// confirms it.
+	PreflightConfirm time.Duration `koanf:"preflight_confirm"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
 	DatabaseVolume string `koanf:"database_volume"`
 }
@@ -88,7 +99,7 @@ func Default() Config {
 		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20,
 		ClaimLease: 10 * time.Second, MintWait: 30 * time.Second, SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour,
 		RetiredFor: 49 * time.Hour, ForgetAfter: 24 * time.Hour, HostRecordFresh: 24 * time.Hour,
-		AddressesFresh: collect.AddressesFresh,
+		AddressesFresh: collect.AddressesFresh, RejectedFresh: collect.RejectedFresh, PreflightConfirm: time.Second,
 	}
 }
 
@@ -136,12 +147,28 @@ func (c Config) Validate() error {
 		{"forget_after", c.ForgetAfter.Seconds()},
 		{"host_record_fresh", c.HostRecordFresh.Seconds()},
 		{"addresses_fresh", c.AddressesFresh.Seconds()},
+		{"rejected_fresh", c.RejectedFresh.Seconds()},
+		{"preflight_confirm", c.PreflightConfirm.Seconds()},
 	} {
 		if limit.value <= 0 {
 			errs = append(errs, fmt.Errorf("%s is not above zero", limit.key))
 		}
 	}
-	return errors.Join(errs...)
+	_, err := c.optionalTypes()
+	return errors.Join(append(errs, err)...)
+}
+
+// optionalTypes returns the types of tasks that agents may lack.
+func (c Config) optionalTypes() ([]commonv1.TaskType, error) {
+	var out []commonv1.TaskType
+	for _, name := range c.OptionalTaskTypes {
+		t, err := names.Parse[commonv1.TaskType](name)
+		if err != nil {
+			return nil, fmt.Errorf("optional_task_types: %w", err)
+		}
+		out = append(out, t)
+	}
+	return out, nil
 }
 
 // validateAuthority reports what is wrong with the choice of the node authority.

@@ -23,10 +23,17 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 	if err != nil {
 		return err
 	}
+	optional, err := s.cfg.optionalTypes()
+	if err != nil {
+		return err
+	}
 	judging, err := judge.New(judge.Deps{
 		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Roots: s.signer.Roots,
-		Probes:         lifecyclev1connect.NewProbeServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
-		AddressesFresh: s.cfg.AddressesFresh, Asked: asker.Nudge,
+		Probes: lifecyclev1connect.NewProbeServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
+		Evidence: collect.Settings{
+			AddressesFresh: s.cfg.AddressesFresh, RejectedFresh: s.cfg.RejectedFresh, OptionalTypes: optional,
+		},
+		Asked: asker.Nudge,
 	})
 	if err != nil {
 		return err

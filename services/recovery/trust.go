@@ -32,7 +32,7 @@ func (s *Service) addTrust(signer ca.Signer, changed *events.Signal) error {
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
 			return tokens.Untrusted(ctx, tx, stop.From, stop.Until) // time in which nothing is issued ages no token
 		},
-	}, trust.Config{Overlap: 6 * s.cfg.ClaimLease})
+	}, trust.Config{Again: s.cfg.PreflightConfirm, Overlap: 6 * s.cfg.ClaimLease})
 	if err != nil {
 		return err
 	}

@@ -16,10 +16,12 @@ type Wire struct {
 	upstream string
 	up, down direction
 	passing  sync.WaitGroup
+	end      context.CancelFunc
 
 	mu     sync.Mutex
 	closed bool
-	conns  map[net.Conn]bool // both ends of each connection
+	silent bool              // the upstream sees no end of a connection before that of the wire
+	conns  map[net.Conn]bool // both ends of each connection; true: that of the client
 }
 
 // StartWire starts a wire at a free port of the loopback interface, which passes on to upstream.
@@ -29,7 +31,7 @@ func StartWire(ctx context.Context, upstream string) (*Wire, error) {
 		return nil, fmt.Errorf("start wire: %w", err)
 	}
 	w := &Wire{listener: listener, upstream: upstream, conns: map[net.Conn]bool{}}
-	ctx = context.WithoutCancel(ctx)
+	ctx, w.end = context.WithCancel(context.WithoutCancel(ctx))
 	w.passing.Go(func() { w.accept(ctx) })
 	return w, nil
 }
@@ -74,12 +76,28 @@ func (w *Wire) Cut() {
 	w.down.lose()
 }
 
+// CutClients closes the clients' ends of all connections and loses what is kept back. The upstream sees nothing of it
+// until the wire is closed, as when packets are dropped on their way.
+func (w *Wire) CutClients() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.silent = true
+	for conn, client := range w.conns {
+		if client {
+			_ = conn.Close()
+		}
+	}
+	w.up.lose()
+	w.down.lose()
+}
+
 // Close ends the wire and waits for its connections.
 func (w *Wire) Close() error {
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
 	err := w.listener.Close()
+	w.end()
 	w.Cut()
 	w.passing.Wait()
 	return err
@@ -114,18 +132,28 @@ func (w *Wire) join(ctx context.Context, client net.Conn) {
 	}{{client, upstream, &w.up}, {upstream, client, &w.down}} {
 		both.Go(func() {
 			one.by.copy(one.from, one.to)
-			_ = errors.Join(client.Close(), upstream.Close()) // a stream cannot use half a connection
+			_ = client.Close() // a stream cannot use half a connection
+			if !w.isSilent() {
+				_ = upstream.Close()
+			}
 		})
 	}
 	both.Wait()
+	if w.isSilent() {
+		<-ctx.Done()
+	}
 }
 
-func (w *Wire) open(ends ...net.Conn) bool {
+func (w *Wire) isSilent() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, conn := range ends {
-		w.conns[conn] = true
-	}
+	return w.silent
+}
+
+func (w *Wire) open(client, upstream net.Conn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.conns[client], w.conns[upstream] = true, false
 	return !w.closed
 }
 

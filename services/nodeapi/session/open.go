@@ -88,7 +88,7 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 		Recovery:  bounds.Recovery(hello.GetRecovery()),
 	})
 	h.host.reported(hello.GetHost())
-	h.clock.Begin(h.server.cfg.Clock)
+	h.clock.Begin(h.server.cfg.Clock, h.server.lim.ClockTolerance)
 	h.policy = h.server.deps.Policy()
 	h.sess.SetInterval(h.policy.GetHeartbeatInterval().AsDuration())
 	h.listed, h.rooted = h.server.cfg.TaskKeys.get(), h.server.cfg.ServiceRoots.get()

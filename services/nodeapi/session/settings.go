@@ -26,6 +26,7 @@ type Limits struct {
 	HeartbeatsPerSec  int           // of one session; more are coalesced; default 5
 	Challenge         time.Duration // to answer a challenge; default 5 s
 	KeepaliveInterval time.Duration // default 15 s
+	ClockTolerance    time.Duration // from which the clock of a host is reported; default skew.Tolerance
 	KeepaliveTimeout  time.Duration // default 10 s
 }
 

@@ -1,6 +1,7 @@
 package skew
 
 import (
+	"cmp"
 	"time"
 
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -8,11 +9,9 @@ import (
 )
 
 const (
-	// from is the difference between a host's clock and the database's from which it is reported. Certificates are
-	// dated back by as much: a host that is further behind takes a fresh one for not valid yet.
-	from = pki.Backdate
-	// until is the difference below which the clock counts as right again.
-	until = from / 2
+	// Tolerance is the difference between a host's clock and the database's from which it is reported by default.
+	// Certificates are dated back by as much: a host that is further behind takes a fresh one for not valid yet.
+	Tolerance = pki.Backdate
 	// moves is by how much a reported difference must change to be reported again, and a quarter of it at least.
 	moves = time.Minute
 	// A session may report atOnce changes of its clock one after another, and after them one in each pause.
@@ -27,6 +26,8 @@ const (
 // either bound is counted, so that neither a slow network, nor a replica that stood still, nor a step of the replica's
 // own clock makes a clock seem wrong.
 type Meter struct {
+	tolerance time.Duration // from which a difference is reported; below half of it the clock counts as right again
+
 	floor time.Time     // by the database's clock: the last heartbeat was not sent before; zero: not known
 	mono  time.Duration // the agent's monotonic clock in that heartbeat
 	read  bool          // there was a heartbeat
@@ -36,8 +37,9 @@ type Meter struct {
 	freeAt time.Time
 }
 
-// Begin notes that Welcome is about to be sent.
-func (m *Meter) Begin(clock *Clock) {
+// Begin notes that Welcome is about to be sent, and the difference from which the clock is reported; zero: Tolerance.
+func (m *Meter) Begin(clock *Clock, tolerance time.Duration) {
+	m.tolerance = tolerance
 	if clock.Known() {
 		m.floor, _ = clock.Span()
 	}
@@ -64,9 +66,9 @@ func (m *Meter) Heartbeat(f *nodev1.Heartbeat, arrived, now time.Time) (time.Dur
 	} else if behind := wall.Sub(m.floor); behind < 0 {
 		offset = behind
 	}
-	limit := from
+	limit := cmp.Or(m.tolerance, Tolerance)
 	if m.told != 0 {
-		limit = until
+		limit /= 2
 	}
 	if offset.Abs() <= limit {
 		offset = 0

@@ -66,6 +66,28 @@ func TestSkewOfHosts(t *testing.T) {
 	}
 }
 
+// TestTheToleranceOfClocks: a difference is reported from the configured one on, and over below half of it.
+func TestTheToleranceOfClocks(t *testing.T) {
+	welcome, replica := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), time.Now()
+	k := Meter{floor: welcome, tolerance: 48 * time.Hour}
+	for i, b := range []struct {
+		offset time.Duration
+		report bool
+		want   time.Duration
+	}{
+		{24 * time.Hour, false, 0}, {49 * time.Hour, true, 49 * time.Hour}, {30 * time.Hour, true, 30 * time.Hour},
+		{23 * time.Hour, true, 0},
+	} {
+		at := time.Duration(i) * time.Minute
+		off, report := k.Heartbeat(&nodev1.Heartbeat{
+			Monotonic: durationpb.New(at), WallClock: timestamppb.New(welcome.Add(at + b.offset)),
+		}, welcome.Add(at), replica.Add(at))
+		if report != b.report || report && (off-b.want).Abs() > time.Minute {
+			t.Errorf("%s off: %s, %t; want %s, %t", b.offset, off, report, b.want, b.report)
+		}
+	}
+}
+
 // TestSkewOfHostileHeartbeats: clocks that no host has are bounded, and a flood of them is a few reports.
 func TestSkewOfHostileHeartbeats(t *testing.T) {
 	welcome, replica := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), time.Now()

@@ -3,7 +3,6 @@ package collect
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -43,8 +42,9 @@ func Kinds() []string {
 
 // Keep keeps the evidence in events, to the same effect as one by one: it reads what is stored about all their nodes,
 // and writes what has changed. The rows of nodes are locked before any evidence about them is written, as rounds of the
-// judge do. Changed addresses are evidence for as long as fresh.
-func Keep(ctx context.Context, tx pgx.Tx, records []events.Record, fresh time.Duration) error {
+// judge do.
+func Keep(ctx context.Context, tx pgx.Tx, records []events.Record, set Settings) error {
+	set = set.defaulted()
 	changes := make([]change, 0, len(records))
 	var facts, profiles []string
 	nodes := map[string]*Node{}
@@ -86,7 +86,7 @@ func Keep(ctx context.Context, tx pgx.Tx, records []events.Record, fresh time.Du
 			nodes[c.nodeID] = n
 		}
 		if n != nil { // of a node without an identity nothing is judged
-			n.addressesFresh = fresh
+			n.settings = set
 			c.apply(n)
 		}
 	}

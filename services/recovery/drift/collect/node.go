@@ -27,7 +27,7 @@ type Node struct {
 	profile     *profileRow
 	profileNews bool
 
-	addressesFresh time.Duration // how long changed addresses are evidence
+	settings Settings
 
 	Down, Lost bool      // it is silent for too long; the replica that served it is lost
 	DownSince  time.Time // when it was heard last

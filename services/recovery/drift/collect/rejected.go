@@ -16,14 +16,6 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/drift"
 )
 
-const (
-	// rejectedFor is how long after the last rejection it counts. Nodeapi reports one that goes on once a minute, and an
-	// agent that is refused tries more often than that.
-	rejectedFor = 5 * time.Minute
-	// extendAt is how much of that time has to be over before a rejection that goes on is written again.
-	extendAt = rejectedFor / 2
-)
-
 // claim is a client that the ingress refused, with the identity that it claimed. Nothing of it is verified.
 type claim struct {
 	fact        *nodev1.IngressRejected
@@ -93,8 +85,9 @@ func compareClaims(ctx context.Context, tx pgx.Tx, changes []change, nodes map[s
 	return findWaysBack(ctx, tx, changes, nodes)
 }
 
-// evidence returns what a claim is evidence of, and false if this build knows no such evidence.
-func (c *claim) evidence() (drift.Evidence, bool) {
+// evidence returns what a claim is evidence of, as it counts for fresh after the last rejection; false: of nothing that
+// this build knows.
+func (c *claim) evidence(fresh time.Duration) (drift.Evidence, bool) {
 	f := c.fact
 	e := drift.Evidence{
 		NodeID: f.GetClaimedNodeId(), Part: commonv1.DriftPart_DRIFT_PART_CERTIFICATE, Source: drift.FromIngress,
@@ -131,7 +124,7 @@ func (c *claim) evidence() (drift.Evidence, bool) {
 	if at := f.GetFirstSeenAt(); at != nil && at.AsTime().Before(last) {
 		e.ObservedAt = at.AsTime()
 	}
-	e.FreshUntil = last.Add(rejectedFor)
+	e.FreshUntil = last.Add(fresh)
 	return e, true
 }
 
@@ -140,11 +133,12 @@ func (c *claim) evidence() (drift.Evidence, bool) {
 // last report. Of two claims about one part the worse one stays while it is fresh: a client that claims something
 // else must not hide it. One that goes on is written again only when it would be stale soon.
 func (n *Node) rejected(c *claim) {
-	e, ok := c.evidence()
+	fresh := n.settings.RejectedFresh
+	e, ok := c.evidence(fresh)
 	if !ok {
 		return
 	}
-	last := e.FreshUntil.Add(-rejectedFor)
+	last := e.FreshUntil.Add(-fresh)
 	if since, served := n.servedSince(); served && !last.After(since) || n.heardAt().After(last.Add(clockError)) {
 		return
 	}
@@ -159,7 +153,7 @@ func (n *Node) rejected(c *claim) {
 			return
 		}
 		if old.Reason == e.Reason && old.Detail == e.Detail {
-			if e.FreshUntil.Sub(old.FreshUntil) < extendAt {
+			if e.FreshUntil.Sub(old.FreshUntil) < fresh/2 {
 				return
 			}
 			e.ObservedAt, e.CorrelationID = old.ObservedAt, old.CorrelationID

@@ -27,10 +27,6 @@ const (
 	topicTaskTypes = "task_types"
 )
 
-// AddressesFresh is how long changed addresses are evidence by default: the new ones are recorded at once, and nothing
-// is left to repair.
-const AddressesFresh = time.Minute
-
 // factsRow is a row of recovery.host_facts.
 type factsRow struct {
 	NodeID     string    `db:"node_id" expr:"@.node_id::text"`
@@ -134,15 +130,17 @@ func (n *Node) addressesTold(addresses []string, remote string, e drift.Evidence
 	}
 	e.Part = commonv1.DriftPart_DRIFT_PART_HOST
 	e.Reason, e.Detail = commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, detail
-	e.FreshUntil = e.ObservedAt.Add(n.addressesFresh)
+	e.FreshUntil = e.ObservedAt.Add(n.settings.AddressesFresh)
 	n.NoteTopic(topicAddresses, e)
 }
 
-// taskTypesTold compares the types of tasks that the agent knows with those that are queued.
+// taskTypesTold compares the types of tasks that the agent knows with those that are queued and not optional.
 func (n *Node) taskTypesTold(has []commonv1.TaskType, e drift.Evidence) {
 	n.Facts.Lacks = []string{}
 	for _, t := range tasktypes.Lacking(has) {
-		n.Facts.Lacks = append(n.Facts.Lacks, names.Of(t))
+		if n.settings.required(t) {
+			n.Facts.Lacks = append(n.Facts.Lacks, names.Of(t))
+		}
 	}
 	e.Part = commonv1.DriftPart_DRIFT_PART_PROCESS
 	if len(n.Facts.Lacks) > 0 {

@@ -32,7 +32,7 @@ func findWaysBack(ctx context.Context, tx pgx.Tx, changes []change, nodes map[st
 		if c.claim == nil || nodes[c.nodeID] == nil {
 			continue
 		}
-		e, ok := c.claim.evidence()
+		e, ok := c.claim.evidence(0)
 		if !ok || e.Part != commonv1.DriftPart_DRIFT_PART_CERTIFICATE {
 			continue
 		}

@@ -1,7 +1,6 @@
 package judge
 
 import (
-	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -49,8 +48,8 @@ type Deps struct {
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
 	// Probes is lifecycle's service; nil: no node is probed.
 	Probes lifecyclev1connect.ProbeServiceClient
-	// AddressesFresh is how long changed addresses are evidence; zero: the default of that name.
-	AddressesFresh time.Duration
+	// Evidence is what is configured of how events are kept as evidence.
+	Evidence collect.Settings
 	// Asked is called after the commit of requests for records of hosts (package ask); nil: it is not.
 	Asked func()
 }
@@ -95,7 +94,7 @@ func (j *Judge) apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 }
 
 func (j *Judge) together(ctx context.Context, tx pgx.Tx, records []events.Record) error {
-	return collect.Keep(ctx, tx, records, cmp.Or(j.deps.AddressesFresh, collect.AddressesFresh))
+	return collect.Keep(ctx, tx, records, j.deps.Evidence)
 }
 
 // Run judges until ctx ends: at once what evidence came about, and what time brings when it is due.

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	beats "github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/drift/collect"
 	"github.com/gpuaas/mesh/services/recovery/drift/judge"
 )
 
@@ -55,7 +56,7 @@ type kit struct {
 	lifecycle *fakeLifecycle
 	policy    policy.Set
 
-	addressesFresh time.Duration // of the judges; zero: the default
+	evidence collect.Settings // of the judges
 }
 
 func newKit(t *testing.T) *kit {
@@ -85,7 +86,7 @@ func (k *kit) another() *judge.Judge {
 	judge, err := judge.New(judge.Deps{
 		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleRecovery), Policy: policy.Fixed{Set: k.policy},
 		Roots:  func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{k.root}, nil },
-		Probes: k.lifecycle, AddressesFresh: k.addressesFresh,
+		Probes: k.lifecycle, Evidence: k.evidence,
 	})
 	k.must(err)
 	judge.ReadRoots(k.ctx)

@@ -102,6 +102,28 @@ func TestRefusedClientsAreEvidenceOfADisconnectedNode(t *testing.T) {
 	}
 }
 
+// TestARejectionCountsForAsLongAsIsSet: five seconds in place of five minutes.
+func TestARejectionCountsForAsLongAsIsSet(t *testing.T) {
+	k := newKit(t)
+	k.evidence.RejectedFresh = 5 * time.Second
+	k.judge = k.another()
+	n := k.up()
+	k.tokened(n)
+	k.listen(10 * time.Second)
+	k.lose(n)
+	k.round()
+	k.listen(time.Second)
+	k.put(k.refusal(n.id(), expired))
+	k.round()
+	k.wantReasons(n.id(), certExpired)
+	k.listen(6 * time.Second)
+	k.put()
+	k.round()
+	if v := k.verdicts(n.id()); len(v) != 2 || v[1].GetEnded().GetReason() != certExpired {
+		t.Errorf("the verdicts are %v", v)
+	}
+}
+
 // TestAClaimIsNoProofAgainstThePreflight checks that a client that shows a certificate of its own with the numbers of a
 // live one makes no P0 while the preflight has proven that the ingress trusts the authority.
 func TestAClaimIsNoProofAgainstThePreflight(t *testing.T) {

@@ -310,7 +310,7 @@ func TestAddressesThatChanged(t *testing.T) {
 // TestChangedAddressesAreEvidenceForAsLongAsIsSet: five seconds in place of a minute.
 func TestChangedAddressesAreEvidenceForAsLongAsIsSet(t *testing.T) {
 	k := newKit(t)
-	k.addressesFresh = 5 * time.Second
+	k.evidence.AddressesFresh = 5 * time.Second
 	k.judge = k.another()
 	n := k.telling()
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Addresses = []string{"10.0.0.5"} })
@@ -352,6 +352,23 @@ func TestAnAgentThatLacksATaskType(t *testing.T) {
 	n.session.TaskTypes = tasktypes.Queued()
 	k.again(n, facts())
 	k.wantReasons(n.id(), version, unspecified)
+}
+
+// TestAnOptionalTypeIsNotMissed: an agent may lack a type that is configured as optional, and no other.
+func TestAnOptionalTypeIsNotMissed(t *testing.T) {
+	k := newKit(t)
+	k.evidence.OptionalTypes = tasktypes.Queued()[:1]
+	k.judge = k.another()
+	n := k.telling()
+	n.session.TaskTypes = tasktypes.Queued()[1:]
+	k.again(n, facts())
+	k.wantReasons(n.id())
+	n.session.TaskTypes = tasktypes.Queued()[2:]
+	k.again(n, facts())
+	v := k.wantReasons(n.id(), version)
+	if want := "the agent does not know " + names.Of(tasktypes.Queued()[1]); used(v, version) != want {
+		t.Errorf("the evidence is %q, want %q", used(v, version), want)
+	}
 }
 
 // TestRefusedWorkWantsAnOperator: that work was refused for the agent's version is more than that it would be, and ends
