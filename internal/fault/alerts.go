@@ -39,4 +39,5 @@ var incidentSeverities = map[commonv1.IncidentKind]commonv1.Severity{
 	commonv1.IncidentKind_INCIDENT_KIND_ISSUER_UNTRUSTED:       commonv1.Severity_SEVERITY_P0,
 	commonv1.IncidentKind_INCIDENT_KIND_FLEET_DRIFT:            commonv1.Severity_SEVERITY_P0,
 	commonv1.IncidentKind_INCIDENT_KIND_IDENTITY_SUSPECTED:     commonv1.Severity_SEVERITY_P0,
+	commonv1.IncidentKind_INCIDENT_KIND_STATE_OVERDUE:          commonv1.Severity_SEVERITY_P1,
 }

@@ -120,6 +120,13 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 		NextAction: "fence the nodes that the incident names (`gpuaas nodes fence NODE --reason TEXT`), find the second " +
 			"holder, and give each machine a new identity", Action: stop,
 	},
+	commonv1.IncidentKind_INCIDENT_KIND_STATE_OVERDUE: {
+		Meaning: "nodes are pending, on hold, quarantined or fenced for longer than that state may last",
+		Impact:  "none by itself: such a node takes no work, and nothing moves it on but its machine or a person",
+		Owner:   ownerOperator,
+		NextAction: "find out what each node that the incident names waits for with `gpuaas nodes get NODE`; then move it " +
+			"on, or retire it", Action: wait,
+	},
 	commonv1.IncidentKind_INCIDENT_KIND_STORAGE: {
 		Meaning: "the database is about to have no room",
 		Impact:  "when it is full nothing is recorded any more, so nothing is decided", Owner: ownerControl,

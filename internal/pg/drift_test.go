@@ -31,7 +31,8 @@ func TestNodesOfAnEarlierBuildAreJudged(t *testing.T) {
 	}
 	// What stands on its tables goes first.
 	for _, name := range []string{
-		"00415_recovery_record_request.sql", "00408_recovery_identity_suspected.sql",
+		"00420_recovery_state_overdue.sql", "00415_recovery_record_request.sql",
+		"00408_recovery_identity_suspected.sql",
 		"00391_recovery_fleet_drift.sql", "00386_recovery_action.sql", "00366_recovery_profiles.sql",
 		"00310_recovery_health.sql", "00300_recovery_host_record.sql", "00290_recovery_host_facts.sql",
 	} {

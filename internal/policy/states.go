@@ -16,8 +16,10 @@ type StateRow struct {
 	State    string // as names.Of spells it
 	Terminal bool
 
-	// How long the state may last, or for a steady state how old the evidence for it may be, before an operator is
-	// alerted: the value of BudgetKey, or Budget if there is no key. Both are empty for a terminal state.
+	// How long the state may last, or for a steady state how old the evidence for it may be: the value of BudgetKey, or
+	// Budget if there is no key. Both are empty for a terminal state. Nodes whose identity is past it are an incident of
+	// kind state_overdue. Of other rows, a key is read by what watches that state too (silence, stalls, sweeps), and a
+	// Budget has no effect by itself.
 	BudgetKey string
 	Budget    time.Duration
 
@@ -30,6 +32,14 @@ type StateRow struct {
 	// Leads is the exit that a state without a verb takes by itself once its retries and deadlines are used up: an
 	// operator can only wait for it, and then use the verbs of that state.
 	Leads string
+}
+
+// BudgetWithin returns the state's budget under a policy, zero for a terminal state.
+func (r StateRow) BudgetWithin(s Set) time.Duration {
+	if r.BudgetKey != "" {
+		return s.Duration(r.BudgetKey)
+	}
+	return r.Budget
 }
 
 // States returns every row, by enum and in the order of its values.

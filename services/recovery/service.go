@@ -160,7 +160,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	sweeps, err := newBackground(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics}, enroller, b.Wake,
-		s.cfg.SweepEvery, walk, storage.Watch{DB: b.DB, Policy: b.Policy, Volume: s.cfg.DatabaseVolume}, indexes...)
+		s.cfg.SweepEvery, b.Policy, walk, storage.Watch{DB: b.DB, Policy: b.Policy, Volume: s.cfg.DatabaseVolume}, indexes...)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
@@ -17,7 +18,7 @@ import (
 
 // newBackground is the service's periodic work.
 func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.Signal, every time.Duration,
-	walk background.Job, room storage.Watch, more ...background.Job,
+	set policy.Reader, walk background.Job, room storage.Watch, more ...background.Job,
 ) (*background.Runner, error) {
 	return background.New(deps, append(more, walk,
 		background.Job{Name: "enrolments", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
@@ -44,6 +45,17 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 			Run: func(ctx context.Context) error {
 				found, err := fleet.RepairCounts(ctx, deps.Pool, deps.Logger)
 				if err == nil && found.Placements+found.Machines > 0 {
+					wake.Notify()
+				}
+				return err
+			},
+		},
+		background.Job{
+			Name: "overdue-identities", Every: fleet.OverdueEvery, Timeout: time.Minute,
+			Run: func(ctx context.Context) error {
+				noting, appended := events.Noting(ctx)
+				err := fleet.EvaluateOverdue(noting, deps.Pool, deps.Logger, set.Current())
+				if appended() {
 					wake.Notify()
 				}
 				return err

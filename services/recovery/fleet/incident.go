@@ -125,6 +125,11 @@ func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) 
 	return r.read(ctx), nil
 }
 
+// names reports whether the incident is of these nodes, and of as many as there are.
+func (i *Incident) names(nodes []string, count int64) bool {
+	return count == i.Count && slices.Equal(nodes, i.Nodes)
+}
+
 // About adds the tenant, workspace and node that the incident concerns. Empty ids are ignored.
 func (i *Incident) About(tenant, workspace, node string) {
 	add := func(list *[]string, id string) {

@@ -100,7 +100,7 @@ func suspicionGoesOn(ctx context.Context, tx pgx.Tx, was *Incident, suspects []s
 	again bool,
 ) error {
 	nodes, count := nodesOf(suspects)
-	if !again && count == was.Count && slices.Equal(nodes, was.Nodes) {
+	if !again && was.names(nodes, count) {
 		return nil
 	}
 	was.Nodes, was.Count, was.Summary, was.LastSeenAt = nodes, count, suspicionSummary(was.Key, count), now

@@ -960,6 +960,7 @@ const (
 	IncidentKind_INCIDENT_KIND_ISSUER_UNTRUSTED       IncidentKind = 151 // the ingress refuses the certificates that the authority issues
 	IncidentKind_INCIDENT_KIND_FLEET_DRIFT            IncidentKind = 152 // many nodes have the same reason at once
 	IncidentKind_INCIDENT_KIND_IDENTITY_SUSPECTED     IncidentKind = 153 // the identity of a node has a copy, or its token was used with two keys
+	IncidentKind_INCIDENT_KIND_STATE_OVERDUE          IncidentKind = 160 // identities of nodes are in a state for longer than its budget
 )
 
 // Enum value maps for IncidentKind.
@@ -976,6 +977,7 @@ var (
 		151: "INCIDENT_KIND_ISSUER_UNTRUSTED",
 		152: "INCIDENT_KIND_FLEET_DRIFT",
 		153: "INCIDENT_KIND_IDENTITY_SUSPECTED",
+		160: "INCIDENT_KIND_STATE_OVERDUE",
 	}
 	IncidentKind_value = map[string]int32{
 		"INCIDENT_KIND_UNSPECIFIED":            0,
@@ -989,6 +991,7 @@ var (
 		"INCIDENT_KIND_ISSUER_UNTRUSTED":       151,
 		"INCIDENT_KIND_FLEET_DRIFT":            152,
 		"INCIDENT_KIND_IDENTITY_SUSPECTED":     153,
+		"INCIDENT_KIND_STATE_OVERDUE":          160,
 	}
 )
 
@@ -1943,7 +1946,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\"FINDING_KIND_SUCCESSIVE_PROVISIONS\x10\x06\x12$\n" +
 	" FINDING_KIND_ROW_CHANGED_OUTSIDE\x10\a\x12$\n" +
 	" FINDING_KIND_ENDED_INSTANCE_WOKE\x10\b\x12\x1f\n" +
-	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\x83\x03\n" +
+	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\xa5\x03\n" +
 	"\fIncidentKind\x12\x1d\n" +
 	"\x19INCIDENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18INCIDENT_KIND_STEP_CLASS\x10\x01\x12\x1d\n" +
@@ -1955,7 +1958,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x15INCIDENT_KIND_STORAGE\x10\x96\x01\x12#\n" +
 	"\x1eINCIDENT_KIND_ISSUER_UNTRUSTED\x10\x97\x01\x12\x1e\n" +
 	"\x19INCIDENT_KIND_FLEET_DRIFT\x10\x98\x01\x12%\n" +
-	" INCIDENT_KIND_IDENTITY_SUSPECTED\x10\x99\x01*\xdb\x01\n" +
+	" INCIDENT_KIND_IDENTITY_SUSPECTED\x10\x99\x01\x12 \n" +
+	"\x1bINCIDENT_KIND_STATE_OVERDUE\x10\xa0\x01*\xdb\x01\n" +
 	"\x0fRecoveryTrigger\x12 \n" +
 	"\x1cRECOVERY_TRIGGER_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18RECOVERY_TRIGGER_STALLED\x10\x01\x12!\n" +
