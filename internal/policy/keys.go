@@ -240,7 +240,7 @@ var keys = prepare([]Key{
 	{
 		Name: OperationKeyPromiseSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither,
 		Severity: P2, Owner: "lifecycle",
-		Meaning: "how long an operation's idempotency key gets the same answer",
+		Meaning: "the least value of retention.operation_keys_seconds: it bounds that term, and keeps no key by itself",
 	},
 	{
 		Name: RetentionTasksSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither,
@@ -260,7 +260,8 @@ var keys = prepare([]Key{
 	{
 		Name: RetentionOperationKeysSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither,
 		Severity: P2, Owner: "lifecycle",
-		Meaning: "how long idempotency keys of operations are kept; not less than operation.key_promise_seconds",
+		Meaning: "how long idempotency keys of operations are kept, and get the same answer; not less than " +
+			"operation.key_promise_seconds",
 	},
 	{
 		Name: RetentionFindingsSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither,

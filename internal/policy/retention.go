@@ -28,7 +28,7 @@ func (s Set) floorsOf(key string) []floor {
 	under := func(other, why string) { floors = append(floors, floor{s.number(other), other, why}) }
 	switch key {
 	case RetentionOperationKeysSeconds:
-		under(OperationKeyPromiseSeconds, "a key gets the same answer for as long")
+		under(OperationKeyPromiseSeconds, "clients are promised that a key gets the same answer for as long")
 	case RetentionEventsSeconds:
 		under(AuditDedupeWindowSeconds, "what repeats within it is counted on its first event")
 	case RetentionTasksSeconds:

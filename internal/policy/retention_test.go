@@ -37,6 +37,14 @@ func TestATermIsNotShorterThanWhatRestsOnIt(t *testing.T) {
 	}
 }
 
+// TestTheMeaningOfABoundSaysSo: the promise of a key acts through the term that it bounds, and its meaning names it.
+func TestTheMeaningOfABoundSaysSo(t *testing.T) {
+	key, ok := policy.Lookup(policy.OperationKeyPromiseSeconds)
+	if !ok || !strings.HasPrefix(key.Meaning, "the least value of "+policy.RetentionOperationKeysSeconds) {
+		t.Errorf("%s means: %q", policy.OperationKeyPromiseSeconds, key.Meaning)
+	}
+}
+
 // TestAStoredTermThatIsTooShortCountsAsAbsent: and a promise that outlasts the keys as well.
 func TestAStoredTermThatIsTooShortCountsAsAbsent(t *testing.T) {
 	set, err := policy.NewSet(map[string]string{

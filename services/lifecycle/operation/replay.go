@@ -111,8 +111,8 @@ var insertOperationKey = pg.Define(pg.RoleLifecycle, "operation.insert_operation
 	`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id, workspace_id, kind, epoch)
 		SELECT $1, $2, $3, r.id, r.workspace_id, r.kind, r.epoch FROM lifecycle.saga_run r WHERE r.id = $4`)
 
-// keepKey stores the operation that was returned for a key, at least for operation.key_promise_seconds and until its
-// run has ended.
+// keepKey stores the operation that was returned for a key, for retention.operation_keys_seconds and until its run has
+// ended.
 func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string) error {
 	_, err := pg.Exec(ctx, tx, insertOperationKey, tenantID, key, digest, runID)
 	if err != nil {
