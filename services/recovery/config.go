@@ -86,7 +86,7 @@ type Config struct {
 	// that are asked of no node.
 	OptionalTaskTypes []string `koanf:"optional_task_types"`
 	// PreflightConfirm is how long after a check of the preflight that finds another state the next one is made, which
-	// confirms it.
+	// confirms it; so often a rotation of issuers goes on, too.
 	PreflightConfirm time.Duration `koanf:"preflight_confirm"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
 	DatabaseVolume string `koanf:"database_volume"`
