@@ -80,7 +80,7 @@ func allowed(role, schema, table, statement string) bool {
 	case "readmodel.audit_head": // one row, which only moves
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "UPDATE")
 	case "recovery.rollback", "recovery.ca_preflight", "recovery.ca_preflight_lease", "recovery.authority_signs",
-		"recovery.profile_head":
+		"recovery.profile_head", "recovery.issuance_look":
 		// one row, which is changed and never added to or taken away
 		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "UPDATE")
 	case "recovery.authority_rotation", "recovery.profile", "recovery.profile_name": // the service takes none away

@@ -34,6 +34,7 @@ var kept = map[string]string{
 	"recovery.host_record":        "one row a machine, which goes with its judgement",
 	"recovery.ca_preflight":       "one row",
 	"recovery.ca_preflight_lease": "one row",
+	"recovery.issuance_look":      "one row",
 	"recovery.authority_rotation": "one row a rotation, which a person asks for",
 	"recovery.authority_holder":   "one row a replica, which goes when the next issuer signs or is given up",
 	"recovery.authority_signs":    "one row",

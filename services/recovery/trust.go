@@ -32,6 +32,9 @@ func (s *Service) addTrust(signer ca.Signer, changed *events.Signal) error {
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
 			return tokens.Untrusted(ctx, tx, stop.From, stop.Until) // time in which nothing is issued ages no token
 		},
+		Unanswered: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
+			return tokens.Unanswered(ctx, tx, stop.From, stop.Until)
+		},
 	}, trust.Config{Again: s.cfg.PreflightConfirm, Overlap: 6 * s.cfg.ClaimLease})
 	if err != nil {
 		return err

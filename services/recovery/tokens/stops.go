@@ -21,12 +21,16 @@ const (
 	stopOutage = "outage"
 	// stopPreflight is the reason of a stop in which the ingress refused what the authority signs: nothing was issued.
 	stopPreflight = "preflight"
+	// stopAuthority is the reason of a stop in which the authority did not answer or did not sign.
+	stopAuthority = "authority"
+	// stopRecovery is the reason of a stop in which no replica of recovery ran: nothing was enrolled or renewed.
+	stopRecovery = "recovery"
 	// outageGap is the time without a beat from which on listening begins anew: what package replicas takes for a gap.
 	outageGap = 20 * time.Second
 )
 
-// Stops records when we issued nothing because no replica of nodeapi listened. Every replica of recovery runs it; it
-// writes a row when an outage begins and when it ends.
+// Stops records when we issued nothing because no replica of nodeapi listened, or none of recovery ran. Every replica
+// of recovery runs it; it writes a stop when an outage of nodeapi begins and when it ends, and after one of recovery.
 type Stops struct {
 	pool   *pgxpool.Pool
 	logger *slog.Logger
@@ -54,12 +58,27 @@ type heard struct {
 	Before    *time.Time `db:"before"`    // the last beat before they began to
 	Lasting   bool       `db:"lasting"`   // an outage is recorded that has not ended
 	Recorded  bool       `db:"recorded"`  // the outage that ended when they began to is recorded
+	Away      *time.Time `db:"away"`      // the last look of any replica of recovery, if that was an outage ago
 }
 
 var (
+	// It also notes the time of the look, as one of the replicas of recovery does within a beat ($2). Where the look before
+	// was longer ago than $3 none of them ran meanwhile, which is a stop ($1).
 	lookAtBeats = pg.Define(pg.RoleRecovery, "tokens.look_at_beats", `
-		WITH l AS (SELECT max(r.listening_since) AS since FROM mesh.replica r WHERE `+replicas.Listens("r")+`)
-		SELECT (SELECT max(r.beat_at) FROM mesh.replica r WHERE r.service = 'nodeapi') AS beat_at,
+		WITH c AS MATERIALIZED (SELECT mesh.clock() AS now),
+		former AS MATERIALIZED (
+			SELECT k.looked_at FROM recovery.issuance_look k, c
+			WHERE k.looked_at IS NULL OR k.looked_at < c.now - make_interval(secs => $2) FOR UPDATE OF k SKIP LOCKED
+		), noted AS (
+			UPDATE recovery.issuance_look SET looked_at = c.now FROM c WHERE EXISTS (SELECT FROM former)
+		), away AS (
+			INSERT INTO recovery.issuance_stop AS s (stop_id, reason, from_at, until_at)
+			SELECT $1, '`+stopRecovery+`', f.looked_at, c.now FROM former f, c
+			WHERE f.looked_at <= c.now - make_interval(secs => $3)
+			ON CONFLICT (until_at, reason) DO NOTHING RETURNING s.from_at
+		), l AS (SELECT max(r.listening_since) AS since FROM mesh.replica r WHERE `+replicas.Listens("r")+`)
+		SELECT (SELECT a.from_at FROM away a) AS away,
+			(SELECT max(r.beat_at) FROM mesh.replica r WHERE r.service = 'nodeapi') AS beat_at,
 			EXISTS (SELECT FROM mesh.replica r WHERE `+replicas.Lives("r")+`) AS lives, l.since AS listening,
 			(SELECT max(r.beat_at) FROM mesh.replica r WHERE r.service = 'nodeapi' AND r.beat_at < l.since) AS before,
 			EXISTS (SELECT FROM recovery.issuance_stop s WHERE s.reason = 'outage' AND s.until_at IS NULL) AS lasting,
@@ -82,9 +101,12 @@ var (
 // RunOnce looks once. An outage that no replica of recovery saw is known by the beats before it, or by what this
 // process found at its last look.
 func (s *Stops) RunOnce(ctx context.Context) error {
-	h, err := pg.One[heard](ctx, s.pool, lookAtBeats)
+	h, err := pg.One[heard](ctx, s.pool, lookAtBeats, ids.New(), replicas.Every.Seconds(), outageGap.Seconds())
 	if err != nil {
 		return fmt.Errorf("look at beats: %w", err)
+	}
+	if h.Away != nil {
+		s.logger.WarnContext(ctx, "no replica of recovery ran: recovery tokens did not age", slog.Time("since", *h.Away))
 	}
 	last := s.seen
 	s.seen = h.BeatAt
@@ -114,6 +136,21 @@ func Untrusted(ctx context.Context, tx pgx.Tx, from, until time.Time) error {
 	_, err := pg.Exec(ctx, tx, beginStop, ids.New(), stopPreflight, from)
 	if err == nil && !until.IsZero() {
 		_, err = pg.Exec(ctx, tx, endStop, stopPreflight, until)
+	}
+	if err != nil {
+		return fmt.Errorf("record stop of issuance: %w", err)
+	}
+	return nil
+}
+
+// Unanswered records, in the transaction that finds it, that nothing is issued from a time on because the authority does
+// not answer or does not sign; with until set, that this is over.
+func Unanswered(ctx context.Context, tx pgx.Tx, from, until time.Time) error {
+	var err error
+	if until.IsZero() {
+		_, err = pg.Exec(ctx, tx, beginStop, ids.New(), stopAuthority, from)
+	} else {
+		_, err = pg.Exec(ctx, tx, endStop, stopAuthority, until)
 	}
 	if err != nil {
 		return fmt.Errorf("record stop of issuance: %w", err)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/ids"
@@ -66,11 +67,17 @@ func (s *scene) look(at *tokens.Stops) {
 	}
 }
 
-// want checks the lengths of the stops, in their order; -1 is one that lasts.
+// want checks the lengths of the outages of nodeapi, in their order; -1 is one that lasts.
 func (s *scene) want(lengths ...time.Duration) {
 	s.t.Helper()
+	s.wantOf("outage", lengths...)
+}
+
+// wantOf checks the lengths of the stops of a reason.
+func (s *scene) wantOf(reason string, lengths ...time.Duration) {
+	s.t.Helper()
 	rows, err := s.pool.Query(s.ctx, `SELECT COALESCE(extract(epoch FROM until_at - from_at), -1)::float8
-		FROM recovery.issuance_stop ORDER BY from_at`)
+		FROM recovery.issuance_stop WHERE reason = $1 ORDER BY from_at`, reason)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -91,11 +98,11 @@ func (s *scene) want(lengths ...time.Duration) {
 		s.t.Fatal(err)
 	}
 	if len(got) != len(lengths) {
-		s.t.Fatalf("stops %v, want %v", got, lengths)
+		s.t.Fatalf("stops %s %v, want %v", reason, got, lengths)
 	}
 	for i := range got {
 		if got[i] != lengths[i] {
-			s.t.Fatalf("stops %v, want %v", got, lengths)
+			s.t.Fatalf("stops %s %v, want %v", reason, got, lengths)
 		}
 	}
 }
@@ -150,4 +157,108 @@ func TestAnOutageIsAStop(t *testing.T) {
 		}
 		s.want()
 	})
+}
+
+// credit returns for how long a token that was issued at the beginning did not age.
+func (s *scene) credit(since time.Time) time.Duration {
+	s.t.Helper()
+	w, err := tokens.Weigh(s.ctx, s.pool, &tokens.Row{IssuedAt: since})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return time.Duration(w.Credit * float64(time.Second)).Round(time.Second)
+}
+
+func (s *scene) now() time.Time {
+	s.t.Helper()
+	var now time.Time
+	if err := s.pool.QueryRow(s.ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+		s.t.Fatal(err)
+	}
+	return now
+}
+
+// TestRecoveryWasAway: the time in which no replica of recovery ran is one row, though nodeapi beat on, whichever
+// replica looks first afterwards. Where it overlaps with an outage of nodeapi the time counts once.
+func TestRecoveryWasAway(t *testing.T) {
+	s := newScene(t)
+	one, begin := ids.New(), s.now()
+	beat := func(d time.Duration) {
+		s.pass(d)
+		s.beat(one)
+	}
+	s.beat(one)
+	for range 5 {
+		s.look(s.stops)
+		s.look(s.replica())
+		beat(10 * time.Second)
+	}
+	s.look(s.stops)
+	s.wantOf("recovery")
+	for range 60 {
+		beat(10 * time.Second)
+	}
+	s.look(s.replica())
+	s.look(s.stops)
+	s.want()
+	s.wantOf("recovery", 10*time.Minute)
+	if got := s.credit(begin); got != 10*time.Minute {
+		t.Errorf("credit %s", got)
+	}
+	beat(2 * time.Hour) // the database was away, or everything was
+	s.look(s.stops)
+	s.want(2 * time.Hour)
+	s.wantOf("recovery", 10*time.Minute, 2*time.Hour)
+	if got := s.credit(begin); got != 2*time.Hour+10*time.Minute {
+		t.Errorf("credit %s", got)
+	}
+}
+
+// TestReplicasThatLookTogether: of several that come back at once one writes the stop.
+func TestReplicasThatLookTogether(t *testing.T) {
+	s := newScene(t)
+	s.beat(ids.New())
+	s.look(s.stops)
+	s.pass(time.Hour)
+	failures := make(chan error)
+	const replicas = 6
+	for range replicas {
+		other := s.replica()
+		go func() { failures <- other.RunOnce(s.ctx) }()
+	}
+	for range replicas {
+		if err := <-failures; err != nil {
+			t.Error(err)
+		}
+	}
+	s.wantOf("recovery", time.Hour)
+}
+
+// TestTheAuthorityWasAway: the time is one row, whoever finds it how often.
+func TestTheAuthorityWasAway(t *testing.T) {
+	s := newScene(t)
+	begin := s.now()
+	note := func(from, until time.Time) {
+		t.Helper()
+		if err := pg.InTx(s.ctx, s.pool, func(ctx context.Context, tx pgx.Tx) error {
+			return tokens.Unanswered(ctx, tx, from, until)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	note(time.Time{}, begin) // none has begun
+	s.wantOf("authority")
+	note(begin, time.Time{})
+	s.pass(time.Hour)
+	note(begin.Add(time.Minute), time.Time{}) // the next holder of the lease finds it too
+	s.wantOf("authority", -1)
+	if got := s.credit(begin); got != time.Hour {
+		t.Errorf("credit %s while it lasts", got)
+	}
+	note(time.Time{}, begin.Add(time.Hour))
+	s.pass(time.Hour)
+	s.wantOf("authority", time.Hour)
+	if got := s.credit(begin); got != time.Hour {
+		t.Errorf("credit %s afterwards", got)
+	}
 }

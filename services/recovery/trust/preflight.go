@@ -52,6 +52,9 @@ type Deps struct {
 	// Stopped is called in the transaction that begins, and in that which ends, a time in which no certificate is issued.
 	// It may be nil.
 	Stopped func(ctx context.Context, tx pgx.Tx, s Stop) error
+	// Unanswered is called like Stopped for a time in which the authority does not answer or does not sign, and with an end
+	// alone once it has. It may be nil.
+	Unanswered func(ctx context.Context, tx pgx.Tx, s Stop) error
 	// Wake is notified after commits that appended events; it may be nil.
 	Wake *events.Signal
 	// Numbered is notified when events were numbered; it may be nil.
@@ -91,6 +94,7 @@ type Preflight struct {
 	begun     bool // its first round is over
 	canary    canary.Certificate
 	streaks   streaks
+	absence   absence
 	signature string
 	checkedAt time.Time // zero: this holder has not checked
 	authority *authority
@@ -162,7 +166,7 @@ func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
 	var out Round
 	row, list, now, err := p.look(ctx, &out)
 	if err != nil || !out.Held {
-		p.streaks, p.checkedAt = streaks{}, time.Time{} // those of a holder without a gap count alone
+		p.streaks, p.absence, p.checkedAt = streaks{}, absence{}, time.Time{} // those of a holder without a gap count alone
 		return out, err
 	}
 	due := p.checkedAt.IsZero() || time.Since(p.checkedAt) >= p.cfg.Every || p.streaks.unsettled(row)
@@ -184,6 +188,7 @@ func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
 	p.checkedAt, out.Checked = time.Now(), true
 	p.streaks.add(c)
 	out.Changed, err = p.conclude(ctx, c)
+	err = errors.Join(err, p.noteAbsence(ctx, c))
 	if p.streaks.unsettled(*p.seen.Load()) {
 		p.pause = p.cfg.Again
 	}
@@ -225,6 +230,7 @@ func (p *Preflight) look(ctx context.Context, out *Round) (preflightRow, []repli
 // tryAll makes the handshakes of a check. After a refusal the certificate is a fresh one.
 func (p *Preflight) tryAll(ctx context.Context, c *check) {
 	if c.authority == nil {
+		p.canary = canary.Certificate{} // once it answers it must sign
 		return
 	}
 	if len(p.streaks.refused) > 0 || !p.canary.Usable(c.authority.fingerprint(), time.Now()) {

@@ -94,6 +94,7 @@ type kit struct {
 	replica   string
 	mu        sync.Mutex
 	stops     []Stop
+	absences  []Stop // of the authority
 }
 
 func newKit(t *testing.T) *kit {
@@ -136,6 +137,12 @@ func (k *kit) preflight() *Preflight {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			k.stops = append(k.stops, s)
+			return nil
+		},
+		Unanswered: func(_ context.Context, _ pgx.Tx, s Stop) error {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.absences = append(k.absences, s)
 			return nil
 		},
 	}, Config{Every: time.Nanosecond, Handshake: 1500 * time.Millisecond})
