@@ -109,8 +109,9 @@ var driftRows = map[commonv1.DriftReason]Explanation{
 	},
 	commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT: {
 		Meaning: "GPUs, driver, kernel or container runtime of the host are not what they were",
-		Impact:  "workloads on the node may fail; it is cordoned while this lasts, and nothing new is placed there",
-		Owner:   "provider",
+		Impact: "workloads on the node may fail; it is cordoned while this lasts: nothing new is placed there, and nothing " +
+			"is started on it but what diagnoses, ends or releases",
+		Owner: "provider",
 		NextAction: "diagnose the node, then repair or reimage it; `gpuaas nodes accept-facts NODE --reason TEXT` if the " +
 			"change was meant", Action: stop,
 	},

@@ -195,6 +195,12 @@ var identityRows = map[commonv1.Reason]Row{
 		Remedy: "look at why its certificates do not last; the limit is node.recovery_attempts_per_hour",
 		Impact: "the node has no session until then; its workloads go on",
 	},
+	commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: {
+		Code: connect.CodePermissionDenied, Action: rebundle, Owner: ownerOperator,
+		Public: "the node has no recovery token, or has lost the key that proves it",
+		Remedy: "issue a bundle: `gpuaas nodes bundle NODE`",
+		Impact: "the node gets no certificate and no work; its workloads go on",
+	},
 	commonv1.Reason_REASON_CHALLENGE_FAILED: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerNodeapi,
 		Public: "the challenge was not answered in time or not by this node's key",

@@ -219,6 +219,13 @@ var workspaceRows = map[commonv1.Reason]Row{
 			"itself once its agent sees room",
 		Impact: "nothing new is placed on this node and nothing is made there; what runs there goes on",
 	},
+	commonv1.Reason_REASON_HOST_RUNTIME_DRIFT: {
+		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: 5 * time.Minute, Owner: "provider",
+		Public: "the machine of the workspace is not as it was accepted, and nothing is started on it",
+		Remedy: "diagnose the node, then repair or reimage it; `gpuaas nodes accept-facts NODE --reason TEXT` if the change " +
+			"was meant",
+		Impact: "nothing is deployed on this node until that ends; what runs there goes on, and can be stopped and removed",
+	},
 	commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN: {
 		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerOperator,
 		Public: "an environment value of the workspace was sealed under a key that lifecycle does not have",

@@ -146,6 +146,8 @@ const (
 	Reason_REASON_CERTIFICATE_UNTRUSTED  Reason = 150 // its issuer is not among those that the ingress trusts
 	Reason_REASON_AUTO_RECOVERY_OFF      Reason = 151 // the policy lets only an operator's bundle bring a node back
 	Reason_REASON_RECOVERY_LIMIT_REACHED Reason = 152 // the node has recovered as often in this hour as the policy allows
+	Reason_REASON_HOST_RUNTIME_DRIFT     Reason = 158 // the node's host is not as it was accepted: nothing is deployed there
+	Reason_REASON_RECOVERY_TOKEN_MISSING Reason = 159 // the agent says that it has no recovery token, or no recovery key
 	// Profiles, bundles and trust.
 	Reason_REASON_PROFILE_UNKNOWN              Reason = 153 // no profile has this name, or it has no such version
 	Reason_REASON_PROFILE_UNVERIFIED           Reason = 154 // an endpoint of the profile was not reached, or the profile's trust does not verify it
@@ -265,6 +267,8 @@ var (
 		150: "REASON_CERTIFICATE_UNTRUSTED",
 		151: "REASON_AUTO_RECOVERY_OFF",
 		152: "REASON_RECOVERY_LIMIT_REACHED",
+		158: "REASON_HOST_RUNTIME_DRIFT",
+		159: "REASON_RECOVERY_TOKEN_MISSING",
 		153: "REASON_PROFILE_UNKNOWN",
 		154: "REASON_PROFILE_UNVERIFIED",
 		155: "REASON_PROFILE_IN_USE",
@@ -380,6 +384,8 @@ var (
 		"REASON_CERTIFICATE_UNTRUSTED":             150,
 		"REASON_AUTO_RECOVERY_OFF":                 151,
 		"REASON_RECOVERY_LIMIT_REACHED":            152,
+		"REASON_HOST_RUNTIME_DRIFT":                158,
+		"REASON_RECOVERY_TOKEN_MISSING":            159,
 		"REASON_PROFILE_UNKNOWN":                   153,
 		"REASON_PROFILE_UNVERIFIED":                154,
 		"REASON_PROFILE_IN_USE":                    155,
@@ -589,7 +595,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x98\x1a\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xdc\x1a\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -699,7 +705,9 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x18REASON_RECORD_UNREADABLE\x10\x7f\x12!\n" +
 	"\x1cREASON_CERTIFICATE_UNTRUSTED\x10\x96\x01\x12\x1d\n" +
 	"\x18REASON_AUTO_RECOVERY_OFF\x10\x97\x01\x12\"\n" +
-	"\x1dREASON_RECOVERY_LIMIT_REACHED\x10\x98\x01\x12\x1b\n" +
+	"\x1dREASON_RECOVERY_LIMIT_REACHED\x10\x98\x01\x12\x1e\n" +
+	"\x19REASON_HOST_RUNTIME_DRIFT\x10\x9e\x01\x12\"\n" +
+	"\x1dREASON_RECOVERY_TOKEN_MISSING\x10\x9f\x01\x12\x1b\n" +
 	"\x16REASON_PROFILE_UNKNOWN\x10\x99\x01\x12\x1e\n" +
 	"\x19REASON_PROFILE_UNVERIFIED\x10\x9a\x01\x12\x1a\n" +
 	"\x15REASON_PROFILE_IN_USE\x10\x9b\x01\x12\x1a\n" +
