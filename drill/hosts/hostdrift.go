@@ -14,6 +14,8 @@ import (
 	"github.com/gpuaas/mesh/drill/kit/stage"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
@@ -26,8 +28,8 @@ func HostRuntime() kit.Drill {
 		Name: "host-runtime-drift", Slow: true,
 		Injects: "the files from which the agent of a machine reads kernel and GPU driver are replaced, while a workspace " +
 			"stands there and the agent runs",
-		Sees: "`host_runtime_drift`, the node wants an operator and is cordoned by the verdict; a probe completes; the " +
-			"workload serves",
+		Sees: "`host_runtime_drift`, the node wants an operator and is cordoned by the verdict; a probe completes, a " +
+			"recreation is refused for it; the workload serves",
 		Recovers: "by evidence: with the former files the verdict and its cordon end by themselves; and once more, by an " +
 			"operator who accepts the new ones",
 		Needs: "its own mesh: a machine whose agent reads the facts of its host below a directory of the drill's",
@@ -159,7 +161,8 @@ func uncordoned(ctx context.Context, m *mesh.Mesh, node string) error {
 	return err
 }
 
-// diagnosedOnly checks that a probe of a cordoned node completes and that its workload serves.
+// diagnosedOnly checks that a probe of a cordoned node completes, that its workspace is not recreated there, and that
+// its workload serves.
 func diagnosedOnly(ctx context.Context, m *mesh.Mesh, held mesh.Held) error {
 	probe, err := m.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: held.Node})
 	if err != nil {
@@ -178,7 +181,31 @@ func diagnosedOnly(ctx context.Context, m *mesh.Mesh, held mesh.Held) error {
 	if err != nil {
 		return err
 	}
+	if err := notRecreated(ctx, m, held.ID); err != nil {
+		return err
+	}
 	return mesh.Answers(ctx, held.URL)
+}
+
+// notRecreated checks that a recreation of a workspace is refused for the host that it is on, and listed so.
+func notRecreated(ctx context.Context, m *mesh.Mesh, workspace string) error {
+	const kind, reason = commonv1.OperationKind_OPERATION_KIND_RECREATE, commonv1.Reason_REASON_HOST_RUNTIME_DRIFT
+	listed, err := m.Client.Query.GetActions(ctx, &readmodelv1.GetActionsRequest{Workspace: workspace})
+	if err != nil {
+		return fmt.Errorf("list the possible operations: %w", err)
+	}
+	for _, o := range listed.GetActions() {
+		if o.GetKind() == kind && (o.GetPossible() || o.GetReason() != reason || len(o.GetUnmet()) == 0) {
+			return fmt.Errorf("a recreation is listed as %v", o)
+		}
+	}
+	_, err = m.Client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
+		Workspace: workspace, Kind: kind, Reason: "drill", IdempotencyKey: ids.New(),
+	})
+	if !fault.Has(err, reason) {
+		return fmt.Errorf("a recreation on the host that differs ended with: %w", err)
+	}
+	return nil
 }
 
 // accepted changes the driver once more, has an operator accept it, and then does the same with the former one.

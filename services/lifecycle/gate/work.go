@@ -69,6 +69,31 @@ func MayLeaseSQL(generation, keyID string) string {
 		` = ANY (` + taskKeysSQL + `))`
 }
 
+// DiagnosisOnlySQL is the condition that the node of gate g is cordoned and its verdict of host_runtime_drift asks for
+// that: only tasks that start nothing on it are leased (task.StartsNothing). Where another has cordoned the node, the
+// verdict counts beside that cordon.
+const DiagnosisOnlySQL = `(g.cordoned AND (g.cordoned_by = '` + ofRuntime + `' OR EXISTS (
+	SELECT FROM lifecycle.verdict_cordon drift
+	WHERE drift.node_id = g.node_id AND drift.reason <> '' AND NOT drift.withheld)))`
+
+var diagnosisOnly = pg.Define(pg.RoleLifecycle, "gate.diagnosis_only", `
+	SELECT coalesce(nullif(v.reason, ''), g.cordon_reason) FROM lifecycle.node_gate g
+		LEFT JOIN lifecycle.verdict_cordon v ON v.node_id = g.node_id
+	WHERE g.node_id = $1 AND `+DiagnosisOnlySQL)
+
+// DiagnosisOnly returns why nothing is started on a node whose host is not as it was accepted; empty if work of every
+// type is leased.
+func DiagnosisOnly(ctx context.Context, q pg.Querier, nodeID string) (string, error) {
+	reason, err := pg.Value[string](ctx, q, diagnosisOnly, nodeID)
+	if pg.IsNoRows(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read whether the node is for diagnosis only: %w", err)
+	}
+	return "cordoned by " + ofRuntime + ": " + reason, nil
+}
+
 // HoldsSigningKeySQL is the condition that the agent behind the gate g has the key that signs tasks. It is true as well
 // if there is no such key or the agent reports no keys.
 const HoldsSigningKeySQL = `coalesce((SELECT k.key_id FROM mesh.signing_key k

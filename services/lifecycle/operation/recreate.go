@@ -224,6 +224,11 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w workspace.Row, fr
 	if !proven {
 		away = nil
 	}
+	if held && a.NodeID != "" && !placement.HasOwnInstance(spec.GetPlacement()) && away[a.NodeID] == "" {
+		if err := hostAsAccepted(ctx, tx, r, a); err != nil {
+			return nil, err
+		}
+	}
 	r.consequence = recreateConsequence(w, spec, claims, slices.Sorted(maps.Values(away)), held && away[a.NodeID] == "")
 	if len(away) > 0 && (!held || away[a.NodeID] != "") && r.possible() {
 		// The workspace begins anew on another machine, so there must be one; without it the run would destroy data that
@@ -273,6 +278,21 @@ func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, cla
 		}
 	}
 	return away, nil
+}
+
+// hostAsAccepted checks that workloads are started on the machine to which the slot and the storage bind the workspace.
+func hostAsAccepted(ctx context.Context, tx pgx.Tx, r *recreation, a allocation.Allocation) error {
+	why, err := gate.DiagnosisOnly(ctx, tx, a.NodeID)
+	if err != nil || why == "" {
+		return err
+	}
+	g, _, err := gate.Get(ctx, tx, a.NodeID)
+	if err != nil {
+		return err
+	}
+	r.lacks(commonv1.Reason_REASON_HOST_RUNTIME_DRIFT, "", a.NodeID,
+		fmt.Sprintf("machine %s is %s; nothing is started on it until that ends", g.Name, why))
+	return nil
 }
 
 // recreateConsequence returns what a recreation would do. away are the names of the machines that a person has given an

@@ -105,7 +105,8 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 		}
 	}
 	if waiting > 0 {
-		return waitTask(fmt.Sprintf("waiting for the agent to deploy %d of %d workloads", waiting, len(held))), nil
+		why, err := s.keptFrom(ctx, where.NodeID, commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY)
+		return waitTask(fmt.Sprintf("waiting for the agent to deploy %d of %d workloads", waiting, len(held)) + why), err
 	}
 	return saga.Done(before, func(ctx context.Context, tx pgx.Tx) error {
 		for _, c := range held {

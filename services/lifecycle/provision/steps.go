@@ -204,6 +204,9 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 			text += ": " + row.Error
 		}
 		if row.State == commonv1.TaskState_TASK_STATE_EXPIRED {
+			if why, err := s.keptFrom(ctx, spec.nodeID, spec.kind); err != nil || why != "" {
+				return nil, false, err // an attempt after the end of the cordon queues it again
+			}
 			// An agent without room for its ledger takes no task, and its disk is why this one was not begun.
 			g, _, err := gate.Get(ctx, s.deps.DB, spec.nodeID)
 			if err != nil {
@@ -223,6 +226,19 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 	default:
 		return nil, false, nil
 	}
+}
+
+// keptFrom returns the end of a text about a step that waits for a task of a type: why that is not leased to its node,
+// because the node's host is not as it was accepted. It is empty if that does not keep the task from the node.
+func (s *Steps) keptFrom(ctx context.Context, nodeID string, kind commonv1.TaskType) (string, error) {
+	if task.StartsNothing(names.Of(kind)) {
+		return "", nil
+	}
+	why, err := gate.DiagnosisOnly(ctx, s.deps.DB, nodeID)
+	if why != "" {
+		why = "; the node is " + why
+	}
+	return why, err
 }
 
 // waitTask parks the step until one of its tasks changes state.

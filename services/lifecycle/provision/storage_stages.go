@@ -157,6 +157,13 @@ func (s *Steps) makeDirectory(ctx context.Context, env *saga.Env, p *place) (str
 		if disk := p.gate.Host.GetStateDisk(); disk.GetFull() {
 			why += "; the node's state directory has no room: " + disk.GetPath() + ": " + disk.GetDetail()
 		}
+		if p.gate.Cordoned {
+			kept, err := s.keptFrom(ctx, p.instance.NodeID, commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE)
+			if err != nil {
+				return "", err
+			}
+			why += kept
+		}
 		return why, nil
 	}
 	p.made = &nodev1.StorageAllocateOutput{}

@@ -156,18 +156,19 @@ func Failure(code, text string, layer commonv1.OwnerLayer) (string, string) {
 	return code, text
 }
 
-// ids are ids, and instances the names that launched instances have as nodes. A fullDisk is what lifecycle adds to a
-// text about work that waits for a node, or has failed on it, while the disk of the agent has no room.
+// ids are ids, and instances the names that launched instances have as nodes. An ofNode is what lifecycle adds to a
+// text about work that waits for a node, or has failed on it, while the disk of the agent has no room or the node's
+// host is not as it was accepted.
 var (
 	ids       = regexp.MustCompile(`(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`)
 	instances = regexp.MustCompile(`\bbox-[0-9a-z][0-9a-z-]*\b`)
-	fullDisk  = regexp.MustCompile(`(?s)[;:] the node's state directory has no room\b.*`)
+	ofNode    = regexp.MustCompile(`(?s)[;:] the node(?:'s state directory has no room| is cordoned by)\b.*`)
 )
 
-// WithoutIDs returns a text without ids, without what it says of a node's disk, and without the names of machines as
+// WithoutIDs returns a text without ids, without what it says of a node's disk and cordon, and without the names of machines as
 // WithoutMachines does.
 func WithoutIDs(text string, machines ...string) string {
-	text = fullDisk.ReplaceAllLiteralString(text, "")
+	text = ofNode.ReplaceAllLiteralString(text, "")
 	return ids.ReplaceAllLiteralString(WithoutMachines(text, machines...), "(an id)")
 }
 

@@ -23,8 +23,8 @@ type cancelRow struct {
 	Reason  string `db:"cancel_reason"`
 }
 
-// waitingNode is a node with open tasks, and whether they may be leased: 0 none, 1 some later without an event, 2 some
-// now.
+// waitingNode is a node with open tasks, and whether they may be leased: 0 none, 1 some later without an event, as those
+// that wait for the end of a cordon, 2 some now.
 type waitingNode struct {
 	NodeID string `db:"node_id"`
 	Work   int    `db:"work"`
@@ -33,7 +33,8 @@ type waitingNode struct {
 var (
 	leaseTasks = pg.Define(pg.RoleLifecycle, "dispatch.lease", `
 		WITH asked AS (
-			SELECT a.* FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::int[]) AS a (node_id, session_id, generation, most)
+			SELECT a.*, `+gate.DiagnosisOnlySQL+` AS diagnosis_only
+			FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::int[]) AS a (node_id, session_id, generation, most)
 				JOIN lifecycle.node_gate g ON g.node_id = a.node_id AND `+gate.MayLeaseSQL("a.generation", "$5::text")+`
 		), fresh AS (
 			SELECT q.task_id, true AS fresh, false AS report, mesh.clock() AS at, a.session_id, a.generation
@@ -41,7 +42,7 @@ var (
 				SELECT t.task_id FROM lifecycle.task t
 				WHERE t.node_id = a.node_id AND t.open AND t.state = 'queued' AND t.cancel_requested_at IS NULL
 					AND t.not_before <= mesh.clock() AND t.expires_at > mesh.clock()
-				  AND `+dispatchable("t")+`
+				  AND `+dispatchable("t")+` AND (NOT a.diagnosis_only OR `+task.StartsNothingSQL("t")+`)
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), again AS (
@@ -51,7 +52,7 @@ var (
 				WHERE t.node_id = a.node_id AND t.open AND t.state = 'dispatched' AND t.cancel_requested_at IS NULL
 					AND t.session_epoch = a.generation
 				  AND t.offered_at < mesh.clock() - interval '`+task.OfferAgainAfter+`' AND t.expires_at > mesh.clock()
-					AND `+dispatchable("t")+`
+					AND `+dispatchable("t")+` AND (NOT a.diagnosis_only OR `+task.StartsNothingSQL("t")+`)
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), chosen AS (
@@ -78,17 +79,19 @@ var (
 			FROM node v WHERE v.node_id IS NOT NULL AND v.n < $1
 		)
 		SELECT v.node_id::text AS node_id, CASE
-			WHEN NOT EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = v.node_id AND g.admitted AND g.session_open
-				AND `+gate.HoldsSigningKeySQL+`) THEN 0
+			WHEN g.diagnosis_only IS NULL THEN 0
 			WHEN EXISTS (SELECT FROM lifecycle.task t, now
 				WHERE t.node_id = v.node_id AND t.open AND t.expires_at > now.at AND `+dispatchable("t")+`
+					AND (NOT g.diagnosis_only OR `+task.StartsNothingSQL("t")+`)
 					AND (t.state = 'queued' AND t.not_before <= now.at
 						OR t.state = 'dispatched' AND t.offered_at < now.at - interval '`+task.OfferAgainAfter+`')) THEN 2
 			WHEN EXISTS (SELECT FROM lifecycle.task t, now
 				WHERE t.node_id = v.node_id AND t.open AND t.expires_at > now.at AND `+dispatchable("t")+`
 					AND t.state IN ('queued', 'dispatched')) THEN 1
 			ELSE 0 END AS work
-		FROM node v
+		FROM node v, LATERAL (SELECT (SELECT `+gate.DiagnosisOnlySQL+` FROM lifecycle.node_gate g
+			WHERE g.node_id = v.node_id AND g.admitted AND g.session_open AND `+gate.HoldsSigningKeySQL+`) AS diagnosis_only
+			OFFSET 0) g
 		WHERE v.node_id IS NOT NULL ORDER BY v.node_id`)
 	listCancels = pg.Define(pg.RoleLifecycle, "dispatch.list_cancels", `
 		SELECT `+pg.Columns[cancelRow]("t")+` FROM lifecycle.task t

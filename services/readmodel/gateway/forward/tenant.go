@@ -65,6 +65,9 @@ func Actions(ctx context.Context, t view.Target, options []*lifecyclev1.ActionOp
 		}
 		switch {
 		case underRepair(t, o.GetKind()) != nil:
+			if reason := o.GetReason(); reason != commonv1.Reason_REASON_UNSPECIFIED && !fault.ForTenants(reason) {
+				o.Reason, o.Unmet = commonv1.Reason_REASON_PRECONDITION_FAILED, nil
+			}
 			if o.GetPossible() {
 				o.Possible, o.Reason = false, commonv1.Reason_REASON_PRECONDITION_FAILED
 			}
