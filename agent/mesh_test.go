@@ -169,6 +169,9 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.enrols = append(m.enrols, request)
+	if request.GetTokenMissing() != nil {
+		return nil, fault.ToConnect(fault.New(commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING, ""), "")
+	}
 	recovers := envfile.IsRecoveryToken(request.GetToken())
 	if recovers {
 		if err := recoverykey.Verify(request.GetRecoveryPublicKey(), request.GetToken(), request.GetCsr(),

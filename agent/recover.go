@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -80,6 +81,7 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 				"`gpuaas nodes bundle` ("+why+")")
 	}
 	if _, err := a.store.RecoveryTokens(); err != nil {
+		a.tellMissing(ctx, err, why)
 		return a.blocked(ctx, codeTokenMissing,
 			err.Error()+": an operator must issue a bundle, `gpuaas nodes bundle` ("+why+")")
 	}
@@ -109,6 +111,30 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	// The next attempt comes after a session was refused again, so that what the control plane has repaired meanwhile
 	// needs none.
 	return a.sleep(ctx, attempt.Wait)
+}
+
+// tellMissing tells enrolment, at most once an hour, that this host has no recovery token to send, where its
+// certificate has expired: recovery's own records may still have a token that it would accept, and the node would be
+// expected back for as long. lack is the error of identity.Store.RecoveryTokens, and why the reason of the refusal.
+func (a *Agent) tellMissing(ctx context.Context, lack error, why string) {
+	cert := a.store.Certificate()
+	node, ok := a.store.Node()
+	if !ok || cert == nil || !a.recovery.MayTellMissing() {
+		return
+	}
+	expired := why == names.Of(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
+	if !expired && a.clock.Now().Before(cert.Leaf.NotAfter) {
+		return
+	}
+	told, err := a.enrol.TellMissing(ctx, node.NodeID, cert, errors.Is(lack, identity.ErrRecoveryKeyLost))
+	if !told {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "enrolment not told that no recovery token is held",
+			slog.Any("error", err))
+		return
+	}
+	a.warn(ctx, "what enrolment was told not recorded", a.noted(a.recovery.ToldMissing()))
+	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolment told that no recovery token is held",
+		slog.Any("answer", err))
 }
 
 // rejected returns the serials of the certificates that were refused: those that the session names, else that of the

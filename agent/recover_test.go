@@ -18,6 +18,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/recoverykey"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -342,8 +343,21 @@ func TestAnOperatorsTokenLeftBehindKeepsNoNodeAway(t *testing.T) {
 	}
 }
 
-// TestWithoutATokenTheAgentWaitsForOne: each kind of loss is recorded, nothing is sent, and an operator's token in the
-// file ends it.
+// claims returns the requests that tell of a missing token.
+func (m *mesh) claims() []*recoveryv1.TokenMissing {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []*recoveryv1.TokenMissing
+	for _, r := range m.enrols {
+		if claim := r.GetTokenMissing(); claim != nil {
+			out = append(out, claim)
+		}
+	}
+	return out
+}
+
+// TestWithoutATokenTheAgentWaitsForOne: each kind of loss is recorded, enrolment is told once if a certificate proves
+// which node this is, nothing else is sent, and an operator's token in the file ends it.
 func TestWithoutATokenTheAgentWaitsForOne(t *testing.T) {
 	for name, lose := range map[string]func(t *testing.T, cfg agent.Config){
 		"no token": func(t *testing.T, cfg agent.Config) { t.Helper(); setToken(t, cfg, "") },
@@ -370,6 +384,16 @@ func TestWithoutATokenTheAgentWaitsForOne(t *testing.T) {
 			diagnosed(t, cfg, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING, 3)
 			if n := len(m.recoveries()); n != 0 {
 				t.Errorf("%d recoveries", n)
+			}
+			claims := m.claims()
+			if want := map[bool]int{true: 0, false: 1}[name == "no state"]; len(claims) != want {
+				t.Fatalf("enrolment was told %d times: %v", len(claims), claims)
+			}
+			for _, c := range claims {
+				err := recoverykey.VerifyMissing(c.GetPublicKey(), m.nodeID, c.GetSerial(), c.GetProof())
+				if err != nil || c.GetNodeId() != m.nodeID || c.GetKeyLost() != (name == "no key") {
+					t.Errorf("enrolment was told %v, %v", c, err)
+				}
 			}
 			m.mu.Lock()
 			m.denial = nil

@@ -46,6 +46,8 @@ type record struct {
 	// UntrustedSince is since when the node API is untrusted, by the wall clock; zero: it is not.
 	UntrustedSince time.Time `json:"untrusted_since,omitzero"`
 	TrustDwell     int64     `json:"trust_dwell_seconds,omitempty"` // of the last policy
+	// MissingToldAt is when enrolment was told last that no recovery token is held; zero: not since the last session.
+	MissingToldAt time.Time `json:"missing_told_at,omitzero"`
 }
 
 type fresh struct {
@@ -75,6 +77,8 @@ type Governor struct {
 	marks []time.Duration
 	// untrusted is rec.UntrustedSince by the monotonic clock.
 	untrusted time.Duration
+	// missingTold is rec.MissingToldAt by the monotonic clock.
+	missingTold time.Duration
 	// unwritten is set after a change that could not be written.
 	unwritten bool
 }
@@ -108,6 +112,7 @@ func Open(cfg Config) (*Governor, error) {
 	if since := g.rec.UntrustedSince; !since.IsZero() { // one in the future, as after the clock was set back, is now
 		g.untrusted = now - max(wall.Sub(since), 0)
 	}
+	g.openMissing(now, wall)
 	return g, nil
 }
 
@@ -248,10 +253,10 @@ func (g *Governor) Refused(serial, why string) error {
 func (g *Governor) Settled() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.rec.Fresh == nil {
+	if g.rec.Fresh == nil && g.rec.MissingToldAt.IsZero() {
 		return nil
 	}
-	return g.changeLocked(func(r *record) { r.Fresh = nil })
+	return g.changeLocked(func(r *record) { r.Fresh, r.MissingToldAt = nil, time.Time{} })
 }
 
 // Counters returns the counts as Hello reports them.

@@ -259,3 +259,38 @@ func TestABrokenRecordIsSetAside(t *testing.T) {
 		}
 	}
 }
+
+// TestEnrolmentIsToldOnceAnHour: that no token is held may be told once an hour, across restarts, and again after a
+// session was admitted.
+func TestEnrolmentIsToldOnceAnHour(t *testing.T) {
+	h := newHost(t)
+	told := 0
+	tell := func() {
+		if h.g.MayTellMissing() {
+			h.must(h.g.ToldMissing())
+			told++
+		}
+	}
+	for at := time.Duration(0); at < 24*time.Hour; at += time.Minute {
+		tell()
+		if at%(7*time.Minute) == 0 {
+			h.boot()
+		}
+		h.pass(time.Minute)
+	}
+	if told != 24 {
+		t.Errorf("told %d times in a day", told)
+	}
+	h.must(h.g.Settled())
+	h.boot()
+	if !h.g.MayTellMissing() {
+		t.Error("after a session it may not be told")
+	}
+	h.must(h.g.ToldMissing())
+	h.wall = h.wall.Add(-48 * time.Hour)
+	h.boot()
+	h.pass(time.Hour)
+	if !h.g.MayTellMissing() {
+		t.Error("an hour after the clock was set back it may not be told")
+	}
+}

@@ -20,12 +20,16 @@ import (
 // ErrProof is returned if a proof is not of this key, or of another token or request.
 var ErrProof = errors.New("recovery proof is not of this key")
 
-const domain = "gpuaas/recovery/v1"
+// What a proof is for is the first part of what it signs.
+const (
+	domain        = "gpuaas/recovery/v1"
+	domainMissing = "gpuaas/recovery-token-missing/v1"
+)
 
 // digest returns what a proof signs: each part after its length, so that no two lists of parts are alike.
-func digest(token string, csr []byte) []byte {
+func digest(parts ...[]byte) []byte {
 	h := sha256.New()
-	for _, part := range [][]byte{[]byte(domain), []byte(token), csr} {
+	for _, part := range parts {
 		var n [8]byte
 		binary.BigEndian.PutUint64(n[:], uint64(len(part)))
 		h.Write(n[:])
@@ -36,10 +40,20 @@ func digest(token string, csr []byte) []byte {
 
 // Sign returns the proof for a token and a certificate request (DER). The key is of ECDSA or Ed25519.
 func Sign(key crypto.Signer, token string, csr []byte) ([]byte, error) {
+	return sign(key, digest([]byte(domain), []byte(token), csr))
+}
+
+// SignMissing returns the proof that the holder of a node's certificate, of which the key is, says that it has no
+// recovery token to send.
+func SignMissing(key crypto.Signer, nodeID, serial string) ([]byte, error) {
+	return sign(key, digest([]byte(domainMissing), []byte(nodeID), []byte(serial)))
+}
+
+func sign(key crypto.Signer, digest []byte) ([]byte, error) {
 	if k, ok := key.(ed25519.PrivateKey); ok {
-		return ed25519.Sign(k, digest(token, csr)), nil
+		return ed25519.Sign(k, digest), nil
 	}
-	proof, err := key.Sign(rand.Reader, digest(token, csr), crypto.SHA256)
+	proof, err := key.Sign(rand.Reader, digest, crypto.SHA256)
 	if err != nil {
 		return nil, fmt.Errorf("sign recovery proof: %w", err)
 	}
@@ -48,6 +62,16 @@ func Sign(key crypto.Signer, token string, csr []byte) ([]byte, error) {
 
 // Verify checks a proof against a public key (DER, SubjectPublicKeyInfo). The error wraps ErrProof.
 func Verify(public []byte, token string, csr, proof []byte) error {
+	return verify(public, digest([]byte(domain), []byte(token), csr), proof)
+}
+
+// VerifyMissing checks a proof of SignMissing against the public key of the certificate (DER, SubjectPublicKeyInfo).
+// The error wraps ErrProof.
+func VerifyMissing(public []byte, nodeID, serial string, proof []byte) error {
+	return verify(public, digest([]byte(domainMissing), []byte(nodeID), []byte(serial)), proof)
+}
+
+func verify(public, digest, proof []byte) error {
 	key, err := Parse(public)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrProof, err)
@@ -55,9 +79,9 @@ func Verify(public []byte, token string, csr, proof []byte) error {
 	ok := false
 	switch k := key.(type) {
 	case *ecdsa.PublicKey:
-		ok = ecdsa.VerifyASN1(k, digest(token, csr), proof)
+		ok = ecdsa.VerifyASN1(k, digest, proof)
 	case ed25519.PublicKey:
-		ok = ed25519.Verify(k, digest(token, csr), proof)
+		ok = ed25519.Verify(k, digest, proof)
 	}
 	if !ok {
 		return ErrProof

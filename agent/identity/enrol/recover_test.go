@@ -215,6 +215,37 @@ func TestWithoutItsKeyNoTokenIsSent(t *testing.T) {
 	}
 }
 
+// TestEnrolmentIsToldOfAMissingToken: with a proof of the certificate's key, and it counts as told once enrolment has
+// decided about it.
+func TestEnrolmentIsToldOfAMissingToken(t *testing.T) {
+	for reason, want := range map[commonv1.Reason]bool{
+		commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: true,
+		commonv1.Reason_REASON_INVALID_ARGUMENT:       true, // of a recovery of an earlier build
+		commonv1.Reason_REASON_RATE_LIMITED:           false,
+		commonv1.Reason_REASON_UNAVAILABLE:            false,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			h := recoverable(t)
+			defer h.end()
+			h.requests = nil
+			h.answer = func(int, *recoveryv1.EnrollResponse) (*recoveryv1.EnrollResponse, error) {
+				return nil, fault.ToConnect(fault.New(reason, ""), "")
+			}
+			cert := h.store.Certificate()
+			told, err := h.enroller().TellMissing(t.Context(), h.nodeID, cert, true)
+			if told != want || !fault.Has(err, reason) || len(h.requests) != 1 {
+				t.Fatalf("%v: told %t, %v, %d requests", reason, told, err, len(h.requests))
+			}
+			claim := h.requests[0].GetTokenMissing()
+			if claim.GetNodeId() != h.nodeID || !claim.GetKeyLost() || h.requests[0].GetToken() != "" ||
+				recoverykey.VerifyMissing(claim.GetPublicKey(), h.nodeID, pki.SerialString(cert.Leaf.SerialNumber),
+					claim.GetProof()) != nil {
+				t.Errorf("sent %v", h.requests[0])
+			}
+		})
+	}
+}
+
 // TestAKeyThatWasCertifiedBeforeIsReplaced: a refusal of the request's key keeps no operator's token away.
 func TestAKeyThatWasCertifiedBeforeIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -54,35 +54,48 @@ func passes(err error) bool {
 	}
 }
 
-// attempt is one attempt to enrol after its proof.
+// attempt is one attempt to enrol, after its proof unless it is unverified.
 type attempt struct {
 	nodeID  string
 	way     Kind
 	outcome commonv1.Reason // unspecified for a certificate that was issued
 	// given is the correlation id that the agent gave, and correlation that of the recovery action that it belongs to.
 	given, correlation string
+	// unverified reports that the caller has not proven to be the node, and keyLost that it says that its recovery key is
+	// lost.
+	unverified, keyLost bool
+}
+
+// name returns the name under which attempts of one outcome are counted: what others claim of a node does not hide what
+// the node has proven.
+func (a attempt) name() string {
+	if a.unverified {
+		return names.Of(a.outcome) + " (unverified)"
+	}
+	return names.Of(a.outcome)
 }
 
 // reportAttempt appends the event of an attempt, unless one of the same outcome was appended within the minute. One
 // that was refused is noted on the recovery action that is open.
 func reportAttempt(ctx context.Context, tx pgx.Tx, a attempt) error {
-	version, err := pg.Value[int64](ctx, tx, noteAttempt, a.nodeID, names.Of(a.outcome))
+	version, err := pg.Value[int64](ctx, tx, noteAttempt, a.nodeID, a.name())
 	if pg.IsNoRows(err) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("note attempt: %w", err)
 	}
-	if a.outcome != commonv1.Reason_REASON_UNSPECIFIED {
+	if a.outcome != commonv1.Reason_REASON_UNSPECIFIED && !a.unverified {
 		if a.correlation, err = noteRefused(ctx, tx, a); err != nil {
 			return err
 		}
 	}
 	_, err = events.Append(ctx, tx, events.Event{
-		Kind: kindAttempted, AggregateType: "enrollment_attempt", AggregateID: a.nodeID + "/" + names.Of(a.outcome),
+		Kind: kindAttempted, AggregateType: "enrollment_attempt", AggregateID: a.nodeID + "/" + a.name(),
 		AggregateVersion: version,
 		Payload: &recoveryv1.EnrollmentAttempted{
 			NodeId: a.nodeID, Way: string(a.way), Outcome: a.outcome, Count: version, AttemptCorrelationId: a.given,
+			Unverified: a.unverified, KeyLost: a.keyLost,
 		},
 		Correlation: events.Correlation{CorrelationID: cmp.Or(a.correlation, a.given), NodeID: a.nodeID},
 	})
@@ -92,19 +105,18 @@ func reportAttempt(ctx context.Context, tx pgx.Tx, a attempt) error {
 	return nil
 }
 
-// reportRefusal reports a refused attempt after its proof. What fails here only loses evidence.
-func (e *Enroller) reportRefusal(ctx context.Context, nodeID string, way Kind, refusal error) {
+// reportRefusal reports a refused attempt. What fails here only loses evidence.
+func (e *Enroller) reportRefusal(ctx context.Context, a attempt, refusal error) {
 	if refusal == nil || passes(refusal) {
 		return
 	}
 	noting, appended := events.Noting(ctx)
 	err := pg.InTx(noting, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		return reportAttempt(ctx, tx, attempt{
-			nodeID: nodeID, way: way, outcome: fault.ReasonOf(refusal), given: obs.From(ctx).CorrelationID,
-		})
+		a.outcome, a.given = fault.ReasonOf(refusal), obs.From(ctx).CorrelationID
+		return reportAttempt(ctx, tx, a)
 	})
 	if err != nil {
-		e.deps.Logger.WarnContext(ctx, "attempt to enrol not reported", slog.String(obs.KeyNodeID, nodeID),
+		e.deps.Logger.WarnContext(ctx, "attempt to enrol not reported", slog.String(obs.KeyNodeID, a.nodeID),
 			slog.Any(obs.KeyError, err))
 		return
 	}

@@ -65,7 +65,9 @@ func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	noteForeignKey(&who, err)
 	if who.NodeID != "" {
 		ctx = correlated(ctx, req.GetCorrelationId())
-		e.reportRefusal(ctx, who.NodeID, kind, err)
+		e.reportRefusal(ctx, attempt{
+			nodeID: who.NodeID, way: kind, keyLost: req.GetTokenMissing().GetKeyLost(),
+		}, err)
 	}
 	return resp, e.deps.Audit.Refuse(ctx, who, err)
 }
@@ -85,6 +87,12 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 ) (*recoveryv1.EnrollResponse, Kind, bool, error) {
 	if err := e.addresses.Allow(from, time.Now()); err != nil {
 		return nil, "", false, err
+	}
+	switch {
+	case req.GetTokenMissing() != nil && req.GetToken() == "":
+		return nil, KindRecovery, false, e.refuseMissing(ctx, req, who)
+	case req.GetToken() == "", len(req.GetCsr()) == 0:
+		return nil, "", false, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the request has no token or no CSR")
 	}
 	presented, err := ParseToken(req.GetToken())
 	if err != nil {

@@ -26,19 +26,23 @@ const (
 
 // EnrollRequest: the CSR's key is on the agent's disk before it is sent.
 type EnrollRequest struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Token        string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"` // `gbt_…` (operator's bootstrap token), `gls_…` (launch secret of an instance) or `grt_…` (recovery token)
-	Csr          []byte                 `protobuf:"bytes,2,opt,name=csr,proto3" json:"csr,omitempty"`     // DER; its self-signature is the proof of possession
-	AgentVersion string                 `protobuf:"bytes,3,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	BootId       string                 `protobuf:"bytes,4,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	JoinState    []byte                 `protobuf:"bytes,5,opt,name=join_state,json=joinState,proto3" json:"join_state,omitempty"`
-	Host         *v1.HostFacts          `protobuf:"bytes,6,opt,name=host,proto3" json:"host,omitempty"`
-	Profile      *v1.ProfileFacts       `protobuf:"bytes,7,opt,name=profile,proto3" json:"profile,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Token and CSR are empty together with token_missing alone.
+	Token        string           `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"` // `gbt_…` (operator's bootstrap token), `gls_…` (launch secret of an instance) or `grt_…` (recovery token)
+	Csr          []byte           `protobuf:"bytes,2,opt,name=csr,proto3" json:"csr,omitempty"`     // DER; its self-signature is the proof of possession
+	AgentVersion string           `protobuf:"bytes,3,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
+	BootId       string           `protobuf:"bytes,4,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	JoinState    []byte           `protobuf:"bytes,5,opt,name=join_state,json=joinState,proto3" json:"join_state,omitempty"`
+	Host         *v1.HostFacts    `protobuf:"bytes,6,opt,name=host,proto3" json:"host,omitempty"`
+	Profile      *v1.ProfileFacts `protobuf:"bytes,7,opt,name=profile,proto3" json:"profile,omitempty"`
 	// DER (SubjectPublicKeyInfo) of the key to which the recovery token of the answer is bound. Empty: the agent wants none.
 	RecoveryPublicKey []byte `protobuf:"bytes,8,opt,name=recovery_public_key,json=recoveryPublicKey,proto3" json:"recovery_public_key,omitempty"`
 	// Of a recovery token: the signature of its recovery key over token and CSR (see internal/recoverykey).
 	RecoveryProof []byte `protobuf:"bytes,9,opt,name=recovery_proof,json=recoveryProof,proto3" json:"recovery_proof,omitempty"`
 	CorrelationId string `protobuf:"bytes,10,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"` // of the failures that led to this attempt, as in Diagnostic
+	// In place of token and CSR: the host is a node whose certificate has expired, and it has no recovery token that it
+	// could send. Such a request is always refused, with recovery_token_missing if nothing else is in its way.
+	TokenMissing  *TokenMissing `protobuf:"bytes,11,opt,name=token_missing,json=tokenMissing,proto3" json:"token_missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -143,6 +147,91 @@ func (x *EnrollRequest) GetCorrelationId() string {
 	return ""
 }
 
+func (x *EnrollRequest) GetTokenMissing() *TokenMissing {
+	if x != nil {
+		return x.TokenMissing
+	}
+	return nil
+}
+
+// TokenMissing is what a host says of itself that cannot recover. It is believed if the proof holds.
+type TokenMissing struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	NodeId    string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Serial    string                 `protobuf:"bytes,2,opt,name=serial,proto3" json:"serial,omitempty"`                        // of the node's expired certificate
+	PublicKey []byte                 `protobuf:"bytes,3,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"` // DER (SubjectPublicKeyInfo) of that certificate
+	// Signature of that certificate's key over node and serial (see internal/recoverykey).
+	Proof         []byte `protobuf:"bytes,4,opt,name=proof,proto3" json:"proof,omitempty"`
+	KeyLost       bool   `protobuf:"varint,5,opt,name=key_lost,json=keyLost,proto3" json:"key_lost,omitempty"` // a token is held, and the recovery key that proves it is not
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TokenMissing) Reset() {
+	*x = TokenMissing{}
+	mi := &file_gpuaas_recovery_v1_enrollment_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TokenMissing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TokenMissing) ProtoMessage() {}
+
+func (x *TokenMissing) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_recovery_v1_enrollment_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TokenMissing.ProtoReflect.Descriptor instead.
+func (*TokenMissing) Descriptor() ([]byte, []int) {
+	return file_gpuaas_recovery_v1_enrollment_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *TokenMissing) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *TokenMissing) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *TokenMissing) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
+}
+
+func (x *TokenMissing) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+func (x *TokenMissing) GetKeyLost() bool {
+	if x != nil {
+		return x.KeyLost
+	}
+	return false
+}
+
 // EnrollResponse is everything an agent needs to connect.
 type EnrollResponse struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
@@ -163,7 +252,7 @@ type EnrollResponse struct {
 
 func (x *EnrollResponse) Reset() {
 	*x = EnrollResponse{}
-	mi := &file_gpuaas_recovery_v1_enrollment_proto_msgTypes[1]
+	mi := &file_gpuaas_recovery_v1_enrollment_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -175,7 +264,7 @@ func (x *EnrollResponse) String() string {
 func (*EnrollResponse) ProtoMessage() {}
 
 func (x *EnrollResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_enrollment_proto_msgTypes[1]
+	mi := &file_gpuaas_recovery_v1_enrollment_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -188,7 +277,7 @@ func (x *EnrollResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollResponse.ProtoReflect.Descriptor instead.
 func (*EnrollResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_enrollment_proto_rawDescGZIP(), []int{1}
+	return file_gpuaas_recovery_v1_enrollment_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *EnrollResponse) GetNodeId() string {
@@ -272,12 +361,12 @@ var File_gpuaas_recovery_v1_enrollment_proto protoreflect.FileDescriptor
 
 const file_gpuaas_recovery_v1_enrollment_proto_rawDesc = "" +
 	"\n" +
-	"#gpuaas/recovery/v1/enrollment.proto\x12\x12gpuaas.recovery.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1cgpuaas/common/v1/types.proto\"\xcf\x03\n" +
-	"\rEnrollRequest\x12 \n" +
-	"\x05token\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x10\x18\x80 R\x05token\x12\x1c\n" +
-	"\x03csr\x18\x02 \x01(\fB\n" +
-	"\xbaH\az\x05\x10@\x18\x80@R\x03csr\x12,\n" +
+	"#gpuaas/recovery/v1/enrollment.proto\x12\x12gpuaas.recovery.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1cgpuaas/common/v1/types.proto\"\x9c\x04\n" +
+	"\rEnrollRequest\x12#\n" +
+	"\x05token\x18\x01 \x01(\tB\r\xbaH\n" +
+	"\xd8\x01\x01r\x05\x10\x10\x18\x80 R\x05token\x12\x1f\n" +
+	"\x03csr\x18\x02 \x01(\fB\r\xbaH\n" +
+	"\xd8\x01\x01z\x05\x10@\x18\x80@R\x03csr\x12,\n" +
 	"\ragent_version\x18\x03 \x01(\tB\a\xbaH\x04r\x02\x18@R\fagentVersion\x12!\n" +
 	"\aboot_id\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x06bootId\x12'\n" +
 	"\n" +
@@ -287,7 +376,15 @@ const file_gpuaas_recovery_v1_enrollment_proto_rawDesc = "" +
 	"\x13recovery_public_key\x18\b \x01(\fB\b\xbaH\x05z\x03\x18\x80\x02R\x11recoveryPublicKey\x12/\n" +
 	"\x0erecovery_proof\x18\t \x01(\fB\b\xbaH\x05z\x03\x18\x80\bR\rrecoveryProof\x12.\n" +
 	"\x0ecorrelation_id\x18\n" +
-	" \x01(\tB\a\xbaH\x04r\x02\x18@R\rcorrelationId\"\xde\x03\n" +
+	" \x01(\tB\a\xbaH\x04r\x02\x18@R\rcorrelationId\x12E\n" +
+	"\rtoken_missing\x18\v \x01(\v2 .gpuaas.recovery.v1.TokenMissingR\ftokenMissing\"\xb8\x01\n" +
+	"\fTokenMissing\x12!\n" +
+	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x12!\n" +
+	"\x06serial\x18\x02 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@R\x06serial\x12'\n" +
+	"\n" +
+	"public_key\x18\x03 \x01(\fB\b\xbaH\x05z\x03\x18\x80\x02R\tpublicKey\x12\x1e\n" +
+	"\x05proof\x18\x04 \x01(\fB\b\xbaH\x05z\x03\x18\x80\bR\x05proof\x12\x19\n" +
+	"\bkey_lost\x18\x05 \x01(\bR\akeyLost\"\xde\x03\n" +
 	"\x0eEnrollResponse\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12(\n" +
 	"\x10node_instance_id\x18\x02 \x01(\tR\x0enodeInstanceId\x122\n" +
@@ -319,29 +416,31 @@ func file_gpuaas_recovery_v1_enrollment_proto_rawDescGZIP() []byte {
 	return file_gpuaas_recovery_v1_enrollment_proto_rawDescData
 }
 
-var file_gpuaas_recovery_v1_enrollment_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_gpuaas_recovery_v1_enrollment_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_gpuaas_recovery_v1_enrollment_proto_goTypes = []any{
 	(*EnrollRequest)(nil),         // 0: gpuaas.recovery.v1.EnrollRequest
-	(*EnrollResponse)(nil),        // 1: gpuaas.recovery.v1.EnrollResponse
-	(*v1.HostFacts)(nil),          // 2: gpuaas.common.v1.HostFacts
-	(*v1.ProfileFacts)(nil),       // 3: gpuaas.common.v1.ProfileFacts
-	(*v1.Profile)(nil),            // 4: gpuaas.common.v1.Profile
-	(*v1.NodePolicy)(nil),         // 5: gpuaas.common.v1.NodePolicy
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
+	(*TokenMissing)(nil),          // 1: gpuaas.recovery.v1.TokenMissing
+	(*EnrollResponse)(nil),        // 2: gpuaas.recovery.v1.EnrollResponse
+	(*v1.HostFacts)(nil),          // 3: gpuaas.common.v1.HostFacts
+	(*v1.ProfileFacts)(nil),       // 4: gpuaas.common.v1.ProfileFacts
+	(*v1.Profile)(nil),            // 5: gpuaas.common.v1.Profile
+	(*v1.NodePolicy)(nil),         // 6: gpuaas.common.v1.NodePolicy
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
 }
 var file_gpuaas_recovery_v1_enrollment_proto_depIdxs = []int32{
-	2, // 0: gpuaas.recovery.v1.EnrollRequest.host:type_name -> gpuaas.common.v1.HostFacts
-	3, // 1: gpuaas.recovery.v1.EnrollRequest.profile:type_name -> gpuaas.common.v1.ProfileFacts
-	4, // 2: gpuaas.recovery.v1.EnrollResponse.profile:type_name -> gpuaas.common.v1.Profile
-	5, // 3: gpuaas.recovery.v1.EnrollResponse.policy:type_name -> gpuaas.common.v1.NodePolicy
-	6, // 4: gpuaas.recovery.v1.EnrollResponse.server_time:type_name -> google.protobuf.Timestamp
-	0, // 5: gpuaas.recovery.v1.EnrollmentService.Enroll:input_type -> gpuaas.recovery.v1.EnrollRequest
-	1, // 6: gpuaas.recovery.v1.EnrollmentService.Enroll:output_type -> gpuaas.recovery.v1.EnrollResponse
-	6, // [6:7] is the sub-list for method output_type
-	5, // [5:6] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	3, // 0: gpuaas.recovery.v1.EnrollRequest.host:type_name -> gpuaas.common.v1.HostFacts
+	4, // 1: gpuaas.recovery.v1.EnrollRequest.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	1, // 2: gpuaas.recovery.v1.EnrollRequest.token_missing:type_name -> gpuaas.recovery.v1.TokenMissing
+	5, // 3: gpuaas.recovery.v1.EnrollResponse.profile:type_name -> gpuaas.common.v1.Profile
+	6, // 4: gpuaas.recovery.v1.EnrollResponse.policy:type_name -> gpuaas.common.v1.NodePolicy
+	7, // 5: gpuaas.recovery.v1.EnrollResponse.server_time:type_name -> google.protobuf.Timestamp
+	0, // 6: gpuaas.recovery.v1.EnrollmentService.Enroll:input_type -> gpuaas.recovery.v1.EnrollRequest
+	2, // 7: gpuaas.recovery.v1.EnrollmentService.Enroll:output_type -> gpuaas.recovery.v1.EnrollResponse
+	7, // [7:8] is the sub-list for method output_type
+	6, // [6:7] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_recovery_v1_enrollment_proto_init() }
@@ -355,7 +454,7 @@ func file_gpuaas_recovery_v1_enrollment_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_recovery_v1_enrollment_proto_rawDesc), len(file_gpuaas_recovery_v1_enrollment_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -267,6 +267,8 @@ type EnrollmentAttempted struct {
 	Outcome              v1.Reason              `protobuf:"varint,3,opt,name=outcome,proto3,enum=gpuaas.common.v1.Reason" json:"outcome,omitempty"`                           // why it was refused; unspecified: a certificate was issued
 	Count                int64                  `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`                                                            // of events of this node and outcome
 	AttemptCorrelationId string                 `protobuf:"bytes,5,opt,name=attempt_correlation_id,json=attemptCorrelationId,proto3" json:"attempt_correlation_id,omitempty"` // as the agent gave it
+	Unverified           bool                   `protobuf:"varint,6,opt,name=unverified,proto3" json:"unverified,omitempty"`                                                  // the caller has not proven to be the node that it claims to be
+	KeyLost              bool                   `protobuf:"varint,7,opt,name=key_lost,json=keyLost,proto3" json:"key_lost,omitempty"`                                         // of recovery_token_missing: the recovery key is lost, as the host says
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -334,6 +336,20 @@ func (x *EnrollmentAttempted) GetAttemptCorrelationId() string {
 		return x.AttemptCorrelationId
 	}
 	return ""
+}
+
+func (x *EnrollmentAttempted) GetUnverified() bool {
+	if x != nil {
+		return x.Unverified
+	}
+	return false
+}
+
+func (x *EnrollmentAttempted) GetKeyLost() bool {
+	if x != nil {
+		return x.KeyLost
+	}
+	return false
 }
 
 // ListTokensRequest filters by node.
@@ -715,13 +731,17 @@ const file_gpuaas_recovery_v1_tokens_proto_rawDesc = "" +
 	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x0e\n" +
 	"\x02by\x18\x05 \x01(\tR\x02by\x12*\n" +
-	"\x02at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xc0\x01\n" +
+	"\x02at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xfb\x01\n" +
 	"\x13EnrollmentAttempted\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x10\n" +
 	"\x03way\x18\x02 \x01(\tR\x03way\x122\n" +
 	"\aoutcome\x18\x03 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\aoutcome\x12\x14\n" +
 	"\x05count\x18\x04 \x01(\x03R\x05count\x124\n" +
-	"\x16attempt_correlation_id\x18\x05 \x01(\tR\x14attemptCorrelationId\"\x86\x01\n" +
+	"\x16attempt_correlation_id\x18\x05 \x01(\tR\x14attemptCorrelationId\x12\x1e\n" +
+	"\n" +
+	"unverified\x18\x06 \x01(\bR\n" +
+	"unverified\x12\x19\n" +
+	"\bkey_lost\x18\a \x01(\bR\akeyLost\"\x86\x01\n" +
 	"\x11ListTokensRequest\x12 \n" +
 	"\anode_id\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06nodeId\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +

@@ -23,14 +23,15 @@ const blockedFor = 90 * time.Minute
 // attempted keeps what an attempt to enrol is evidence of: a recovery token that is refused for its age, or because it
 // has ended or is not recorded, cannot bring the node back, and neither can one while the policy leaves recovery to
 // operators. One that comes with an older join state than the node has confirmed is of a copy, or of a host whose disk
-// was put back: its caller has proven to hold the node's recovery key. Every other refusal says nothing about the
-// token.
+// was put back: its caller has proven to hold the node's recovery key. A host that has no token says so with
+// the key of its expired certificate. Every other refusal says nothing about the token, and a claim that is not proven
+// nothing about the node.
 func (n *Node) attempted(a *recoveryv1.EnrollmentAttempted, at time.Time, correlation string) {
 	if a.GetOutcome() == commonv1.Reason_REASON_UNSPECIFIED {
 		n.enrolled(at, correlation)
 		return
 	}
-	if a.GetWay() != recoveryWay {
+	if a.GetWay() != recoveryWay || a.GetUnverified() {
 		return
 	}
 	e := drift.Evidence{
@@ -42,6 +43,12 @@ func (n *Node) attempted(a *recoveryv1.EnrollmentAttempted, at time.Time, correl
 	case commonv1.Reason_REASON_TOKEN_EXPIRED, commonv1.Reason_REASON_TOKEN_CONSUMED,
 		commonv1.Reason_REASON_TOKEN_INVALID:
 		e.Reason = commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING
+	case commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING:
+		e.Reason = commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING
+		e.Detail = "the host says that it has no recovery token to send"
+		if a.GetKeyLost() {
+			e.Detail = "the host says that it has lost its recovery key, without which its recovery token proves nothing"
+		}
 	case commonv1.Reason_REASON_AUTO_RECOVERY_OFF:
 		e.Reason = commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED
 		e.FreshUntil = at.Add(blockedFor)

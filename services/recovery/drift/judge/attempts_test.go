@@ -2,6 +2,7 @@ package judge_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,13 +16,16 @@ import (
 )
 
 // attempt has a node's attempt to enrol reported.
-func (k *kit) attempt(n *machine, way string, outcome commonv1.Reason) {
+func (k *kit) attempt(n *machine, way string, outcome commonv1.Reason, change ...func(*recoveryv1.EnrollmentAttempted)) {
 	k.t.Helper()
+	attempted := &recoveryv1.EnrollmentAttempted{NodeId: n.id(), Way: way, Outcome: outcome}
+	for _, c := range change {
+		c(attempted)
+	}
 	k.must(pg.InTx(k.ctx, k.db.Pool(pg.RoleRecovery), func(ctx context.Context, tx pgx.Tx) error {
 		_, err := events.Append(ctx, tx, events.Event{
 			Kind: "enrollment.attempted", AggregateType: "enrollment_attempt", AggregateID: n.id() + "/" + names.Of(outcome),
-			AggregateVersion: 1, Payload: &recoveryv1.EnrollmentAttempted{NodeId: n.id(), Way: way, Outcome: outcome},
-			Correlation: events.Correlation{CorrelationID: "attempt-0001"},
+			AggregateVersion: 1, Payload: attempted, Correlation: events.Correlation{CorrelationID: "attempt-0001"},
 		})
 		return err
 	}))
@@ -113,4 +117,41 @@ func TestARefusedRecoveryTokenIsMissing(t *testing.T) {
 	k.lose(n)
 	k.round()
 	k.wantReasons(n.id(), tokenMissing, unspecified, tokenMissing, unspecified)
+}
+
+// TestAHostThatHasLostItsTokenDoesNotRecover: recovery's own records have a token that it would accept, and the host
+// says, with proof, that it has none to send. What is not proven changes no verdict.
+func TestAHostThatHasLostItsTokenDoesNotRecover(t *testing.T) {
+	for name, lost := range map[string]bool{
+		"the host says that it has no recovery token to send":                                              false,
+		"the host says that it has lost its recovery key, without which its recovery token proves nothing": true,
+	} {
+		k := newKit(t)
+		n := k.refused(k.tokened)
+		k.wantReasons(n.id(), certExpired)
+		k.attempt(n, "recovery", commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING,
+			func(a *recoveryv1.EnrollmentAttempted) { a.Unverified, a.KeyLost = true, lost })
+		k.round()
+		k.wantReasons(n.id(), certExpired)
+		if rows := k.count(`SELECT count(*) FROM recovery.evidence WHERE source = 'enrollment'`); rows != 0 {
+			t.Errorf("a claim that is not proven is kept as evidence: %d rows", rows)
+		}
+		k.attempt(n, "recovery", commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING,
+			func(a *recoveryv1.EnrollmentAttempted) { a.KeyLost = lost })
+		k.round()
+		v := k.wantReasons(n.id(), certExpired, tokenMissing)
+		if v.GetUserState() != operator || !slices.ContainsFunc(v.GetEvidence(), func(e *recoveryv1.Evidence) bool {
+			return e.GetDetail() == name
+		}) {
+			t.Errorf("verdict %v", v)
+		}
+		k.put(k.refusal(n.id(), expired)) // its token in recovery's records is still good
+		k.listen(3 * time.Minute)
+		k.put(k.refusal(n.id(), expired))
+		k.round()
+		k.wantReasons(n.id(), certExpired, tokenMissing)
+		k.back(n)
+		k.round()
+		k.wantReasons(n.id(), certExpired, tokenMissing, unspecified)
+	}
 }
