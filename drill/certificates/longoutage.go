@@ -121,10 +121,10 @@ type absence struct {
 	instance  string
 	successes int64
 
-	// Of the drill whose tokens cannot be used: what the agent is to record, whether they are removed as well, and whether
-	// the machine was given another one.
-	cause        string
-	absent, anew bool
+	// Of the drill whose tokens cannot be used: what the agent is to record, what the evidence of the verdict is to say,
+	// and whether the machine was given a bundle.
+	cause, detail string
+	bundled       bool
 }
 
 // newAbsence places a workspace on a machine and has that machine get a certificate whose life is as long, in

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -17,19 +18,20 @@ import (
 	"github.com/gpuaas/mesh/drill/kit/stage"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/ids"
 )
 
 // TokenMissing is row 12: a machine returns with expired certificates, and without a recovery token that may be used.
 func TokenMissing() kit.Drill {
 	return kit.Drill{
 		Name: "recovery-token-missing", Slow: true, Scale: scaleOfReturn,
-		Injects: "the agent of a machine is killed and stays away until its certificates have ended; its recovery tokens " +
-			"are revoked meanwhile; once more it stays away until they are older than node.recovery_token_max_age_seconds, " +
-			"and then they are removed from its files; each time it is started again",
+		Injects: "the agent of a machine is killed and stays away until its certificates have ended; meanwhile its recovery " +
+			"tokens are revoked; once more, and they are removed from its files, while those in recovery's records are good; " +
+			"and once more until they are older than node.recovery_token_max_age_seconds; each time it is started again",
 		Sees: "`recovery_token_missing`, the node wants an operator; the agent has recorded the cause on its host, and " +
 			"opens no session",
-		Recovers: "by an operator: the node is put on hold, and the machine enrolled with a token for its name; it " +
-			"connects as another instance",
+		Recovers: "by an operator: a bundle for the node is issued, as the verdict asks for, and taken on its host; it " +
+			"connects as the same instance",
 		Needs: "its own mesh: a machine whose agent can be killed, and whose files can be changed",
 		Expect: kit.Verdict{
 			Reason: "recovery_token_missing", UserState: "operator_action_required", Owner: "operator", Next: "bundle",
@@ -45,9 +47,9 @@ func runTokenMissing(ctx context.Context, r *kit.Run) error {
 	if _, err := r.Mesh.Cluster(); err != nil {
 		return err
 	}
-	ways := []func(context.Context, *absence) error{revoked, tooOld}
+	ways := []func(context.Context, *absence) error{consumed, absent, tooOld}
 	if r.Control != kit.None {
-		ways = ways[:1] // both begin alike
+		ways = ways[:1] // all begin alike
 	}
 	var detected, recovered float64
 	for _, way := range ways {
@@ -75,11 +77,11 @@ func withoutToken(ctx context.Context, r *kit.Run, way func(context.Context, *ab
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer r.Finally(ctx, func(ctx context.Context) { // it was enrolled, unless the drill failed
-		if o.anew || r.Control == kit.Withheld {
+	defer r.Finally(ctx, func(ctx context.Context) { // it has its bundle, unless the drill failed
+		if o.bundled || r.Control == kit.Withheld {
 			return
 		}
-		_ = o.enrolAnew(ctx)
+		_ = o.takeBundle(ctx)
 	})
 	if err := way(ctx, o); err != nil {
 		return err
@@ -100,31 +102,29 @@ func withoutToken(ctx context.Context, r *kit.Run, way func(context.Context, *ab
 	if err := o.onHost(ctx, o.cause); err != nil {
 		return stage.At(stage.Evidence, err)
 	}
-	if o.absent {
-		if err := o.removeTokens(ctx); err != nil {
-			return stage.At(stage.Evidence, err)
-		}
+	if err := o.shown(ctx); err != nil {
+		return stage.At(stage.Evidence, err)
 	}
-	if err := o.enrolAnew(ctx); err != nil {
+	if err := o.takeBundle(ctx); err != nil {
 		return stage.At(stage.Recover, err)
 	}
-	err = r.Recovered(ctx, "the node connected as another instance, admitted and normal", func(ctx context.Context) error {
-		if err := act.Connected(ctx, r.Mesh, o.held.Node); err != nil {
+	return r.Recovered(ctx, "the node connected as the instance that it was, admitted and normal",
+		func(ctx context.Context) error {
+			if err := act.Connected(ctx, r.Mesh, o.held.Node); err != nil {
+				return err
+			}
+			node, err := r.Mesh.Node(ctx, o.held.Node)
+			if now := node.GetIdentity().GetNodeInstanceId(); err == nil && now != o.instance {
+				err = fmt.Errorf("the node is instance %s, was %s", now, o.instance)
+			}
+			r.Evidence(node.GetIdentity().GetCurrentSerial())
 			return err
-		}
-		node, err := r.Mesh.Node(ctx, o.held.Node)
-		if now := node.GetIdentity().GetNodeInstanceId(); err == nil && now == o.instance {
-			err = errors.New("the node is the instance that it was")
-		}
-		r.Evidence(node.GetIdentity().GetNodeInstanceId())
-		return err
-	})
-	return err
+		})
 }
 
-// revoked has an operator revoke the tokens while the agent is away.
-func revoked(ctx context.Context, o *absence) error {
-	o.cause = "token_consumed"
+// consumed has an operator revoke the tokens while the agent is away.
+func consumed(ctx context.Context, o *absence) error {
+	o.cause, o.detail = "token_consumed", "token_consumed"
 	if err := o.leave(ctx, func() time.Time { return o.ends() }); err != nil {
 		return err
 	}
@@ -137,9 +137,27 @@ func revoked(ctx context.Context, o *absence) error {
 	return stage.At(stage.Injected, err)
 }
 
-// tooOld waits until the tokens may not be used any more. They are removed from the host afterwards.
+// absent has the host lose its tokens while the agent is away. Those in recovery's records may still be used.
+func absent(ctx context.Context, o *absence) error {
+	o.cause, o.detail = "no recovery token is held", "the host says that it has no recovery token to send"
+	if err := o.leave(ctx, o.ends); err != nil {
+		return err
+	}
+	if err := o.removeTokens(); err != nil {
+		return stage.At(stage.Injected, err)
+	}
+	tokens, err := o.run.Mesh.Client.Tokens.ListTokens(ctx, &readmodelv1.ListTokensRequest{NodeId: o.held.Node})
+	if err == nil && !slices.ContainsFunc(tokens.GetItems(), func(t *recoveryv1.RecoveryToken) bool {
+		return t.GetGoodUntil() != nil && time.Until(t.GetGoodUntil().AsTime()) > 0
+	}) {
+		err = fmt.Errorf("none of the node's %d tokens may be used", len(tokens.GetItems()))
+	}
+	return stage.At(stage.Injected, err)
+}
+
+// tooOld waits until the tokens may not be used any more.
 func tooOld(ctx context.Context, o *absence) error {
-	o.cause, o.absent = "token_expired", true
+	o.cause, o.detail = "token_expired", "token_expired"
 	age, err := time.ParseDuration(scaledToken + "s")
 	if err != nil {
 		return stage.At(stage.Good, err)
@@ -172,11 +190,21 @@ func (o *absence) onHost(ctx context.Context, cause string) error {
 	})
 }
 
-// removeTokens removes the recovery tokens from the host, and starts the agent without them.
-func (o *absence) removeTokens(ctx context.Context) error {
-	if err := o.held.Machine.Stop(ctx); err != nil {
+// shown checks that the verdict has the cause as evidence.
+func (o *absence) shown(ctx context.Context) error {
+	return await.Until(ctx, "the evidence of the verdict", await.Settle, func(ctx context.Context) error {
+		node, err := o.run.Mesh.Node(ctx, o.held.Node)
+		if err == nil && !slices.ContainsFunc(node.GetVerdict().GetEvidence(), func(e *recoveryv1.Evidence) bool {
+			return strings.Contains(e.GetDetail(), o.detail)
+		}) {
+			err = fmt.Errorf("none of it is %q: %v", o.detail, node.GetVerdict().GetEvidence())
+		}
 		return err
-	}
+	})
+}
+
+// removeTokens removes the recovery tokens from the host, whose agent does not run.
+func (o *absence) removeTokens() error {
 	file := filepath.Join(o.held.Dir, "etc", "node-agent.env")
 	data, err := os.ReadFile(file) // of our own mesh
 	if err != nil {
@@ -191,31 +219,32 @@ func (o *absence) removeTokens(ctx context.Context) error {
 	if err := os.WriteFile(file, []byte(kept.String()), 0o600); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(o.held.Dir, "state", "recovery-tokens.json")); err != nil &&
-		!errors.Is(err, os.ErrNotExist) {
-		return err
+	err = os.Remove(filepath.Join(o.held.Dir, "state", "recovery-tokens.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	if err := o.held.Machine.Start(); err != nil {
-		return err
-	}
-	return o.onHost(ctx, "no recovery token is held")
+	return err
 }
 
-// enrolAnew puts the node on hold, as an operator does, and gives the machine a token for its name.
-func (o *absence) enrolAnew(ctx context.Context) error {
+// takeBundle issues a bundle for the node, as the next action of its verdict says, and takes it on the host.
+func (o *absence) takeBundle(ctx context.Context) error {
 	if err := o.held.Machine.Stop(ctx); err != nil {
 		return err
 	}
-	if _, err := act.Change(ctx, o.run.Mesh, o.held.Node, recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD); err != nil {
-		return err
-	}
-	resp, err := await.Answer(ctx, "a token for "+o.held.Machine.Name(),
-		func(ctx context.Context) (*readmodelv1.EnrollNodeResponse, error) {
-			return o.run.Mesh.Client.Command.EnrollNode(ctx, &readmodelv1.EnrollNodeRequest{Name: o.held.Machine.Name()})
+	key := ids.New()
+	issued, err := await.Answer(ctx, "a bundle for the node", func(ctx context.Context) (*readmodelv1.IssueBundleResponse,
+		error,
+	) {
+		return o.run.Mesh.Client.Bundles.IssueBundle(ctx, &readmodelv1.IssueBundleRequest{
+			NodeId: o.held.Node, Reason: "drill", IdempotencyKey: key,
 		})
+	})
 	if err != nil {
 		return err
 	}
-	o.anew = true
-	return errors.Join(o.held.Machine.Furnish(resp.GetToken()), o.held.Machine.Start())
+	if _, err := o.held.Machine.TakeBundle(ctx, issued.GetArchive(), issued.GetDigest()); err != nil {
+		return err
+	}
+	o.bundled = true
+	return o.held.Machine.Start()
 }
