@@ -20,10 +20,17 @@ func ImpactOf(reason commonv1.DriftReason) Impact {
 }
 
 // Suspicion reports whether a reason is a suspicion about the machine's identity, which shows nothing of what runs
-// there. If many machines are suspected at once, the fault is rather ours, and it touches no workspace by itself.
+// there.
 func Suspicion(reason commonv1.DriftReason) bool {
 	return reason == commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED ||
 		reason == commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE
+}
+
+// OursIfMany reports whether a reason touches no workspace by itself while so many machines have it that it is an
+// incident of the fleet: the cause is rather ours then, as with a suspicion or with an update of hosts, and rows of each
+// tenant would page them all for it.
+func OursIfMany(reason commonv1.DriftReason) bool {
+	return Suspicion(reason) || reason == commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT
 }
 
 const (

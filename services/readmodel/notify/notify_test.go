@@ -386,6 +386,60 @@ func TestASuspicionOfTheWholeFleetTouchesNothingByItself(t *testing.T) {
 	}
 }
 
+// Scenario: a new kernel is rolled over the fleet, and the first two machines drift before it is known as one incident.
+// Then no workspace has a row, and no user waits for a repair, but that of the one whose own workload fails. When the
+// incident is over the workspaces on machines that drift still are touched.
+func TestADriftOfTheWholeFleetTouchesOnlyWhatHasEvidence(t *testing.T) {
+	k := newKit(t)
+	var nodes []string
+	var all []*lifecyclev1.Workspace
+	for n := range 5 {
+		nodes = append(nodes, k.node(named("rack", n)))
+		all = append(all, k.workspace([]projecttest.Tenant{k.A, k.B}[n%2], nodes[n], named("ws", n)))
+		k.report(all[n], true)
+	}
+	waits := func(w *lifecyclev1.Workspace) bool {
+		var target view.Target
+		k.must(k.reader.Read(k.ctx, k.scope(w.GetTenantId()), func(ctx context.Context, s *view.Snapshot) (err error) {
+			target, err = s.Target(ctx, w.GetWorkspaceId())
+			return err
+		}))
+		return target.Repair.AskAgain > 0
+	}
+	for _, node := range nodes[:2] {
+		k.judge(node, drifted)
+	}
+	if r := k.follow(); r.Began != 2 || k.userState(all[0]) != byPeople || !waits(all[0]) {
+		t.Errorf("two machines: %+v, %s", r, k.userState(all[0]))
+	}
+	for _, node := range nodes[2:] {
+		k.judge(node, drifted)
+	}
+	id := k.incidentOf("host_runtime_drift", nodes[0])
+	if r := k.follow(); r.Began+r.Changed != 0 || r.Ended != 2 {
+		t.Errorf("all machines: %+v", r)
+	}
+	for _, w := range all {
+		if got := k.userState(w); got != normal || waits(w) {
+			t.Errorf("its user sees %s, and waits: %t", got, waits(w))
+		}
+	}
+	k.report(all[3], false)
+	if r := k.follow(); r.Began != 1 || k.userState(all[3]) != temporary {
+		t.Errorf("a workload fails: %+v, %s", r, k.userState(all[3]))
+	}
+	if got := k.open(); got.GetWorkspaceId() != all[3].GetWorkspaceId() || got.GetIncidentId() != id ||
+		got.GetOperatorReason() != "workload_crash_loop" {
+		t.Errorf("%v", got)
+	}
+	k.judge(nodes[0], none)
+	k.endIncident(id, "host_runtime_drift")
+	if r := k.follow(); r.Began != 3 || r.Changed != 1 || k.userState(all[0]) != normal ||
+		k.userState(all[1]) != byPeople || !waits(all[1]) {
+		t.Errorf("the incident is over: %+v", r)
+	}
+}
+
 // An incident of equal verdicts names a few nodes, and covers all whose verdict has its reason: those that are touched
 // before it is known, and those after.
 func TestAnIncidentCoversNodesThatItDoesNotName(t *testing.T) {

@@ -110,7 +110,7 @@ func dueOf(records []events.Record) queued {
 			if m.GetClosedAt() == nil {
 				out.covered = append(out.covered, covered{reason.String(), r.AggregateID})
 			}
-			if fault.Suspicion(reason) {
+			if fault.OursIfMany(reason) {
 				out.suspected = append(out.suspected, reason.String())
 			}
 		}

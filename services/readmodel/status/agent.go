@@ -24,7 +24,7 @@ type AgentStatus struct {
 	// Judged is the reason of the verdict that holds for its node which touches what runs there most, for people of the
 	// operator; unspecified: none holds.
 	Judged commonv1.DriftReason
-	// Ours are the suspicions about machines that are incidents of the fleet, and that touch nothing therefore.
+	// Ours are the reasons that are incidents of the fleet; of them those of fault.OursIfMany touch nothing.
 	Ours []commonv1.DriftReason
 }
 

@@ -73,26 +73,26 @@ func RepairOf(state commonv1.UserState) Repair {
 }
 
 // Touching returns the reason of a verdict, or that of its evidence which touches what runs on the node more: a verdict
-// is named after its gravest reason for the node, which may touch no workspace. A suspicion about the machine that is
-// one of ours, because many machines of the fleet have it at once, touches none. It is unspecified for a verdict
-// without a reason, and if nothing but such a suspicion is left.
+// is named after its gravest reason for the node, which may touch no workspace. A reason that is rather ours, because
+// many machines of the fleet have it at once (fault.OursIfMany), touches none. It is unspecified for a verdict without a
+// reason, and if nothing but such a reason is left.
 func Touching(verdict *recoveryv1.NodeVerdict, ours ...commonv1.DriftReason) commonv1.DriftReason {
 	worst := verdict.GetReason()
 	if worst == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
 		return worst
 	}
-	if suspects(worst, ours) {
+	if isOurs(worst, ours) {
 		worst = commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED
 	}
 	for _, e := range verdict.GetEvidence() {
-		if fault.ImpactOf(e.GetReason()).Family > fault.ImpactOf(worst).Family && !suspects(e.GetReason(), ours) {
+		if fault.ImpactOf(e.GetReason()).Family > fault.ImpactOf(worst).Family && !isOurs(e.GetReason(), ours) {
 			worst = e.GetReason()
 		}
 	}
 	return worst
 }
 
-// suspects reports whether a reason is a suspicion about a machine that is one of ours.
-func suspects(reason commonv1.DriftReason, ours []commonv1.DriftReason) bool {
-	return fault.Suspicion(reason) && slices.Contains(ours, reason)
+// isOurs reports whether a reason touches nothing, because it is among those that are incidents of the fleet.
+func isOurs(reason commonv1.DriftReason, ours []commonv1.DriftReason) bool {
+	return fault.OursIfMany(reason) && slices.Contains(ours, reason)
 }
