@@ -26,9 +26,8 @@ func Suspicion(reason commonv1.DriftReason) bool {
 		reason == commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE
 }
 
-// OursIfMany reports whether a reason touches no workspace by itself while so many machines have it that it is an
-// incident of the fleet: the cause is rather ours then, as with a suspicion or with an update of hosts, and rows of each
-// tenant would page them all for it.
+// OursIfMany reports whether a reason touches no workspace by itself while it is an incident of the fleet: the cause is
+// rather ours then, as of many suspicions, or of an update that is rolled over all hosts.
 func OursIfMany(reason commonv1.DriftReason) bool {
 	return Suspicion(reason) || reason == commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT
 }

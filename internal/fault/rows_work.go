@@ -222,8 +222,8 @@ var workspaceRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_HOST_RUNTIME_DRIFT: {
 		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: 5 * time.Minute, Owner: "provider",
 		Public: "the machine of the workspace is not as it was accepted, and nothing is started on it",
-		Remedy: "diagnose the node, then repair or reimage it; `gpuaas nodes accept-facts NODE --reason TEXT` if the change " +
-			"was meant",
+		Remedy: "diagnose the node, then repair or reimage it; `gpuaas nodes accept-facts NODE --reason TEXT` if the " +
+			"change was meant",
 		Impact: "nothing is deployed on this node until that ends; what runs there goes on, and can be stopped and removed",
 	},
 	commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN: {

@@ -165,8 +165,8 @@ var (
 	ofNode    = regexp.MustCompile(`(?s)[;:] the node(?:'s state directory has no room| is cordoned by)\b.*`)
 )
 
-// WithoutIDs returns a text without ids, without what it says of a node's disk and cordon, and without the names of machines as
-// WithoutMachines does.
+// WithoutIDs returns a text without ids, without what it says of a node's disk and cordon, and without the names of
+// machines as WithoutMachines does.
 func WithoutIDs(text string, machines ...string) string {
 	text = ofNode.ReplaceAllLiteralString(text, "")
 	return ids.ReplaceAllLiteralString(WithoutMachines(text, machines...), "(an id)")

@@ -74,8 +74,8 @@ func RepairOf(state commonv1.UserState) Repair {
 
 // Touching returns the reason of a verdict, or that of its evidence which touches what runs on the node more: a verdict
 // is named after its gravest reason for the node, which may touch no workspace. A reason that is rather ours, because
-// many machines of the fleet have it at once (fault.OursIfMany), touches none. It is unspecified for a verdict without a
-// reason, and if nothing but such a reason is left.
+// many machines of the fleet have it at once (fault.OursIfMany), touches none. It is unspecified for a verdict without
+// a reason, and if nothing but such a reason is left.
 func Touching(verdict *recoveryv1.NodeVerdict, ours ...commonv1.DriftReason) commonv1.DriftReason {
 	worst := verdict.GetReason()
 	if worst == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {

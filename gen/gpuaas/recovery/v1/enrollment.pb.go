@@ -154,7 +154,7 @@ func (x *EnrollRequest) GetTokenMissing() *TokenMissing {
 	return nil
 }
 
-// TokenMissing is what a host says of itself that cannot recover. It is believed if the proof holds.
+// TokenMissing is the claim of a host that it cannot recover. Recovery believes it if the proof holds.
 type TokenMissing struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	NodeId    string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`

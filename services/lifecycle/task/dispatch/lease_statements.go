@@ -23,8 +23,8 @@ type cancelRow struct {
 	Reason  string `db:"cancel_reason"`
 }
 
-// waitingNode is a node with open tasks, and whether they may be leased: 0 none, 1 some later without an event, as those
-// that wait for the end of a cordon, 2 some now.
+// waitingNode is a node with open tasks, and whether they may be leased: 0 none, 1 some later without an event, such as
+// those that wait for the end of a cordon, 2 some now.
 type waitingNode struct {
 	NodeID string `db:"node_id"`
 	Work   int    `db:"work"`

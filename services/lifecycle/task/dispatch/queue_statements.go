@@ -41,7 +41,8 @@ var (
 		LEFT JOIN gates g ON g.node_id = q.node_id AND q.session_id <> '',
 		(SELECT mesh.clock() AS at OFFSET 0) now,
 		LATERAL (SELECT coalesce(g.session_open AND `+gate.MayLeaseSQL("q.generation", "$18::text")+`
-			AND `+dispatchable("q")+` AND (NOT `+gate.DiagnosisOnlySQL+` OR `+task.StartsNothingSQL("q")+`), false) AS leased OFFSET 0) l
+			AND `+dispatchable("q")+` AND (NOT `+gate.DiagnosisOnlySQL+`
+				OR `+task.StartsNothingSQL("q")+`), false) AS leased OFFSET 0) l
 		ORDER BY q.place
 		ON CONFLICT (idem_key) DO NOTHING RETURNING `+pg.Columns[queuedNow]("t"))
 	tasksByKeys = pg.Define(pg.RoleLifecycle, "dispatch.by_keys", `

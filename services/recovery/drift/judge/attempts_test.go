@@ -16,7 +16,9 @@ import (
 )
 
 // attempt has a node's attempt to enrol reported.
-func (k *kit) attempt(n *machine, way string, outcome commonv1.Reason, change ...func(*recoveryv1.EnrollmentAttempted)) {
+func (k *kit) attempt(n *machine, way string, outcome commonv1.Reason,
+	change ...func(*recoveryv1.EnrollmentAttempted),
+) {
 	k.t.Helper()
 	attempted := &recoveryv1.EnrollmentAttempted{NodeId: n.id(), Way: way, Outcome: outcome}
 	for _, c := range change {
