@@ -121,8 +121,8 @@ type absence struct {
 	instance  string
 	successes int64
 
-	// Of the drill whose tokens cannot be used: what the agent is to record, what the evidence of the verdict is to say,
-	// and whether the machine was given a bundle.
+	// Of the drill whose tokens cannot be used: what the agent is to record, what the evidence of the verdict is to say
+	// (empty: that does not matter), and whether the machine was given a bundle.
 	cause, detail string
 	bundled       bool
 }

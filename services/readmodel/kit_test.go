@@ -144,6 +144,10 @@ func (o *owners) GetActions(ctx context.Context, r *lifecyclev1.GetActionsReques
 				Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Possible: true,
 				Consequence: "counts what it has on " + hiddenNode + " as ended",
 			},
+			{
+				Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, Reason: commonv1.Reason_REASON_HOST_RUNTIME_DRIFT,
+				Unmet: []string{"machine " + hiddenNode + " is cordoned by verdict:host_runtime_drift: " + hiddenText},
+			},
 		},
 	}, o.note(ctx, r)
 }

@@ -34,6 +34,7 @@ const (
 	hiddenOwner  = "REPLICAOWNER"
 	hiddenPath   = "/srv/secret-disk"
 	hiddenDisk   = "; the node's state directory has no room: " + hiddenPath + ": 3 bytes are left"
+	hiddenCordon = "; the node is cordoned by verdict:host_runtime_drift: the host is not as it was accepted: kernel is 2"
 )
 
 // marked puts into the projection of tenant x what no tenant may be shown, everywhere where services put it. It returns
@@ -78,7 +79,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 		Direction: commonv1.Direction_DIRECTION_DO, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, StartedAt: at,
 		FinishedAt: at, Error: hiddenText + " on " + hiddenNode, ErrorCode: hiddenCode, Cause: hiddenText,
 		ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, Progress: "asked " + x.NodeID,
-		WhyWaiting: "for " + x.NodeID + hiddenDisk,
+		WhyWaiting: "for " + x.NodeID + hiddenCordon,
 	})
 	k.Append(&lifecyclev1.Instance{
 		InstanceId: x.InstanceID, WorkspaceId: x.WorkspaceID, WorkspaceName: x.WorkspaceName, TenantId: x.ID, Epoch: 1,
@@ -127,7 +128,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 	k.notified()
 	return []string{
 		x.NodeID, hiddenNode, hiddenReason, strings.ToUpper(hiddenReason), hiddenCode, strings.ToUpper(hiddenCode),
-		hiddenText, hiddenRef, hiddenOwner, hiddenPath, "3 bytes are left", k.Replica, x.SessionID,
+		hiddenText, hiddenRef, hiddenOwner, hiddenPath, "3 bytes are left", "host_runtime_drift", "HOST_RUNTIME_DRIFT", k.Replica, x.SessionID,
 	}
 }
 
@@ -419,6 +420,13 @@ func TestActionsOfATenantDuringARepair(t *testing.T) {
 			&readmodelv1.GetActionsRequest{Workspace: k.A.WorkspaceID})
 		k.check(err)
 		for _, o := range got.GetActions() {
+			if o.GetKind() == commonv1.OperationKind_OPERATION_KIND_RETRY { // which lifecycle refuses for the node
+				if told := o.GetReason() == commonv1.Reason_REASON_HOST_RUNTIME_DRIFT; o.GetPossible() || told != possible ||
+					len(o.GetUnmet()) != 1 {
+					t.Errorf("%v, to operators: %v", o, possible)
+				}
+				continue
+			}
 			repaired := o.GetKind() == commonv1.OperationKind_OPERATION_KIND_RECREATE
 			if o.GetPossible() != (possible || !repaired) || repaired && !possible && (len(o.GetUnmet()) == 0 ||
 				o.GetReason() != commonv1.Reason_REASON_PRECONDITION_FAILED) {
