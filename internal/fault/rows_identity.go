@@ -18,7 +18,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_IDENTITY_HELD: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 3 * time.Second, Owner: ownerRecovery,
 		Public: "the node's identity is on hold",
-		Remedy: "look at the node's verdict; reactivate it, or fence it if it was copied",
+		Remedy: "look at the node's verdict; reactivate it, or have someone with the security role fence it if it was copied",
 		Impact: "the node gets no work; its running workloads go on",
 	},
 	commonv1.Reason_REASON_IDENTITY_QUARANTINED: {
@@ -99,7 +99,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_TOKEN_CONSUMED: {
 		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerSecurity,
 		Public: "the token was used before with another key",
-		Remedy: "find out who used it; then reactivate the node, and issue a fresh bundle (`gpuaas nodes bundle NODE`)",
+		Remedy: "find out who used it; then someone with the security role reactivates the node, and a fresh bundle " +
+			"(`gpuaas nodes bundle NODE`) brings it back",
 		Impact: "the token's family is revoked and an alarm is raised",
 	},
 	commonv1.Reason_REASON_TOKEN_NOT_YET_VALID: {

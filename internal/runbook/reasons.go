@@ -24,8 +24,11 @@ const (
 	newBundle  = "`gpuaas nodes bundle NODE --reason TEXT`, then on the host the command that it prints"
 	newNode    = "`gpuaas nodes enroll --name NAME --out DIR`, then `gpuaas-node-agent enroll` with the bundle on the host"
 	reactivate = "`gpuaas nodes reactivate NODE --reason TEXT`"
-	howMany    = "`gpuaas incidents list` shows whether many nodes have it at once: then the cause is not at the node"
-	auditOf    = "`gpuaas audit list` shows who decided it and why"
+	anew       = reactivate + ", by a person with the security role: it ends the certificates and tokens of both hosts, so " +
+		"that neither comes back by itself"
+	orRetire = "or end the node for good, which frees its name: `gpuaas nodes retire NODE --reason TEXT`, then " + newNode
+	howMany  = "`gpuaas incidents list` shows whether many nodes have it at once: then the cause is not at the node"
+	auditOf  = "`gpuaas audit list` shows who decided it and why"
 )
 
 // reasons are never written after the process starts.
@@ -117,9 +120,9 @@ var reasons = map[commonv1.DriftReason]Reason{
 		Steps: []string{
 			"`gpuaas nodes fence NODE --reason TEXT`, by a person with the security role",
 			"find the second machine, or the disk or image that was copied, and delete the agent's state directory there",
-			"`gpuaas nodes retire NODE --reason TEXT` ends the copied identity, and frees its name",
-			"give the real machine a new identity: " + newNode,
-			"do not reactivate the old identity: its key is on two machines",
+			anew,
+			"give the real machine a new identity: " + newBundle,
+			orRetire,
 		},
 	},
 	commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW: {
@@ -207,7 +210,9 @@ var reasons = map[commonv1.DriftReason]Reason{
 		Steps: []string{
 			"`gpuaas nodes fence NODE --reason TEXT`, by a person with the security role",
 			"find out who had the bundle, and who used it second",
-			"give the machine a new identity: " + newNode,
+			anew,
+			"give the machine a new identity: " + newBundle,
+			orRetire,
 		},
 	},
 	commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED: {

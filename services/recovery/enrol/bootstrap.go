@@ -133,6 +133,9 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name, profile string, l
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		r.StateReason = "enrolled, and never connected: another bootstrap token was issued, and takes the place of its " +
 			"certificate as it is used"
+		if r.NextSerial == "" {
+			r.StateReason = "its certificates were ended: a bootstrap token was issued, which gives it another identity"
+		}
 		save = identity.Save // people see it
 	}
 	if moved {
@@ -205,7 +208,7 @@ func mayBootstrap(r *identity.Record) error {
 		r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
 		return nil
 	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE && r.CurrentSerial == "":
-		return nil // enrolled, but no session was ever ready on that certificate
+		return nil // no session was ever ready on its certificate, or it has none
 	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED,
 		r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
 		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State),

@@ -167,9 +167,15 @@ func mayBundle(ctx context.Context, tx pgx.Tx, r *identity.Record) error {
 	case commonv1.Reason_REASON_IDENTITY_HELD, commonv1.Reason_REASON_IDENTITY_QUARANTINED,
 		commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED:
 		next := "find out why, and reactivate the node with `gpuaas nodes reactivate NODE`; then ask for the bundle again"
-		if r.Alarm == identity.AlarmClone || r.Alarm == identity.AlarmTokenReuse {
-			next = "another machine may have the node's keys: give the real one a new identity with `gpuaas nodes enroll`, or " +
-				"reactivate the node with `gpuaas nodes reactivate NODE` and ask again"
+		switch {
+		case identity.Copied(r.Alarm):
+			next = "two hosts may have the node's identity: find the second one; then someone with the security role " +
+				"reactivates the node with `gpuaas nodes reactivate NODE`, which ends the certificates and tokens of both, and " +
+				"the bundle, asked for again, gives the real machine a new identity; or retire the node, and enrol the machine " +
+				"as another one with `gpuaas nodes enroll`"
+		case reason == commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED:
+			next = "find out why; then someone with the security role reactivates the node with `gpuaas nodes reactivate " +
+				"NODE`, and the bundle is asked for again"
 		}
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"the node is "+names.Of(r.State)+", and no bundle brings it back",
@@ -245,7 +251,7 @@ func (e *Enroller) checkBundle(ctx context.Context, tx pgx.Tx, r *identity.Recor
 // continuesWith reports whether a host with the token of a bundle is the node instance that the node has: it presents a
 // join state with which that node instance could open a session, and no alarm says that another host may have it too.
 func (e *Enroller) continuesWith(r *identity.Record, a *redemption, m identity.Moment) bool {
-	if r.InstanceID == "" || r.Alarm == identity.AlarmClone || r.Alarm == identity.AlarmTokenReuse {
+	if r.InstanceID == "" || identity.Copied(r.Alarm) {
 		return false
 	}
 	presented := identity.Present(e.deps.JoinStates, r, a.joinState)

@@ -145,11 +145,14 @@ func TestABundleByNodeState(t *testing.T) {
 		"copied": {
 			"held", "cloned_identity_detected", unmet, commonv1.Reason_REASON_IDENTITY_HELD, "gpuaas nodes enroll",
 		},
+		"with a token of two keys": {
+			"held", "token_reuse", unmet, commonv1.Reason_REASON_IDENTITY_HELD, "security role reactivates",
+		},
 		"quarantined": {
 			"quarantined", "", unmet, commonv1.Reason_REASON_IDENTITY_QUARANTINED, "gpuaas nodes reactivate",
 		},
 		"fenced": {
-			"fenced", "", unmet, commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "gpuaas nodes reactivate",
+			"fenced", "", unmet, commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "security role reactivates",
 		},
 		"retired": {"retired", "", retired, retired, "gpuaas nodes enroll"},
 	} {

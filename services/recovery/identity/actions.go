@@ -14,10 +14,24 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/actions"
 )
 
+// The alarms that an identity may have until a person has decided.
+const (
+	AlarmNone       = ""
+	AlarmClone      = "cloned_identity_detected"
+	AlarmJoinState  = "join_state_lost"
+	AlarmTokenReuse = "token_reuse"
+)
+
 // copied are the alarms that a copied identity raises, and the reasons of the verdicts on them.
 var copied = map[string]commonv1.DriftReason{
 	AlarmClone:      commonv1.DriftReason_DRIFT_REASON_CLONED_IDENTITY_DETECTED,
 	AlarmTokenReuse: commonv1.DriftReason_DRIFT_REASON_TOKEN_REUSE,
+}
+
+// Copied reports whether an alarm says that two hosts may have the node's identity.
+func Copied(alarm string) bool {
+	_, ok := copied[alarm]
+	return ok
 }
 
 // noteActions writes what the decisions about records mean for the recovery actions of their nodes: a hold for a copied

@@ -34,18 +34,75 @@ func (w *world) settle(k int, r rules) bool {
 	return false
 }
 
-// checkReactivation lets a person destroy either holder and reactivate: the one that is left opens again, if its
-// certificate still counts. If it does not, only a bundle helps.
+// reactivate lets a person with the security role reactivate the node, after which all agents try again.
+func (w *world) reactivate(r rules) {
+	if r.ends(w.rec.alarm) {
+		w.rec.of++
+		for i := range w.rec.certs {
+			if w.rec.certs[i].state != 0 {
+				w.rec.certs[i].state = 4
+			}
+		}
+	}
+	w.rec.alarm, w.rec.confirmed = 0, 0
+	for k := range w.agents {
+		w.agents[k].shut = false
+	}
+}
+
+// bundle has agent k enrol with an operator's bundle, as another node instance.
+func (w *world) bundle(k int) {
+	w.keys++
+	w.rec.of++
+	w.rec.confirmed, w.rec.confID = 0, 0
+	w.rec.certs[w.keys] = cert{state: 1}
+	w.agents[k] = agent{alive: true, of: w.rec.of, active: w.keys}
+}
+
+// checkReactivation lets a person reactivate the node, with either holder as the machine. If its join state was lost,
+// it opens again as long as its certificate counts, and if it does not, only a bundle helps. If two holders may have the
+// identity, neither comes back, by a call of theirs that is still to be executed or by a new one: only a bundle brings
+// the machine back, beside which the other holder stays out and raises no alarm.
 func (w world) checkReactivation(r rules) string {
+	if w.rec.alarm == commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED {
+		return w.checkCopied(r)
+	}
 	for k := range w.agents {
 		n := w
-		n.rec.alarm, n.rec.confirmed = 0, 0
-		n.agents[k].shut = false
+		n.reactivate(r)
 		if state := n.rec.certs[n.agents[k].active].state; n.agents[k].lost || state == 0 || state == 3 {
 			continue
 		}
 		if !n.settle(k, r) {
 			return "the holder that is left cannot open after a person reactivated the node"
+		}
+	}
+	return ""
+}
+
+func (w world) checkCopied(r rules) string {
+	w.reactivate(r)
+	for i := range w.conns {
+		if phase := w.conns[i].phase; phase == hello || phase == ready {
+			w.execute(i, r)
+		}
+	}
+	if w.rec.confID != 0 {
+		return "a copy is admitted by a call from before the reactivation"
+	}
+	for machine, copied := range []int{1, 0} {
+		n := w
+		if n.settle(machine, r) || n.settle(copied, r) {
+			return "a holder of a copied identity opens after a person reactivated the node"
+		}
+		n.bundle(machine)
+		for range 2 { // before the other holder has tried again, and after
+			if !n.settle(machine, r) {
+				return "the machine cannot open with its bundle"
+			}
+			if n.agents[copied].lost = false; n.settle(copied, r) || n.rec.alarm != 0 {
+				return "the copy is admitted, or raises an alarm, beside the machine's new identity"
+			}
 		}
 	}
 	return ""
@@ -210,6 +267,11 @@ func TestSearchCatchesWrongRules(t *testing.T) {
 					return identity.JudgeReady(s, confirmed, r)
 				},
 			},
+		},
+		{
+			name:  "a reactivation leaves the copies their certificates",
+			bound: bounds{opens: 3, copies: true},
+			rules: rules{judge: identity.Judge, judgeReady: identity.JudgeReady, lenient: true},
 		},
 		{
 			name:  "a certificate is forgotten by a restore",

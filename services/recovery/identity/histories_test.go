@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -13,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/verbs"
 )
 
 // A history is one node at the real store for some dozens of steps, drawn at random: its agent restarts between any two
@@ -488,8 +490,65 @@ func (w *worldOf) judge(t *testing.T) {
 			t.Errorf("%s is innocent and on hold in the end: %s\n%v", h.name, alarm, h.trace)
 		}
 	}
+	w.reactivate(t, slices.DeleteFunc(slices.Clone(w.histories), func(h *history) bool {
+		return alarms[h.machines[0].disk.id] != identity.AlarmClone
+	}))
 	t.Logf("%d histories, %d of them with a copy; %d keys; restored: %v", len(w.histories), len(w.histories)-len(whole),
 		len(w.privates), w.restored)
+}
+
+// reactivate has the security role reactivate nodes that were copied: neither machine comes back by itself. Then the
+// first machine enrols anew, and is the only one that is admitted. No alarm is raised.
+func (w *worldOf) reactivate(t *testing.T, copied []*history) {
+	t.Helper()
+	tries := func(k int, admitted bool, when string) {
+		t.Helper()
+		for _, h := range copied {
+			h.machines[k].lost = false
+		}
+		w.settle(copied, func(*history) int { return k })
+		alarms := w.alarms()
+		for _, h := range copied {
+			if alarm := alarms[h.machines[0].disk.id]; alarm != "" || (h.machines[k].session != nil) != admitted {
+				t.Errorf("%s: %s machine %d has a session: %t; alarm %q\n%v", h.name, when, k, h.machines[k].session != nil,
+					alarm, h.trace)
+			}
+		}
+	}
+	for _, h := range copied {
+		_, _, err := w.identities.Change(w.ctx, h.machines[0].disk.id, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE,
+			"the copy is found", identity.Actor{Subject: "ada", Roles: []string{verbs.RoleSecurity}})
+		if err != nil {
+			t.Fatalf("%s: %v", h.name, err)
+		}
+	}
+	tries(0, false, "after the reactivation")
+	tries(1, false, "after the reactivation")
+	w.tx(func(tx pgx.Tx) error {
+		m, err := identity.ReadMoment(w.ctx, tx)
+		if err != nil {
+			return err
+		}
+		for _, h := range copied {
+			disk := node{id: h.machines[0].disk.id, instance: ids.New(), serial: newSerial()}
+			r, err := identity.LockOne(w.ctx, tx, disk.id)
+			if err != nil {
+				return err
+			}
+			err = identity.Activate(w.ctx, tx, r, disk.instance, certificate(disk.serial), "test", "enrolled anew", m)
+			if err != nil {
+				return err
+			}
+			if _, err := identity.Save(w.ctx, tx, r); err != nil {
+				return err
+			}
+			h.machines[0] = machine{disk: disk}
+		}
+		return nil
+	})
+	tries(0, true, "enrolled anew")
+	tries(1, false, "beside the new identity")
+	tries(0, true, "beside the copy")
 }
 
 // TestHistoriesHoldNoInnocentNodeAndMissNoCopy runs 10,240 histories with GPUAAS_TEST_LONG, and 512 without.

@@ -6,9 +6,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
@@ -247,35 +244,5 @@ func TestJudgeReady(t *testing.T) {
 				t.Errorf("verdict differs (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-// TestEveryStateHasAWayOut walks the enum: any state but the last has a verb that leaves it, and each verb's refusals
-// are typed.
-func TestEveryStateHasAWayOut(t *testing.T) {
-	for _, state := range names.All[commonv1.NodeIdentityState]() {
-		exits := 0
-		for _, verb := range names.All[recoveryv1.IdentityVerb]() {
-			to, err := identity.Transition(state, verb, []string{identity.RoleSecurity})
-			if err == nil {
-				exits++
-				if to == state {
-					t.Errorf("%s from %s leads nowhere", names.Of(verb), names.Of(state))
-				}
-				continue
-			}
-			if _, ok := fault.As(err); !ok {
-				t.Errorf("%s from %s: %v is not a typed refusal", names.Of(verb), names.Of(state), err)
-			}
-		}
-		final := state == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED
-		if (exits == 0) != final {
-			t.Errorf("%s has %d exits", names.Of(state), exits)
-		}
-	}
-	_, err := identity.Transition(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
-		recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, []string{"operator"})
-	if fault.ReasonOf(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
-		t.Errorf("an operator lifts a fence: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
@@ -38,6 +39,7 @@ const (
 
 type conn struct {
 	phase   phase
+	of      int8 // the node instance of its Hello
 	id      int8 // unique: stands for the session id
 	owner   uint8
 	serial  int8
@@ -52,7 +54,8 @@ type conn struct {
 
 type agent struct {
 	alive         bool
-	js, jsSer     int8 // durable
+	of            int8 // its node instance, durable
+	js, jsSer     int8 // durable, of that node instance
 	active, other int8 // durable certificates
 	pending       int8 // durable key of a renewal
 	dial, sess    int8 // slot+1 of the open in flight, and of the admitted session
@@ -61,7 +64,7 @@ type agent struct {
 }
 
 type cert struct {
-	state uint8 // 0 none, 1 next, 2 current, 3 superseded
+	state uint8 // 0 none, 1 next, 2 current, 3 superseded, 4 revoked
 	used  bool
 }
 
@@ -74,6 +77,7 @@ type mail struct {
 }
 
 type record struct {
+	of                        int8 // the node instance that counts
 	issued, confirmed, confID int8
 	certs                     [serials + 1]cert
 	alarm                     commonv1.Reason
@@ -109,18 +113,29 @@ type rules struct {
 	judge      func(identity.Standing, identity.Hello) identity.Verdict
 	judgeReady func(identity.Standing, string, identity.Ready) identity.ReadyVerdict
 	eager      bool // alarms without waiting for the answer to a challenge
+	lenient    bool // a reactivation ends nothing, whatever the alarm
 }
 
 func realRules() rules { return rules{judge: identity.Judge, judgeReady: identity.JudgeReady} }
+
+// ends reports whether a reactivation ends the certificates that were issued.
+func (r rules) ends(alarm commonv1.Reason) bool {
+	return !r.lenient && identity.Copied(names.Of(alarm))
+}
 
 func certUse(r *record, serial int8) identity.CertificateUse {
 	c := r.certs[serial]
 	states := []commonv1.SerialState{
 		commonv1.SerialState_SERIAL_STATE_UNSPECIFIED, commonv1.SerialState_SERIAL_STATE_NEXT,
 		commonv1.SerialState_SERIAL_STATE_CURRENT, commonv1.SerialState_SERIAL_STATE_SUPERSEDED,
+		commonv1.SerialState_SERIAL_STATE_REVOKED,
 	}
 	return identity.CertificateUse{State: states[c.state], Used: c.used}
 }
+
+// instances are the ids of node instances: the one with which a world begins, the one of a reactivation, and the one of
+// the bundle after it.
+var instances = [...]string{"i", "j", "k"}
 
 func spell(serial int8) string {
 	if serial == 0 {
@@ -131,7 +146,7 @@ func spell(serial int8) string {
 
 func (r *record) standing() identity.Standing {
 	s := identity.Standing{
-		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, InstanceID: "i",
+		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, InstanceID: instances[r.of],
 		Issued: int64(r.issued), Confirmed: int64(r.confirmed),
 	}
 	if r.alarm != 0 {
@@ -161,11 +176,14 @@ func (r *record) offer(serial int8) {
 func (w *world) open(i int, r rules) {
 	c := &w.conns[i]
 	form := identity.FormSigned
-	if c.p == 0 {
+	switch {
+	case c.p == 0:
 		form = identity.FormAbsent
+	case c.of != w.rec.of:
+		form = identity.FormForeign
 	}
 	v := r.judge(w.rec.standing(), identity.Hello{
-		InstanceID:  "i",
+		InstanceID:  instances[c.of],
 		Serial:      spell(c.serial),
 		Presented:   identity.Presented{Form: form, Generation: int64(c.p), Serial: spell(c.pSer)},
 		Certificate: certUse(&w.rec, c.serial),
@@ -205,7 +223,7 @@ func (w *world) confirm(i int, r rules) {
 		confirmed = fmt.Sprint(w.rec.confID)
 	}
 	v := r.judgeReady(w.rec.standing(), confirmed, identity.Ready{
-		InstanceID: "i", Generation: int64(c.gen), Session: fmt.Sprint(c.id), Opened: opened,
+		InstanceID: instances[c.of], Generation: int64(c.gen), Session: fmt.Sprint(c.id), Opened: opened,
 		Certificate: certUse(&w.rec, c.serial),
 	})
 	if v.Admitted {
@@ -322,7 +340,8 @@ func (w *world) dialUp(n int) bool {
 	a := &w.agents[n]
 	w.ids++
 	w.conns[slot] = conn{
-		phase: hello, id: w.ids, owner: uint8(n), serial: a.active, p: a.js, pSer: a.jsSer, live: true, after: w.split,
+		phase: hello, of: a.of, id: w.ids, owner: uint8(n), serial: a.active, p: a.js, pSer: a.jsSer, live: true,
+		after: w.split,
 	}
 	a.dial = int8(slot) + 1
 	return true

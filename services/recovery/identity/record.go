@@ -134,10 +134,9 @@ func (r *Record) Hold(alarm, reason string, at time.Time, era int64) {
 	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "recovery", reason, at, era)
 }
 
-// Reactivate lifts a hold, a quarantine or a fence. The person who reactivates a node attests that only one holder of
-// its key is left, whichever that is. If the node has an alarm, the confirmed generation is forgotten, so that this
-// holder can open a session again, while two holders that both go on are still detected.
-func (r *Record) Reactivate(by, reason string, at time.Time, era int64) {
+// reactivate lifts a hold, a quarantine or a fence. If the node has an alarm, the confirmed generation is forgotten, so
+// that a host that has lost its join state can open a session again.
+func (r *Record) reactivate(by, reason string, at time.Time, era int64) {
 	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, by, reason, at, era)
 	if r.Alarm != AlarmNone {
 		r.Confirmed = 0

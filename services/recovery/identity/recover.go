@@ -79,8 +79,8 @@ var (
 		UPDATE recovery.recovery_token t SET state = 'revoked', ended_by = 'replaced', state_at = mesh.clock()
 		FROM counted c WHERE t.node_id = c.node_id AND t.token_id <> c.token_id AND t.state = 'issued'`)
 
-	retireTokens = pg.Define(pg.RoleRecovery, "identity.retire_recovery_tokens", `
-		UPDATE recovery.recovery_token SET state = 'revoked', ended_by = 'retired', state_at = mesh.clock()
+	endRecoveryTokens = pg.Define(pg.RoleRecovery, "identity.end_recovery_tokens", `
+		UPDATE recovery.recovery_token SET state = 'revoked', ended_by = $2, state_at = mesh.clock()
 		WHERE node_id = $1 AND state IN ('issued', 'used')`)
 )
 

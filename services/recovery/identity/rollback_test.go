@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/verbs"
 )
 
 const rolledBack = commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK
@@ -223,7 +224,7 @@ func TestRollbackModeRefusesVerbs(t *testing.T) {
 	} {
 		_, _, err := b.identities.Change(b.ctx, n.id, verb, "because", identity.Actor{
 			Subject: "ada",
-			Roles:   []string{identity.RoleSecurity},
+			Roles:   []string{verbs.RoleSecurity},
 		})
 		if f, ok := fault.As(err); !ok || f.Reason != rolledBack || !strings.Contains(f.Remedy, "gpuaas rollback accept") {
 			t.Errorf("%v: %v", verb, err)

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/verbs"
 )
 
 // bench is a database with identities in it.
@@ -325,12 +326,91 @@ func TestCopyIsFound(t *testing.T) {
 	}); fault.ReasonOf(err) != commonv1.Reason_REASON_SESSION_UNKNOWN {
 		t.Fatalf("an invented challenge: %v", err)
 	}
-	// A person attests that one holder is left, and whichever it is can open a session again.
-	if _, _, err := b.identities.Change(b.ctx, n.id, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE,
-		"the copy is destroyed", identity.Actor{Subject: "ada"}); err != nil {
+}
+
+// TestTheWayBackOfACopyIsANewIdentity: only the security role reactivates a node that was copied. Both holders stay out
+// from then on, and raise no alarm; an enrolment brings the node back as another node instance, beside which they stay
+// out too.
+func TestTheWayBackOfACopyIsANewIdentity(t *testing.T) {
+	b := newBench(t)
+	n := b.enrolled("one")
+	b.admit(n)
+	copied := *n
+	b.admit(n)
+	spare := b.offered(n)
+	late := b.hello(n)
+	o := b.hello(&copied)
+	b.open(o)
+	if _, err := b.identities.ReportChallenge(b.ctx, &recoveryv1.ReportChallengeRequest{
+		SessionId: o.GetSessionId(), NodeId: n.id, NodeInstanceId: n.instance, Answered: true,
+	}); err != nil {
 		t.Fatal(err)
 	}
-	b.admit(&copied)
+	reactivate := func(roles ...string) error {
+		_, _, err := b.identities.Change(b.ctx, n.id, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE,
+			"the copy is destroyed", identity.Actor{Subject: "ada", Roles: roles})
+		return err
+	}
+	before := b.get(n)
+	if err := reactivate("operator"); !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+		t.Fatalf("an operator lets a copy in: %v", err)
+	}
+	if r := b.get(n); before.Alarm != identity.AlarmClone || r.Alarm != before.Alarm || r.Version != before.Version {
+		t.Fatalf("after the refusal: %+v", r)
+	}
+	if err := reactivate(verbs.RoleSecurity); err != nil {
+		t.Fatal(err)
+	}
+	r := b.get(n)
+	if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE || r.Alarm != "" || r.CurrentSerial != "" ||
+		r.InstanceID == n.instance || r.NextSerial != "" || !r.CertificateEnds.IsZero() || r.FenceEpoch <= before.FenceEpoch {
+		t.Fatalf("after the reactivation: %+v", r)
+	}
+	// A certificate that a restored database has lost would be taken over, if its node instance were still the node's.
+	forgotten := node{id: n.id, instance: n.instance, serial: "abcd"}
+	var err error
+	forgotten.joinState, err = b.keys.Sign(joinstate.State{
+		NodeID: n.id, NodeInstanceID: n.instance, Generation: r.Issued, Serial: forgotten.serial,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := func() {
+		t.Helper()
+		second := *n
+		second.serial = spare
+		for what, hello := range map[string]*recoveryv1.OpenSession{
+			"the copy": b.hello(&copied), "the machine": b.hello(n), "on its next certificate": b.hello(&second),
+			"a call from before": late, "on a certificate that was forgotten": b.hello(&forgotten),
+		} {
+			if got := b.open(hello).GetDenial().GetReason(); got != commonv1.Reason_REASON_SERIAL_UNKNOWN {
+				t.Errorf("%s: %v", what, got)
+			}
+		}
+		if alarm := b.get(n).Alarm; alarm != "" {
+			t.Errorf("an alarm: %s", alarm)
+		}
+	}
+	out()
+	anew := node{id: n.id, instance: ids.New(), serial: newSerial()}
+	b.tx(func(tx pgx.Tx) error {
+		m, err := identity.ReadMoment(b.ctx, tx)
+		if err != nil {
+			return err
+		}
+		r, err := identity.LockOne(b.ctx, tx, n.id)
+		if err != nil {
+			return err
+		}
+		if err := identity.Activate(b.ctx, tx, r, anew.instance, certificate(anew.serial), "test", "bundle", m); err != nil {
+			return err
+		}
+		_, err = identity.Save(b.ctx, tx, r)
+		return err
+	})
+	b.admit(&anew)
+	out()
+	b.admit(&anew)
 }
 
 func TestLostJoinState(t *testing.T) {

@@ -12,10 +12,12 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/identity/joinkeys"
+	"github.com/gpuaas/mesh/services/recovery/identity/verbs"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
@@ -71,13 +73,19 @@ func change(ctx context.Context, tx pgx.Tx, r *Record, verb recoveryv1.IdentityV
 	if m.RolledBack {
 		return "", rollback.Refusal()
 	}
-	to, err := Transition(r.State, verb, by.Roles)
+	copied := ""
+	if Copied(r.Alarm) {
+		copied = r.Alarm
+	}
+	to, err := verbs.Transition(r.State, copied, verb, by.Roles)
 	if err != nil {
 		return "", err
 	}
 	switch verb {
 	case recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE:
-		r.Reactivate(by.Subject, reason, m.Now, m.Era)
+		if err := reactivate(ctx, tx, r, by.Subject, reason, m); err != nil {
+			return "", err
+		}
 	case recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE:
 		if err := Retire(ctx, tx, r, by.Subject, reason, m); err != nil {
 			return "", err
@@ -89,18 +97,50 @@ func change(ctx context.Context, tx pgx.Tx, r *Record, verb recoveryv1.IdentityV
 	return Save(ctx, tx, r)
 }
 
-// Retire ends an identity for good, with its certificates and its unused tokens. The caller must save the record.
+// reactivate lets a node in again. If two hosts may have its identity it first ends all that either of them has, so that
+// neither comes back by itself: the node is active, of a node instance that no host has, and without a certificate until
+// an operator's token gives it one. Only a person can tell which of the two hosts is the machine, and brings the token
+// there. With the node instance ends also what a database that was restored does not know: a certificate of the former
+// one would be taken over at its next session.
+func reactivate(ctx context.Context, tx pgx.Tx, r *Record, by, reason string, m Moment) error {
+	if Copied(r.Alarm) {
+		if err := endMaterial(ctx, tx, r, endedByPerson); err != nil {
+			return err
+		}
+		r.InstanceID, r.JoinKeys = ids.New(), []string{joinkeys.None}
+		reason += " (the certificates and tokens of both hosts are ended: `gpuaas nodes bundle` brings the node back)"
+	}
+	r.reactivate(by, reason, m.Now, m.Era)
+	return nil
+}
+
+// Retire ends an identity for good, with its certificates and its tokens. The caller must save the record.
 func Retire(ctx context.Context, tx pgx.Tx, r *Record, by, reason string, m Moment) error {
+	if err := endMaterial(ctx, tx, r, endedByRetirement); err != nil {
+		return err
+	}
+	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, by, reason, m.Now, m.Era)
+	return nil
+}
+
+// What ended a node's recovery tokens, as package tokens shows it.
+const (
+	endedByPerson     = "operator"
+	endedByRetirement = "retired"
+)
+
+// endMaterial ends each certificate and each token of a node, used or not. It changes the record, which the caller must
+// save.
+func endMaterial(ctx context.Context, tx pgx.Tx, r *Record, endedBy string) error {
 	if err := RevokeAll(ctx, tx, r); err != nil {
 		return err
 	}
 	if _, err := pg.Exec(ctx, tx, revokeTokens, r.NodeID); err != nil {
 		return fmt.Errorf("revoke tokens: %w", err)
 	}
-	if _, err := pg.Exec(ctx, tx, retireTokens, r.NodeID); err != nil {
+	if _, err := pg.Exec(ctx, tx, endRecoveryTokens, r.NodeID, endedBy); err != nil {
 		return fmt.Errorf("revoke recovery tokens: %w", err)
 	}
-	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, by, reason, m.Now, m.Era)
 	return nil
 }
 

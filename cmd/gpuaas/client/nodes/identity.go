@@ -17,7 +17,11 @@ import (
 func identityCommand(p *kit.Program, verb recoveryv1.IdentityVerb, short string) *cobra.Command {
 	var reason string
 	name, lost := names.Of(verb), nodeLostBy[verb]
-	example := "  gpuaas nodes " + name + " node-1 --reason 'two machines show its key'"
+	why := "two machines show its key"
+	if verb == recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE {
+		why = "the second machine is found and wiped"
+	}
+	example := "  gpuaas nodes " + name + " node-1 --reason '" + why + "'"
 	if lost != "" {
 		example += "\n" + example + " --yes"
 	}

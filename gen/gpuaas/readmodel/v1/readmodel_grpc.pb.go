@@ -918,7 +918,8 @@ type CommandServiceClient interface {
 	OperateWorkspace(ctx context.Context, in *OperateWorkspaceRequest, opts ...grpc.CallOption) (*OperateWorkspaceResponse, error)
 	// EnrollNode issues a bootstrap bundle for a new machine.
 	EnrollNode(ctx context.Context, in *EnrollNodeRequest, opts ...grpc.CallOption) (*EnrollNodeResponse, error)
-	// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node.
+	// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node. A fence, the reactivation of a fenced
+	// node and that of a node whose identity may be copied need the role security.
 	ChangeNodeIdentity(ctx context.Context, in *ChangeNodeIdentityRequest, opts ...grpc.CallOption) (*ChangeNodeIdentityResponse, error)
 	// SetCordon cordons or uncordons a node.
 	SetCordon(ctx context.Context, in *SetCordonRequest, opts ...grpc.CallOption) (*SetCordonResponse, error)
@@ -1042,7 +1043,8 @@ type CommandServiceServer interface {
 	OperateWorkspace(context.Context, *OperateWorkspaceRequest) (*OperateWorkspaceResponse, error)
 	// EnrollNode issues a bootstrap bundle for a new machine.
 	EnrollNode(context.Context, *EnrollNodeRequest) (*EnrollNodeResponse, error)
-	// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node.
+	// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node. A fence, the reactivation of a fenced
+	// node and that of a node whose identity may be copied need the role security.
 	ChangeNodeIdentity(context.Context, *ChangeNodeIdentityRequest) (*ChangeNodeIdentityResponse, error)
 	// SetCordon cordons or uncordons a node.
 	SetCordon(context.Context, *SetCordonRequest) (*SetCordonResponse, error)

@@ -446,7 +446,8 @@ const (
 type IdentityServiceClient interface {
 	// IssueBootstrap makes a node known and issues its bootstrap token, shown once.
 	IssueBootstrap(ctx context.Context, in *IssueBootstrapRequest, opts ...grpc.CallOption) (*IssueBootstrapResponse, error)
-	// ChangeIdentity holds, quarantines, fences, reactivates or retires a node.
+	// ChangeIdentity holds, quarantines, fences, reactivates or retires a node. A fence, the reactivation of a fenced node
+	// and that of a node whose identity may be copied need the role security.
 	ChangeIdentity(ctx context.Context, in *ChangeIdentityRequest, opts ...grpc.CallOption) (*ChangeIdentityResponse, error)
 }
 
@@ -486,7 +487,8 @@ func (c *identityServiceClient) ChangeIdentity(ctx context.Context, in *ChangeId
 type IdentityServiceServer interface {
 	// IssueBootstrap makes a node known and issues its bootstrap token, shown once.
 	IssueBootstrap(context.Context, *IssueBootstrapRequest) (*IssueBootstrapResponse, error)
-	// ChangeIdentity holds, quarantines, fences, reactivates or retires a node.
+	// ChangeIdentity holds, quarantines, fences, reactivates or retires a node. A fence, the reactivation of a fenced node
+	// and that of a node whose identity may be copied need the role security.
 	ChangeIdentity(context.Context, *ChangeIdentityRequest) (*ChangeIdentityResponse, error)
 	mustEmbedUnimplementedIdentityServiceServer()
 }

@@ -804,7 +804,8 @@ type CommandServiceClient interface {
 	OperateWorkspace(context.Context, *v1.OperateWorkspaceRequest) (*v1.OperateWorkspaceResponse, error)
 	// EnrollNode issues a bootstrap bundle for a new machine.
 	EnrollNode(context.Context, *v1.EnrollNodeRequest) (*v1.EnrollNodeResponse, error)
-	// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node.
+	// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node. A fence, the reactivation of a fenced
+	// node and that of a node whose identity may be copied need the role security.
 	ChangeNodeIdentity(context.Context, *v1.ChangeNodeIdentityRequest) (*v1.ChangeNodeIdentityResponse, error)
 	// SetCordon cordons or uncordons a node.
 	SetCordon(context.Context, *v1.SetCordonRequest) (*v1.SetCordonResponse, error)
@@ -988,7 +989,8 @@ type CommandServiceHandler interface {
 	OperateWorkspace(context.Context, *v1.OperateWorkspaceRequest) (*v1.OperateWorkspaceResponse, error)
 	// EnrollNode issues a bootstrap bundle for a new machine.
 	EnrollNode(context.Context, *v1.EnrollNodeRequest) (*v1.EnrollNodeResponse, error)
-	// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node.
+	// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node. A fence, the reactivation of a fenced
+	// node and that of a node whose identity may be copied need the role security.
 	ChangeNodeIdentity(context.Context, *v1.ChangeNodeIdentityRequest) (*v1.ChangeNodeIdentityResponse, error)
 	// SetCordon cordons or uncordons a node.
 	SetCordon(context.Context, *v1.SetCordonRequest) (*v1.SetCordonResponse, error)

@@ -388,7 +388,8 @@ func (UnimplementedInstanceServiceHandler) RetireInstance(context.Context, *v1.R
 type IdentityServiceClient interface {
 	// IssueBootstrap makes a node known and issues its bootstrap token, shown once.
 	IssueBootstrap(context.Context, *v1.IssueBootstrapRequest) (*v1.IssueBootstrapResponse, error)
-	// ChangeIdentity holds, quarantines, fences, reactivates or retires a node.
+	// ChangeIdentity holds, quarantines, fences, reactivates or retires a node. A fence, the reactivation of a fenced node
+	// and that of a node whose identity may be copied need the role security.
 	ChangeIdentity(context.Context, *v1.ChangeIdentityRequest) (*v1.ChangeIdentityResponse, error)
 }
 
@@ -446,7 +447,8 @@ func (c *identityServiceClient) ChangeIdentity(ctx context.Context, req *v1.Chan
 type IdentityServiceHandler interface {
 	// IssueBootstrap makes a node known and issues its bootstrap token, shown once.
 	IssueBootstrap(context.Context, *v1.IssueBootstrapRequest) (*v1.IssueBootstrapResponse, error)
-	// ChangeIdentity holds, quarantines, fences, reactivates or retires a node.
+	// ChangeIdentity holds, quarantines, fences, reactivates or retires a node. A fence, the reactivation of a fenced node
+	// and that of a node whose identity may be copied need the role security.
 	ChangeIdentity(context.Context, *v1.ChangeIdentityRequest) (*v1.ChangeIdentityResponse, error)
 }
 

@@ -1,4 +1,6 @@
-package identity
+// Package verbs decides which decisions about a node's identity a person may make: from which state a verb leads where,
+// and which roles it needs. It reads and writes nothing.
+package verbs
 
 import (
 	"slices"
@@ -10,21 +12,14 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 )
 
-// RoleSecurity is the role that may lift a fence.
+// RoleSecurity is the role that may fence a node, lift a fence, and reactivate a node whose identity may be copied.
 const RoleSecurity = "security"
 
-// The alarms that an identity may have until a person has decided.
-const (
-	AlarmNone       = ""
-	AlarmClone      = "cloned_identity_detected"
-	AlarmJoinState  = "join_state_lost"
-	AlarmTokenReuse = "token_reuse"
-)
-
-// Transition returns the state to which a verb leads from a state. roles are the roles of the person who requests it;
-// the system's own holds have none. A request for the state that the node is in is refused as a conflict that names the
-// state, and never accepted silently, since each accepted verb draws a fence.
-func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb,
+// Transition returns the state to which a verb of a person leads from a state. copied is the alarm that says that two
+// hosts may have the identity, empty if there is none; roles are the roles of the person. A request for the state that
+// the node is in is refused as a conflict that names the state, and never accepted silently, since each accepted verb
+// draws a fence.
+func Transition(from commonv1.NodeIdentityState, copied string, verb recoveryv1.IdentityVerb,
 	roles []string,
 ) (commonv1.NodeIdentityState, error) {
 	to := verbTarget(verb)
@@ -37,10 +32,8 @@ func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb,
 	if from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
 		return from, fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "")
 	}
-	if from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED &&
-		verb == recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE &&
-		!slices.Contains(roles, RoleSecurity) {
-		return from, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "lifting a fence needs the security role")
+	if err := checkRole(from, copied, verb, roles); err != nil {
+		return from, err
 	}
 	if !slices.Contains(sources(verb), from) {
 		return from, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
@@ -48,6 +41,34 @@ func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb,
 			fault.Unmet("the identity is "+names.Of(from)+", and not one of: "+list(sources(verb))))
 	}
 	return to, nil
+}
+
+// checkRole refuses a person without the security role what only that role may decide: a fence, the end of a fence, and
+// the reactivation of a node whose identity two hosts may have.
+func checkRole(from commonv1.NodeIdentityState, copied string, verb recoveryv1.IdentityVerb, roles []string) error {
+	if slices.Contains(roles, RoleSecurity) {
+		return nil
+	}
+	var what, next string
+	switch {
+	case verb == recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE:
+		what = "a fence needs the security role"
+		next = "ask someone with the security role to fence the node; until then `gpuaas nodes quarantine NODE --reason TEXT` " +
+			"keeps it out"
+	case verb != recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE:
+		return nil
+	case copied != "":
+		what = "two hosts may have the node's identity (" + copied + "): its reactivation needs the security role"
+		next = "find the second host, and ask someone with the security role to reactivate the node: that ends the " +
+			"certificates and tokens of both hosts, and a bundle gives the machine a new identity (`gpuaas nodes bundle " +
+			"NODE --reason TEXT`); a node on hold gets one by `gpuaas nodes enroll --name NAME` too, on the wiped machine"
+	case from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
+		what, next = "lifting a fence needs the security role", "ask someone with the security role to reactivate the node"
+	default:
+		return nil
+	}
+	return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, what,
+		fault.Unmet("it needs the role "+RoleSecurity+"; you have "+strings.Join(roles, ", ")), fault.Remedy(next))
 }
 
 func verbTarget(verb recoveryv1.IdentityVerb) commonv1.NodeIdentityState {
