@@ -103,7 +103,7 @@ func newKit(t *testing.T) *kit {
 	k := &kit{t: t, db: testkit.DB(t), issuers: newIssuers(t), replica: ids.New()}
 	k.authority = &moving{is: k.issuers.nodes}
 	k.trusts = bundleOf(t, k.issuers.nodes)
-	k.address = k.issuers.ingress(t, k.trusts, speaks)
+	k.address = k.issuers.ingress(t, k.trusts, refuses)
 	testkit.Beat(k.db, k.replica, "", time.Hour, false)
 	k.publish()
 	return k

@@ -35,7 +35,7 @@ func newRotating(t *testing.T) *rotating {
 	r.start()
 	r.trusts = bundleOf(t, r.signer)
 	r.file = r.trusts.Roots()
-	r.address = r.issuers.ingress(t, r.trusts, speaks)
+	r.address = r.issuers.ingress(t, r.trusts, refuses)
 	r.publish()
 	return r
 }

@@ -22,22 +22,28 @@ const (
 	alertUnknownCA          = 48
 )
 
-// Preface begins an HTTP/2 connection of a client: the magic, and an empty SETTINGS frame.
-const Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-
 // quiet is the share of a handshake's time for which the server may speak first. A client that writes at once could
 // lose the alert: a server that has refused it answers what it writes with a reset.
 const quiet = 3
 
 // Handshake connects to an address as a node with the certificate of cfg.Store would, and returns what that proves,
-// with a description. In TLS 1.3 the client's side of the handshake is done before the server has verified the client's
-// certificate, so only the first bytes that the server sends prove that it was accepted.
+// with a description. Trusted means that the node API itself was reached with that certificate: the server asked for it,
+// accepted it, and refused the stream of the canary as the node API does. An edge that ends TLS before the node API,
+// and asks for no certificate or accepts any, proves nothing. In TLS 1.3 the client's side of the handshake is done
+// before the server has verified the client's certificate, so a refusal is read after it.
 func Handshake(ctx context.Context, address string, cfg pki.ClientConfig, within time.Duration) (
 	recoveryv1.HandshakeOutcome, string,
 ) {
 	client, err := pki.ClientTLS(cfg)
 	if err != nil {
 		return Unproven, err.Error()
+	}
+	asked := false
+	if show := client.GetClientCertificate; show != nil {
+		client.GetClientCertificate = func(info *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			asked = true
+			return show(info)
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -53,25 +59,17 @@ func Handshake(ctx context.Context, address string, cfg pki.ClientConfig, within
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return concluded(err)
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(time.Until(deadline) / quiet)); err != nil {
-		return Unproven, err.Error()
+	if !asked {
+		return Unproven, "it asked for no client certificate: an edge ends TLS there, before the node API"
 	}
-	one := make([]byte, 1)
-	_, err = conn.Read(one)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// An ingress that waits for the client to speak first.
-		if err := conn.SetDeadline(deadline); err != nil {
-			return Unproven, err.Error()
-		}
-		if _, err := io.WriteString(conn, Preface); err != nil {
-			return concluded(err)
-		}
-		_, err = conn.Read(one)
-	}
-	if err != nil {
+	begun := &connection{Conn: conn}
+	if err := begun.listen(time.Now().Add(time.Until(deadline) / quiet)); err != nil {
 		return concluded(err)
 	}
-	return Trusted, "it accepted the canary certificate"
+	if err := conn.SetDeadline(deadline); err != nil {
+		return Unproven, err.Error()
+	}
+	return connect(ctx, begun)
 }
 
 // concluded returns what a failed handshake proves.
