@@ -1,6 +1,7 @@
 package identities
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuaas/mesh/drill/kit"
 	"github.com/gpuaas/mesh/drill/kit/act"
@@ -18,8 +20,11 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/person"
 )
 
 // Cloned is row 14: the directory of a machine's agent is copied to a second host.
@@ -30,7 +35,8 @@ func Cloned() kit.Drill {
 			"copy: beside the original; and once more while the original, which has opened sessions since, is away",
 		Sees: "`cloned_identity_detected`, the node wants security; it is on hold, so neither holder is connected; an " +
 			"incident names it",
-		Recovers: "the copy is found and ended, and the machine is wiped and enrolled again with a new bundle: another " +
+		Recovers: "an operator may not reactivate the node; the copy is found and ended, and the machine is wiped and " +
+			"enrolled again with a new bundle, of the node on hold, and once more after security has reactivated it: another " +
 			"instance with another serial; the copy is refused from then on, without an alarm",
 		Needs: "its own mesh: a machine whose directory can be copied",
 		Expect: kit.Verdict{
@@ -52,7 +58,9 @@ func runCloned(ctx context.Context, r *kit.Run) error {
 		return err
 	}
 	for _, together := range []bool{true, false} {
-		k := &clone{run: r, machine: c.Nodes[0], dir: mesh.MachineDir(c, c.Nodes[0]), together: together}
+		k := &clone{
+			run: r, cluster: c, machine: c.Nodes[0], dir: mesh.MachineDir(c, c.Nodes[0]), together: together,
+		}
 		err := k.drill(ctx)
 		r.Finally(ctx, func(ctx context.Context) { err = errors.Join(err, k.back(ctx)) })
 		if err != nil {
@@ -68,6 +76,7 @@ func runCloned(ctx context.Context, r *kit.Run) error {
 // clone is a machine whose agent's directory is copied.
 type clone struct {
 	run      *kit.Run
+	cluster  *cluster.Cluster
 	machine  *agents.Agent
 	dir      string
 	together bool // the copy is started beside the original
@@ -129,8 +138,17 @@ func (k *clone) drill(ctx context.Context) error {
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
+	if err := k.operatorRefused(ctx); err != nil {
+		return stage.At(stage.Verdict, err)
+	}
 	k.copy.Kill()
 	r.Note("the copy was found and its agent ended")
+	if !k.together {
+		if _, err := act.Change(ctx, m, id, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE); err != nil {
+			return stage.At(stage.Recover, err)
+		}
+		r.Note("security reactivated the node, which ended the certificates of both holders")
+	}
 	if err := k.newIdentity(ctx); err != nil {
 		return stage.At(stage.Recover, err)
 	}
@@ -201,6 +219,32 @@ func (k *clone) paged(ctx context.Context) error {
 		}
 	}
 	return errors.New("no incident for security names the machine")
+}
+
+// operatorRefused checks that a person with the role operator alone may not let the node in again, and that the node
+// stays on hold.
+func (k *clone) operatorRefused(ctx context.Context) error {
+	operator, err := k.cluster.Person(ctx, "",
+		person.Session{Subject: "operator-of-drill", Roles: []string{"operator"}, Life: time.Hour})
+	if err != nil {
+		return err
+	}
+	id := k.before.GetNodeId()
+	_, err = await.Answer(ctx, "reactivation by an operator",
+		func(ctx context.Context) (*readmodelv1.ChangeNodeIdentityResponse, error) {
+			return operator.Command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{
+				Node: id, Verb: recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, Reason: "drill",
+			})
+		})
+	if !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+		return fmt.Errorf("the reactivation by an operator was answered with: %w", cmp.Or(err, errors.New("no refusal")))
+	}
+	node, err := k.run.Mesh.Node(ctx, id)
+	if err == nil && node.GetIdentity().GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD {
+		err = fmt.Errorf("the identity is %s after it was refused", names.Of(node.GetIdentity().GetState()))
+	}
+	k.run.Note("an operator was refused to reactivate the node")
+	return err
 }
 
 // newIdentity gives the machine a new identity, as an operator does: a bundle, on the wiped machine.
