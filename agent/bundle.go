@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,9 +50,16 @@ func (a *Agent) installBundle(ctx context.Context, from Bundle) error {
 		return err
 	}
 	if given.Archive() || a.store.Env().Validate() == nil {
-		if err := endpoints.Verify(ctx, profile, endpoints.Options{
-			TrustDomain: given.TrustDomain(), Now: a.clock.Now,
-		}); err != nil {
+		// A directory does not name its trust domain: on a host that is a node already it is of the node's.
+		node, isNode := a.store.Node()
+		err := endpoints.Verify(ctx, profile, endpoints.Options{
+			TrustDomain: cmp.Or(given.TrustDomain(), node.TrustDomain), Now: a.clock.Now,
+		})
+		refused, ok := errors.AsType[*endpoints.Error](err)
+		if ok && refused.Cause == endpoints.OtherIdentity && isNode {
+			return fmt.Errorf("%w (this host is a node of trust domain %s: %s)", err, node.TrustDomain, identity.Transfer)
+		}
+		if err != nil {
 			return err
 		}
 	}

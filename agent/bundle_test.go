@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent"
 	"github.com/gpuaas/mesh/agent/agenttest"
+	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/bundle"
@@ -28,7 +29,7 @@ func (m *mesh) archive(change func(*archived)) (string, string) {
 	m.t.Helper()
 	a := &archived{
 		manifest: bundle.Manifest{
-			NodeID: m.nodeID, NodeName: "n1", TrustDomain: agenttest.TrustDomain, TokenID: ids.New(), IssuedAt: time.Now(),
+			NodeID: m.nodeID, NodeName: "n1", TrustDomain: m.nodes.Domain, TokenID: ids.New(), IssuedAt: time.Now(),
 		},
 		by: m.services, api: m.api, enrol: m.enrolURL, ca: m.services.PEM(), recoveryCA: m.services.PEM(),
 	}
@@ -44,7 +45,7 @@ func (m *mesh) archive(change func(*archived)) (string, string) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	by, err := a.by.Pair(pki.ServiceID(agenttest.TrustDomain, "recovery"), time.Now().Add(-time.Hour),
+	by, err := a.by.Pair(pki.ServiceID(m.nodes.Domain, "recovery"), time.Now().Add(-time.Hour),
 		time.Now().Add(time.Hour))
 	if err != nil {
 		m.t.Fatal(err)
@@ -257,5 +258,62 @@ func TestARefusalForGoodPutsTheFormerBack(t *testing.T) {
 	m.wait("admitted")
 	if err := end(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestAHostIsTransferredToAnotherMesh: neither an archive nor a directory of another mesh is taken by a host that is a
+// node, which goes on as it was. After it was wiped it enrols there, and is not seen again in the first mesh.
+func TestAHostIsTransferredToAnotherMesh(t *testing.T) {
+	first, second := newMesh(t), newMeshOf(t, "second.test")
+	cfg := config(t.TempDir())
+	enrolled(t, first, cfg)
+	archive, digest := second.archive(nil)
+	directory := second.bundle(firstToken + "second")
+	env := filepath.Join(directory, "node-agent.env")
+	data, err := os.ReadFile(env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(env, append(data, "GPUAAS_API_URL="+second.api+"\n"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := digestOf(t, cfg)
+	for name, from := range map[string]agent.Bundle{
+		"an archive": {Path: archive, Digest: digest}, "a directory": {Path: directory},
+	} {
+		err := take(t, cfg, from)
+		text := fmt.Sprint(err)
+		if refusal, ok := fault.As(err); ok {
+			text += refusal.Remedy
+		}
+		if !strings.Contains(text, agenttest.TrustDomain) || !strings.Contains(text, identity.Transfer) {
+			t.Errorf("%s: %s", name, text)
+		}
+		if digestOf(t, cfg) != before {
+			t.Fatalf("%s: the host was changed", name)
+		}
+	}
+	end, _ := run(t, open(t, cfg))
+	first.wait("admitted")
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{cfg.EtcDir, cfg.StateDir} {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := take(t, cfg, agent.Bundle{Path: directory}); err != nil {
+		t.Fatalf("after the wipe: %v", err)
+	}
+	met := len(first.hellos)
+	end, _ = run(t, open(t, cfg))
+	second.wait("admitted")
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+	if second.instances != 1 || first.instances != 1 || len(first.hellos) != met {
+		t.Errorf("%d enrolments there, %d in the first mesh, which it met %d times more", second.instances, first.instances,
+			len(first.hellos)-met)
 	}
 }

@@ -84,6 +84,12 @@ type mesh struct {
 
 func newMesh(t *testing.T) *mesh {
 	t.Helper()
+	return newMeshOf(t, agenttest.TrustDomain)
+}
+
+// newMeshOf is newMesh with a trust domain of its own.
+func newMeshOf(t *testing.T, domain string) *mesh {
+	t.Helper()
 	testkit.IO(t)
 	m := &mesh{
 		t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096),
@@ -97,6 +103,7 @@ func newMesh(t *testing.T) *mesh {
 	if m.services, err = agenttest.NewAuthority("services", time.Now()); err != nil {
 		t.Fatal(err)
 	}
+	m.nodes.Domain = domain
 	_, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +116,7 @@ func newMesh(t *testing.T) *mesh {
 
 func (m *mesh) pair(name string) tls.Certificate {
 	m.t.Helper()
-	pair, err := m.services.Pair(pki.ServiceID(agenttest.TrustDomain, name), time.Now().Add(-time.Hour),
+	pair, err := m.services.Pair(pki.ServiceID(m.nodes.Domain, name), time.Now().Add(-time.Hour),
 		time.Now().Add(time.Hour))
 	if err != nil {
 		m.t.Fatal(err)

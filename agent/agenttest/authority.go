@@ -20,14 +20,15 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// TrustDomain is the trust domain of all identities made here.
+// TrustDomain is the trust domain of identities made here, unless their authority has another.
 const TrustDomain = "mesh.test"
 
 // Authority signs for tests.
 type Authority struct {
-	Cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	next atomic.Int64
+	Cert   *x509.Certificate
+	Domain string // of nodes; TrustDomain at first
+	key    *ecdsa.PrivateKey
+	next   atomic.Int64
 }
 
 // NewAuthority returns an authority whose root is valid around now.
@@ -48,7 +49,7 @@ func NewAuthority(name string, now time.Time) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read root: %w", err)
 	}
-	a := &Authority{Cert: cert, key: key}
+	a := &Authority{Cert: cert, Domain: TrustDomain, key: key}
 	a.next.Store(100)
 	return a, nil
 }
@@ -106,7 +107,7 @@ func (a *Authority) SignCSR(csr []byte, nodeID string, from, to time.Time) ([]by
 	if err := request.CheckSignature(); err != nil {
 		return nil, fmt.Errorf("check request: %w", err)
 	}
-	der, err := a.Sign(pki.NodeID(TrustDomain, nodeID), request.PublicKey, from, to)
+	der, err := a.Sign(pki.NodeID(a.Domain, nodeID), request.PublicKey, from, to)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/mesh/agent/identity/envfile"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/bundle"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -154,13 +155,13 @@ func (s *Store) CheckBundle(b *Bundle) (*commonv1.Profile, error) {
 
 // checkBundleLocked returns node-agent.env as it would be with a bundle, or why the bundle is refused.
 func (s *Store) checkBundleLocked(b *Bundle) (envfile.Env, error) {
-	if b.archive && s.enrolled {
-		switch {
-		case b.nodeID != s.node.NodeID:
+	if s.enrolled {
+		switch domain := b.env.Get(envfile.TrustDomain); { // an archive has it, a directory may
+		case (b.archive || domain != "") && domain != s.node.TrustDomain:
+			return envfile.Env{}, fault.New(commonv1.Reason_REASON_BUNDLE_INVALID, "the bundle is refused as a whole: it is of "+
+				"trust domain "+domain+", and this node is of "+s.node.TrustDomain, fault.Remedy(Transfer))
+		case b.archive && b.nodeID != s.node.NodeID:
 			return envfile.Env{}, bundle.Invalid("it is for node " + b.nodeID + ", and this host is node " + s.node.NodeID)
-		case b.trustDomain != s.node.TrustDomain:
-			return envfile.Env{}, bundle.Invalid("it is of trust domain " + b.trustDomain + ", and this node is of " +
-				s.node.TrustDomain)
 		}
 	}
 	if s.spentLocked(b.env.Get(envfile.Token)) {
@@ -174,6 +175,10 @@ func (s *Store) checkBundleLocked(b *Bundle) (envfile.Env, error) {
 	}
 	return env, nil
 }
+
+// Transfer is what an operator does to give a node's host to another mesh.
+const Transfer = "to give the host to another mesh, retire the node in its own, remove the agent's directories on the " +
+	"host, and enrol it there then"
 
 // InstallBundle puts an operator's bundle in place, all of it or nothing. Variables that the bundle does not set keep
 // their values, except that an archive sets all endpoints. The next enrolment uses the bundle's token with a key of its
