@@ -39,11 +39,14 @@ func TestNothingOfACopyEnrolsAfterItsReactivation(t *testing.T) {
 				out := func() {
 					t.Helper()
 					for what, attempt := range map[string]func() error{
-						"the recovery token":               func() error { _, err := copied.recover(k.csr()); return err },
-						"the bundle of before":             func() error { _, err := k.enroll(unused, k.csr()); return err },
-						"the first token, with its key":    func() error { _, err := k.enroll(first, used); return err },
-						"the first token, with a new key":  func() error { _, err := k.enroll(first, k.csr()); return err },
-						"a renewal over the former stream": func() error { _, err := k.enroller.Renew(k.ctx, copied.renewal(k.csr())); return err },
+						"the recovery token":              func() error { _, err := copied.recover(k.csr()); return err },
+						"the bundle of before":            func() error { _, err := k.enroll(unused, k.csr()); return err },
+						"the first token, with its key":   func() error { _, err := k.enroll(first, used); return err },
+						"the first token, with a new key": func() error { _, err := k.enroll(first, k.csr()); return err },
+						"a renewal over the former stream": func() error {
+							_, err := k.enroller.Renew(k.ctx, copied.renewal(k.csr()))
+							return err
+						},
 					} {
 						if err := attempt(); err == nil {
 							t.Errorf("%s was served", what)

@@ -53,8 +53,8 @@ func checkRole(from commonv1.NodeIdentityState, copied string, verb recoveryv1.I
 	switch {
 	case verb == recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE:
 		what = "a fence needs the security role"
-		next = "ask someone with the security role to fence the node; until then `gpuaas nodes quarantine NODE --reason TEXT` " +
-			"keeps it out"
+		next = "ask someone with the security role to fence the node; until then `gpuaas nodes quarantine NODE --reason " +
+			"TEXT` keeps it out"
 	case verb != recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE:
 		return nil
 	case copied != "":

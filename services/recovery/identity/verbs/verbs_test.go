@@ -87,7 +87,10 @@ func TestWhatNeedsTheSecurityRole(t *testing.T) {
 				return
 			}
 			refusal, ok := fault.As(err)
-			if !ok || test.verb == reactivate && !strings.Contains(refusal.Public, test.copied) || refusal.Reason != commonv1.Reason_REASON_PERMISSION_DENIED ||
+			if ok && test.verb == reactivate && !strings.Contains(refusal.Public, test.copied) {
+				t.Errorf("it does not name the alarm: %v", refusal)
+			}
+			if !ok || refusal.Reason != commonv1.Reason_REASON_PERMISSION_DENIED ||
 				!strings.Contains(refusal.Remedy, test.next) || len(refusal.Unmet) != 1 ||
 				!strings.Contains(refusal.Unmet[0], "role security; you have operator, viewer") {
 				t.Errorf("an operator: %v %+v", err, refusal)
