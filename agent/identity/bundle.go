@@ -177,8 +177,8 @@ func (s *Store) checkBundleLocked(b *Bundle) (envfile.Env, error) {
 }
 
 // Transfer is what an operator does to give a node's host to another mesh.
-const Transfer = "to give the host to another mesh, retire the node in its own, remove the agent's directories on the " +
-	"host, and enrol it there then"
+const Transfer = "to give the host to another mesh, retire the node in its own, remove the agent's directories on " +
+	"the host, and enrol it there then"
 
 // InstallBundle puts an operator's bundle in place, all of it or nothing. Variables that the bundle does not set keep
 // their values, except that an archive sets all endpoints. The next enrolment uses the bundle's token with a key of its

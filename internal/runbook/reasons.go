@@ -24,8 +24,8 @@ const (
 	newBundle  = "`gpuaas nodes bundle NODE --reason TEXT`, then on the host the command that it prints"
 	newNode    = "`gpuaas nodes enroll --name NAME --out DIR`, then `gpuaas-node-agent enroll` with the bundle on the host"
 	reactivate = "`gpuaas nodes reactivate NODE --reason TEXT`"
-	anew       = reactivate + ", by a person with the security role: it ends the certificates and tokens of both hosts, so " +
-		"that neither comes back by itself"
+	anew       = reactivate + ", by a person with the security role: it ends the certificates and tokens of both hosts, " +
+		"so that neither comes back by itself"
 	orRetire = "or end the node for good, which frees its name: `gpuaas nodes retire NODE --reason TEXT`, then " + newNode
 	howMany  = "`gpuaas incidents list` shows whether many nodes have it at once: then the cause is not at the node"
 	auditOf  = "`gpuaas audit list` shows who decided it and why"

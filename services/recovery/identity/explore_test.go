@@ -60,9 +60,9 @@ func (w *world) bundle(k int) {
 }
 
 // checkReactivation lets a person reactivate the node, with either holder as the machine. If its join state was lost,
-// it opens again as long as its certificate counts, and if it does not, only a bundle helps. If two holders may have the
-// identity, neither comes back, by a call of theirs that is still to be executed or by a new one: only a bundle brings
-// the machine back, beside which the other holder stays out and raises no alarm.
+// it opens again as long as its certificate counts, and if it does not, only a bundle helps. If two holders may have
+// the identity, neither comes back, by a call of theirs that is still to be executed or by a new one: only a bundle
+// brings the machine back, beside which the other holder stays out and raises no alarm.
 func (w world) checkReactivation(r rules) string {
 	if w.rec.alarm == commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED {
 		return w.checkCopied(r)

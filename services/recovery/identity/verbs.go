@@ -97,11 +97,11 @@ func change(ctx context.Context, tx pgx.Tx, r *Record, verb recoveryv1.IdentityV
 	return Save(ctx, tx, r)
 }
 
-// reactivate lets a node in again. If two hosts may have its identity it first ends all that either of them has, so that
-// neither comes back by itself: the node is active, of a node instance that no host has, and without a certificate until
-// an operator's token gives it one. Only a person can tell which of the two hosts is the machine, and brings the token
-// there. With the node instance ends also what a database that was restored does not know: a certificate of the former
-// one would be taken over at its next session.
+// reactivate lets a node in again. If two hosts may have its identity it first ends all that either of them has, so
+// that neither comes back by itself: the node is active, of a node instance that no host has, and without a certificate
+// until an operator's token gives it one. Only a person can tell which of the two hosts is the machine, and brings the
+// token there. With the node instance ends also what a database that was restored does not know: a certificate of the
+// former one would be taken over at its next session.
 func reactivate(ctx context.Context, tx pgx.Tx, r *Record, by, reason string, m Moment) error {
 	if Copied(r.Alarm) {
 		if err := endMaterial(ctx, tx, r, endedByPerson); err != nil {

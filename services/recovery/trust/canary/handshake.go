@@ -27,10 +27,10 @@ const (
 const quiet = 3
 
 // Handshake connects to an address as a node with the certificate of cfg.Store would, and returns what that proves,
-// with a description. Trusted means that the node API itself was reached with that certificate: the server asked for it,
-// accepted it, and refused the stream of the canary as the node API does. An edge that ends TLS before the node API,
-// and asks for no certificate or accepts any, proves nothing. In TLS 1.3 the client's side of the handshake is done
-// before the server has verified the client's certificate, so a refusal is read after it.
+// with a description. Trusted means that the node API itself was reached with that certificate: the server asked for
+// it, accepted it, and refused the stream of the canary as the node API does. An edge that ends TLS before the node
+// API, and asks for no certificate or accepts any, proves nothing. In TLS 1.3 the client's side of the handshake is
+// done before the server has verified the client's certificate, so a refusal is read after it.
 func Handshake(ctx context.Context, address string, cfg pki.ClientConfig, within time.Duration) (
 	recoveryv1.HandshakeOutcome, string,
 ) {
