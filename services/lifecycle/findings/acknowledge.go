@@ -75,8 +75,15 @@ func (v *Server) AcknowledgeFinding(ctx context.Context,
 		if err != nil {
 			return fmt.Errorf("acknowledge finding: %w", err)
 		}
-		res.Finding, res.Pos, err = finding.Resolve(ctx, tx, f)
-		return err
+		over, pos, err := finding.Resolve(ctx, tx, f.ID)
+		if err != nil {
+			return err
+		}
+		if len(over) != 1 {
+			return fmt.Errorf("resolve finding %s: it is not open", f.ID)
+		}
+		res.Finding, res.Pos = over[0], pos
+		return nil
 	})
 	if err != nil {
 		return nil, v.audit.Refuse(ctx, entry, err)

@@ -98,8 +98,7 @@ func onSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 		return err
 	}
 	if full {
-		_, err := finding.Open(ctx, tx, sourceDisks, detect.DiskFull(g.NodeID, g.Name, host.GetStateDisk()))
-		return err
+		return finding.OpenOne(ctx, tx, sourceDisks, detect.DiskFull(g.NodeID, g.Name, host.GetStateDisk()))
 	}
 	have, err := finding.One(ctx, tx, diskFinding, names.Of(detect.NodeDiskFull), f.GetNodeId())
 	if errors.Is(err, pgx.ErrNoRows) || finding.Unread(err) {
@@ -108,6 +107,6 @@ func onSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 	if err != nil {
 		return fmt.Errorf("read the finding of a disk: %w", err)
 	}
-	_, _, err = finding.Resolve(ctx, tx, have)
+	_, _, err = finding.Resolve(ctx, tx, have.ID)
 	return err
 }

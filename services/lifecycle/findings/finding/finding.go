@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/bits"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -16,10 +14,8 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
 // Severities of findings.
@@ -145,6 +141,11 @@ func All(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Row
 	if err != nil {
 		return nil, err
 	}
+	return Parse(ctx, list)
+}
+
+// Parse parses stored rows. Those with a value that this build does not know are set aside.
+func Parse(ctx context.Context, list []Stored) ([]Row, error) {
 	return aside.Rows(ctx, "finding", list, func(d Stored) string { return d.ID },
 		func(d Stored) (Row, error) { return d.Finding() })
 }
@@ -198,150 +199,6 @@ func asStruct(m map[string]any) (*structpb.Struct, error) {
 // CordonBy returns the name by which a finding cordons a node.
 func CordonBy(findingID string) string { return "finding:" + findingID }
 
-// announce appends the event of a finding. It returns the finding as in the event, and the event's position token.
-func announce(ctx context.Context, tx pgx.Tx, r Row) (*lifecyclev1.Finding, string, error) {
-	e, err := r.event()
-	if err != nil {
-		return nil, "", err
-	}
-	pos, err := events.Append(ctx, tx, e)
-	if err != nil {
-		return nil, "", fmt.Errorf("report finding: %w", err)
-	}
-	f, _ := e.Payload.(*lifecyclev1.Finding)
-	return f, pos, nil
-}
-
 // TakeTurn locks the findings, so that one transaction at a time writes them.
 var TakeTurn = pg.Define(pg.RoleLifecycle, "finding.take_turn",
 	`SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`)
-
-var openFinding = pg.Define(pg.RoleLifecycle, "finding.open_finding",
-	`SELECT `+Columns+` FROM lifecycle.finding f
-		WHERE f.kind = $1 AND f.subject_type = $2 AND f.subject_id = $3 AND f.resolved_at IS NULL`)
-
-var insertFinding = pg.Define(pg.RoleLifecycle, "finding.insert_finding", `
-		INSERT INTO lifecycle.finding AS f (finding_id, kind, severity, subject_type, subject_id, source, tenant_id,
-			workspace_id, node_id, allocation_id, summary, next_action, before, after, cordoned, evidence)
-		VALUES ($1, $2, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, nullif($9, '')::uuid,
-			nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
-		RETURNING `+Columns)
-
-// Open inserts a finding, or counts an open one as seen again. It reports whether the finding is new. An open one with
-// a value that this build does not know is left as it is.
-func Open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
-	k := s.Key()
-	have, err := One(ctx, tx, openFinding, k.Kind, k.SubjectType, k.SubjectID)
-	switch {
-	case err == nil && have.Source != source:
-		return false, nil // another detector has it open already, and hands it over once it no longer sees it
-	case err == nil:
-		return false, again(ctx, tx, have, s)
-	case Unread(err):
-		return false, nil
-	case !errors.Is(err, pgx.ErrNoRows):
-		return false, fmt.Errorf("read finding: %w", err)
-	}
-	id := ids.New()
-	cordoned := false
-	if s.Cordon && s.NodeID != "" {
-		by, err := gate.CordonUnlessIs(ctx, tx, s.NodeID, s.Summary, CordonBy(id))
-		if err != nil {
-			return false, err
-		}
-		cordoned = by != ""
-	}
-	made, err := One(ctx, tx, insertFinding, id, k.Kind, names.Of(s.Severity), s.SubjectType, s.SubjectID, source,
-		s.TenantID, s.WorkspaceID, s.NodeID, s.AllocationID, s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After),
-		cordoned,
-		append([]int64{}, s.Evidence...))
-	if err != nil {
-		return false, fmt.Errorf("insert finding: %w", err)
-	}
-	if err := decided(ctx, tx, "finding.open", made); err != nil {
-		return false, err
-	}
-	_, _, err = announce(ctx, tx, made)
-	return true, err
-}
-
-func orEmpty(m map[string]any) map[string]any {
-	if m == nil {
-		return map[string]any{}
-	}
-	return m
-}
-
-var seeFindingAgain = pg.Define(pg.RoleLifecycle, "finding.see_finding_again", `
-		UPDATE lifecycle.finding f
-			SET severity = $2, summary = $3, next_action = $4, before = $5, after = $6, count = f.count + 1,
-			last_seen_at = mesh.clock(), version = f.version + $7, evidence = $8
-		WHERE f.finding_id = $1 RETURNING `+Columns)
-
-// again counts a finding as seen once more. It appends an event if the evidence changed, and otherwise at the 2nd, 4th,
-// 8th time and so on: a finding that stays for days costs few events.
-func again(ctx context.Context, tx pgx.Tx, have Row, s Seen) error {
-	same, err := sameEvidence(have.Seen, s)
-	if err != nil {
-		return err
-	}
-	tell := !same || bits.OnesCount64(uint64(have.Count+1)) == 1 // it counts up from 1
-	raised := int64(0)
-	if tell {
-		raised = 1
-	}
-	now, err := One(ctx, tx, seeFindingAgain,
-		have.ID, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), raised,
-		append([]int64{}, s.Evidence...))
-	if err != nil {
-		return fmt.Errorf("see finding again: %w", err)
-	}
-	if !tell {
-		return nil
-	}
-	_, _, err = announce(ctx, tx, now)
-	return err
-}
-
-// sameEvidence compares the parts of two findings that an event shows, as JSON.
-func sameEvidence(have, s Seen) (bool, error) {
-	spell := func(x Seen) (string, error) {
-		raw, err := json.Marshal([]any{x.Severity, x.Summary, x.NextAction, orEmpty(x.Before), orEmpty(x.After)})
-		if err != nil {
-			return "", fmt.Errorf("spell evidence: %w", err)
-		}
-		var v any
-		if err := json.Unmarshal(raw, &v); err != nil {
-			return "", fmt.Errorf("spell evidence: %w", err)
-		}
-		raw, err = json.Marshal(v)
-		return string(raw), err
-	}
-	a, err := spell(have)
-	if err != nil {
-		return false, err
-	}
-	b, err := spell(s)
-	return a == b, err
-}
-
-var resolveFinding = pg.Define(pg.RoleLifecycle, "finding.resolve_finding", `
-		UPDATE lifecycle.finding f SET resolved_at = mesh.clock(), version = f.version + 1
-		WHERE f.finding_id = $1 AND f.resolved_at IS NULL RETURNING `+Columns)
-
-// Resolve closes a finding that its detector no longer sees, and ends its cordon unless another finding needs it.
-func Resolve(ctx context.Context, tx pgx.Tx, r Row) (*lifecyclev1.Finding, string, error) {
-	now, err := One(ctx, tx, resolveFinding, r.ID)
-	if err != nil {
-		return nil, "", fmt.Errorf("resolve finding: %w", err)
-	}
-	if err := decided(ctx, tx, "finding.resolve", now); err != nil {
-		return nil, "", err
-	}
-	if now.Cordoned && now.NodeID != "" {
-		if err := gate.EndCordonOf(ctx, tx, now.NodeID, CordonBy(now.ID)); err != nil {
-			return nil, "", err
-		}
-	}
-	return announce(ctx, tx, now)
-}
