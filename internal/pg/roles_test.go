@@ -85,7 +85,7 @@ func allowed(role, schema, table, statement string) bool {
 		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "UPDATE")
 	case "recovery.authority_rotation", "recovery.profile", "recovery.profile_name": // the service takes none away
 		return role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"
-	case "lifecycle.row_evidence": // triggers alone add to it
+	case "lifecycle.row_evidence", "lifecycle.row_evidence_open": // triggers alone write them
 		return role == pg.RoleLifecycle && statement == "SELECT"
 	case "lifecycle.row_evidence_settled": // added to and never changed
 		return role == pg.RoleLifecycle && (statement == "SELECT" || statement == "INSERT")

@@ -12,6 +12,7 @@ import (
 var kept = map[string]string{
 	"lifecycle.tenant":            "one row a tenant, which stands",
 	"lifecycle.gpu_hold":          "is taken away with the release",
+	"lifecycle.row_evidence_open": "is taken away when its evidence is settled",
 	"lifecycle.suspicion":         "is taken away by the sweep that no longer sees it, or an hour after its detector",
 	"lifecycle.audit_window":      "is taken away when its window is over",
 	"lifecycle.launch_log":        "one row a placement",

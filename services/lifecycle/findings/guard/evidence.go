@@ -1,13 +1,10 @@
 package guard
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -50,8 +47,9 @@ type trace struct {
 	was, is bool
 	// blind is true if the row's content before a change that no trigger saw is not known.
 	blind   bool
-	changes []map[string]any
-	last    string // by whom, with what and when the last change was made
+	changes []map[string]any // the first, and the last ones
+	leftOut int              // how many there are between them
+	last    string           // by whom, with what and when the last change was made
 	image   map[string]any
 	version string // of the row, as the last of the changes left it
 }
@@ -60,73 +58,23 @@ func (tr *trace) key() finding.Key {
 	return finding.Key{Kind: names.Of(RowChanged), SubjectType: tr.rowType, SubjectID: tr.id}
 }
 
-var unsettledEvidence = pg.Define(pg.RoleLifecycle, "guard.unsettled_evidence", `
-		SELECT e.evidence_id, e.at, e.op, e.row_type, e.row_id::text, e.before, e.after, e.db_user, e.application_name,
-			e.client, e.backend, e.xid::text
-		FROM lifecycle.row_evidence e
-		WHERE NOT EXISTS (SELECT 1 FROM lifecycle.row_evidence_settled s WHERE s.evidence_id = e.evidence_id)
-			ORDER BY e.evidence_id`)
-
-// readTraces reads the evidence that is not settled, by row, in the order in which the rows were first touched.
-func readTraces(ctx context.Context, q pg.Querier) ([]*trace, error) {
-	rows, err := pg.Query(ctx, q, unsettledEvidence)
-	if err != nil {
-		return nil, fmt.Errorf("read evidence: %w", err)
-	}
-	defer rows.Close()
-	var out []*trace
-	byRow := map[rowKey]*trace{}
-	for rows.Next() {
-		var e evidence
-		if err := rows.Scan(&e.id, &e.at, &e.op, &e.row.rowType, &e.row.id, &e.before, &e.after, &e.user, &e.application,
-			&e.client, &e.backend, &e.xid); err != nil {
-			return nil, fmt.Errorf("read evidence: %w", err)
-		}
-		tr := byRow[e.row]
-		if tr == nil {
-			tr = &trace{rowType: e.row.rowType, id: e.row.id, fields: map[string]change{}}
-			byRow[e.row] = tr
-			out = append(out, tr)
-		}
-		if err := tr.add(e); err != nil {
-			return nil, err
-		}
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read evidence: %w", err)
-	}
-	return out, nil
-}
-
-// evidence is the record of one write that the product did not make.
-type evidence struct {
-	id                        int64
-	at                        time.Time
-	op                        string
-	row                       rowKey
-	before, after             []byte
-	user, application, client string
-	backend                   int32
-	xid                       string
-}
-
 func (tr *trace) add(e evidence) error {
-	before, err := decode(e.before)
+	before, err := decode(e.Before)
 	if err != nil {
 		return err
 	}
-	after, err := decode(e.after)
+	after, err := decode(e.After)
 	if err != nil {
 		return err
 	}
 	if len(tr.ids) == 0 {
-		tr.was = before != nil || e.op == opUnsealed
+		tr.was = before != nil || e.Op == opUnsealed
 	}
-	tr.ids, tr.is = append(tr.ids, e.id), after != nil
+	tr.ids, tr.is = append(tr.ids, e.ID), after != nil
 	if tr.image = after; after == nil {
 		tr.image = before
 	}
-	if before == nil && e.op == opUnsealed {
+	if before == nil && e.Op == opUnsealed {
 		tr.blind = true
 		before = after
 	}
@@ -147,19 +95,27 @@ func (tr *trace) add(e evidence) error {
 		c.after = after[f]
 		tr.fields[f] = c
 	}
-	one := map[string]any{"at": e.at.UTC().Format(time.RFC3339Nano), "how": e.op}
-	if e.op == opUnsealed {
-		tr.last = "by somebody while its trigger did not fire, noticed at " + e.at.UTC().Format(time.RFC3339)
+	one := map[string]any{"at": e.At.UTC().Format(time.RFC3339Nano), "how": e.Op}
+	if e.Op == opUnsealed {
+		tr.last = "by somebody while its trigger did not fire, noticed at " + e.At.UTC().Format(time.RFC3339)
 	} else {
-		one["by"], one["application"], one["client"], one["backend"], one["transaction"] = e.user, e.application, e.client,
-			e.backend, e.xid
-		tr.last = fmt.Sprintf("by %s with %s (%s, backend %d, transaction %s) at %s", e.user,
-			cmp.Or(e.application, "an unnamed client"), e.client, e.backend, e.xid,
-			e.at.UTC().Format(time.RFC3339))
+		one["by"], one["application"], one["client"], one["backend"], one["transaction"] = e.User, e.Application, e.Client,
+			e.Backend, e.XID
+		tr.last = fmt.Sprintf("by %s with %s (%s, backend %d, transaction %s) at %s", e.User,
+			cmp.Or(e.Application, "an unnamed client"), e.Client, e.Backend, e.XID,
+			e.At.UTC().Format(time.RFC3339))
 	}
-	tr.changes = append(tr.changes, one)
+	if tr.changes = append(tr.changes, one); len(tr.changes) > told {
+		tr.changes, tr.leftOut = slices.Delete(tr.changes, 1, 2), tr.leftOut+1
+	}
+	if !tr.blind { // what a finding shows of a row whose fields are compared; maps of whole rows are not kept
+		maps.DeleteFunc(tr.image, func(f string, _ any) bool { return !slices.Contains(shown, f) })
+	}
 	return nil
 }
+
+// shown are the fields of an image that a finding shows of any row.
+var shown = []string{"workspace_id", "tenant_id", "node_id", "version"}
 
 // net returns the changes by hand that remain: the fields that were not put back by hand. The writes of operations in
 // between or afterwards do not count.
@@ -223,12 +179,10 @@ func (tr *trace) seen() finding.Seen {
 func (tr *trace) toldChanges() []any {
 	out := []any{}
 	for i, c := range tr.changes {
-		switch {
-		case i == 0 || i > len(tr.changes)-told:
-			out = append(out, c)
-		case i == 1:
-			out = append(out, map[string]any{"left_out": len(tr.changes) - told})
+		if i == 1 && tr.leftOut > 0 {
+			out = append(out, map[string]any{"left_out": tr.leftOut})
 		}
+		out = append(out, c)
 	}
 	return out
 }
@@ -244,12 +198,9 @@ func list(fields []string) string {
 
 // withEvidence adds the evidence to what the detector saw of the rows. If a row was put back by hand and its seal fits,
 // its evidence is settled, which ends the finding; but a change is reported once, however soon it was put back.
-func (g *Guard) withEvidence(ctx context.Context, seen []finding.Seen) ([]finding.Seen, error) {
-	traces, err := readTraces(ctx, g.db)
-	if err != nil {
-		return nil, err
-	}
-	open, err := g.openRows(ctx)
+func (g *Guard) withEvidence(ctx context.Context, seen []finding.Seen, open map[finding.Key]bool, all bool,
+) ([]finding.Seen, error) {
+	traces, err := g.unsettled(ctx, all)
 	if err != nil {
 		return nil, err
 	}
@@ -301,53 +252,29 @@ func fold(s *finding.Seen, more finding.Seen) {
 	fill(s.After, more.After)
 }
 
-var openOfKind = pg.Define(pg.RoleLifecycle, "guard.open_of_kind",
-	`SELECT `+finding.Columns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`)
+// openRow is the row of which a finding is open.
+type openRow struct {
+	Type   string `db:"subject_type"`
+	ID     string `db:"subject_id"`
+	Broken bool   `db:"broken"` // the finding reports a broken seal
+}
 
-// openRows returns the open findings of rows.
-func (g *Guard) openRows(ctx context.Context) (map[finding.Key]finding.Row, error) {
-	list, err := finding.All(ctx, g.db, openOfKind, names.Of(RowChanged))
+var openOfKind = pg.Define(pg.RoleLifecycle, "guard.open_of_kind",
+	`SELECT f.subject_type, f.subject_id, coalesce(f.after->>'seal' = $2, false) AS broken FROM lifecycle.finding f
+		WHERE f.resolved_at IS NULL AND f.kind = $1`)
+
+// openRows returns the rows of which a finding is open, with whether it reports a broken seal.
+func (g *Guard) openRows(ctx context.Context) (map[finding.Key]bool, error) {
+	kind := names.Of(RowChanged)
+	list, err := pg.All[openRow](ctx, g.db, openOfKind, kind, SealBroken)
 	if err != nil {
 		return nil, fmt.Errorf("read open findings: %w", err)
 	}
-	out := map[finding.Key]finding.Row{}
-	for i := range list {
-		out[list[i].Key()] = list[i]
+	out := map[finding.Key]bool{}
+	for _, r := range list {
+		out[finding.Key{Kind: kind, SubjectType: r.Type, SubjectID: r.ID}] = r.Broken
 	}
 	return out, nil
-}
-
-// decode parses an image; numbers stay as they are written, because epochs and fences may be large.
-func decode(raw []byte) (map[string]any, error) {
-	if raw == nil {
-		return nil, nil
-	}
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
-	var out map[string]any
-	if err := d.Decode(&out); err != nil {
-		return nil, fmt.Errorf("read image of row: %w", err)
-	}
-	return out, nil
-}
-
-// same compares two values of images. Times are the same if they denote the same instant, in whichever zone a session
-// wrote them.
-func same(a, b any) bool {
-	if reflect.DeepEqual(a, b) {
-		return true
-	}
-	x, isText := a.(string)
-	y, isTextToo := b.(string)
-	if !isText || !isTextToo {
-		return false
-	}
-	t, err := time.Parse(time.RFC3339Nano, x)
-	if err != nil {
-		return false
-	}
-	u, err := time.Parse(time.RFC3339Nano, y)
-	return err == nil && t.Equal(u)
 }
 
 var settleEvidence = pg.Define(pg.RoleLifecycle, "guard.settle_evidence",

@@ -31,6 +31,8 @@ type Guard struct {
 
 	watched watch           // the triggers of rows, as the last scan found them
 	misfits map[rowKey]bool // the rows whose seal did not fit in the last scan
+	// unlisted is true if there was evidence in the last scan that the triggers had not listed.
+	unlisted bool
 }
 
 // NewGuard returns a guard whose first scan reads all live rows.
@@ -39,11 +41,24 @@ func NewGuard(db *pgxpool.Pool, pages *scan.Pages) *Guard { return &Guard{db: db
 // Scan finds the rows that were changed outside their saga. Triggers record evidence of each write that the product did
 // not make; the rows themselves are read only if the triggers may have been kept from firing since the last scan.
 func (g *Guard) Scan(ctx context.Context) ([]finding.Seen, error) {
-	broken, err := g.brokenSeals(ctx)
+	open, err := g.openRows(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return g.withEvidence(ctx, broken)
+	now, err := pg.One[watch](ctx, g.db, readWatch)
+	if err != nil {
+		return nil, fmt.Errorf("look at the triggers of rows: %w", err)
+	}
+	all := now.Stamp != g.watched.Stamp || !now.Armed
+	broken, err := g.brokenSeals(ctx, open, all, cmp.Or(g.watched.Behind, now.Behind))
+	if err != nil {
+		return nil, err
+	}
+	seen, err := g.withEvidence(ctx, broken, open, all)
+	if err == nil {
+		g.watched = now
+	}
+	return seen, err
 }
 
 // watch is the state of the triggers as a scan found it.
@@ -53,20 +68,21 @@ type watch struct {
 	Behind string `db:"behind"` // a transaction that is older than every write that comes after this scan
 }
 
-// readWatch reads the state of the triggers that guard rows. A transaction that turns a trigger off, replaces it or its
-// function, or rewrites a table leaves another xmin on a row of the catalogue, even if it restores everything before it
-// ends.
+// readWatch reads the state of the triggers that guard rows, and of the one that lists their evidence. A transaction
+// that turns a trigger off, replaces it or its function, or rewrites a table leaves another xmin on a row of the
+// catalogue, even if it restores everything before it ends.
 var readWatch = pg.Define(pg.RoleLifecycle, "guard.read_watch", `
 	WITH tab AS (SELECT c.oid, c.xmin, c.relfilenode, c.relname FROM pg_class c
-		WHERE c.relnamespace = 'lifecycle'::regnamespace AND c.relname IN ('workspace', 'saga_run', 'allocation')),
+		WHERE c.relnamespace = 'lifecycle'::regnamespace AND c.relname IN ('workspace', 'saga_run', 'allocation',
+			'row_evidence')),
 	trig AS (SELECT t.tgrelid, t.tgname, t.tgenabled, t.xmin FROM pg_trigger t JOIN tab ON tab.oid = t.tgrelid
 		WHERE NOT t.tgisinternal),
 	func AS (SELECT p.oid, p.xmin FROM pg_proc p WHERE p.pronamespace = 'lifecycle'::regnamespace
-		AND p.proname IN ('seal_row', 'seal_fits', 'fits_former_shape', 'leave_evidence'))
+		AND p.proname IN ('seal_row', 'seal_fits', 'fits_former_shape', 'leave_evidence', 'evidence_opens'))
 	SELECT concat_ws(';', (SELECT string_agg(concat_ws(',', oid, xmin, relfilenode), ' ' ORDER BY oid) FROM tab),
 			(SELECT string_agg(concat_ws(',', tgrelid, tgname, tgenabled, xmin), ' ' ORDER BY tgrelid, tgname) FROM trig),
 			(SELECT string_agg(concat_ws(',', oid, xmin), ' ' ORDER BY oid) FROM func)) AS stamp,
-		(SELECT count(*) = 3 FROM trig WHERE tgname = 'seal_row' AND tgenabled = 'A') AS armed,
+		(SELECT count(*) = 4 FROM trig WHERE tgname IN ('seal_row', 'evidence_opens') AND tgenabled = 'A') AS armed,
 		pg_snapshot_xmin(pg_current_snapshot())::text AS behind`)
 
 // misfit is a row whose seal does not fit.
@@ -93,23 +109,18 @@ var misfitsAmong = pg.DefineDynamic(pg.RoleLifecycle, "guard.misfits_among", fun
 }, guarded...)
 
 // brokenSeals finds rows that were written while their trigger did not fire and were not written since: their seal does
-// not fit. In the first scan of this process, after the triggers were changed, and while one of them does not fire, it
-// reads all live rows and those written since the last scan; otherwise only those whose seal did not fit before.
-func (g *Guard) brokenSeals(ctx context.Context) ([]finding.Seen, error) {
-	now, err := pg.One[watch](ctx, g.db, readWatch)
-	if err != nil {
-		return nil, fmt.Errorf("look at the triggers of rows: %w", err)
-	}
-	known, err := g.knownMisfits(ctx)
-	if err != nil {
-		return nil, err
-	}
-	all := now.Stamp != g.watched.Stamp || !now.Armed
-	behind := cmp.Or(g.watched.Behind, now.Behind)
+// not fit. If all is set, as in the first scan of this process, after the triggers were changed, and while one of them
+// does not fire, it reads all live rows and those written since the transaction behind; otherwise only those whose seal
+// did not fit before.
+func (g *Guard) brokenSeals(ctx context.Context, open map[finding.Key]bool, all bool, behind string) ([]finding.Seen,
+	error,
+) {
+	known := g.knownMisfits(open)
 	var out []finding.Seen
 	found := map[rowKey]bool{}
 	for _, rowType := range guarded {
 		var rows []misfit
+		var err error
 		switch {
 		case all:
 			rows, err = scan.All[misfit](ctx, g.pages, rowType, misfits.For(rowType), behind, known[rowType])
@@ -128,23 +139,19 @@ func (g *Guard) brokenSeals(ctx context.Context) ([]finding.Seen, error) {
 			out = append(out, brokenSeal(rowType, r.ID, image))
 		}
 	}
-	g.watched, g.misfits = now, found
+	g.misfits = found
 	return out, nil
 }
 
 // knownMisfits returns the ids of the rows, by type, whose seal did not fit in the last scan, or which have an open
 // finding of a broken seal.
-func (g *Guard) knownMisfits(ctx context.Context) (map[string][]string, error) {
-	open, err := g.openRows(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (g *Guard) knownMisfits(open map[finding.Key]bool) map[string][]string {
 	known := maps.Clone(g.misfits)
 	if known == nil {
 		known = map[rowKey]bool{}
 	}
-	for k, f := range open {
-		if f.After["seal"] == SealBroken {
+	for k, broken := range open {
+		if broken {
 			known[rowKey{k.SubjectType, k.SubjectID}] = true
 		}
 	}
@@ -152,7 +159,7 @@ func (g *Guard) knownMisfits(ctx context.Context) (map[string][]string, error) {
 	for k := range known {
 		out[k.rowType] = append(out[k.rowType], k.id)
 	}
-	return out, nil
+	return out
 }
 
 // SealBroken is the value of the field seal in a finding on a row whose seal does not fit.

@@ -28,15 +28,14 @@ var rowVersion = pg.DefineDynamic(pg.RoleLifecycle, "guard.row_version", func(ro
 // event. It returns "" if the row was put back, if the product has announced it since, or if its former content is not
 // known, so that it cannot be put back.
 func StandsAsChanged(ctx context.Context, q pg.Querier, rowType, id string) (string, error) {
-	traces, err := readTraces(ctx, q)
-	if err != nil {
+	traces, err := readTraces(ctx, q, evidenceOfRow, rowType, id)
+	if err != nil || len(traces) == 0 {
 		return "", err
 	}
-	i := slices.IndexFunc(traces, func(tr *trace) bool { return tr.rowType == rowType && tr.id == id })
-	if i < 0 || traces[i].putBack() || traces[i].blind {
+	tr := traces[0]
+	if tr.putBack() || tr.blind {
 		return "", nil
 	}
-	tr := traces[i]
 	version, err := pg.Values[int64](ctx, q, rowVersion.For(rowType), id)
 	if err != nil {
 		return "", fmt.Errorf("read version of row: %w", err)
