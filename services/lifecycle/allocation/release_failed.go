@@ -64,14 +64,26 @@ func FailRelease(ctx context.Context, tx pgx.Tx, a Allocation, why string) error
 	return nil
 }
 
-var lateReleases = pg.Define(pg.RoleLifecycle, "allocation.late_releases",
-	`SELECT `+Columns+` FROM lifecycle.allocation a
-			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds'
-				AND NOT (SELECT mesh.rolled_back())
-				-- A run that stands still has its deadlines moved on before it goes on.
-				AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
-					WHERE r.workspace_id = a.workspace_id AND p.since IS NOT NULL)
-			ORDER BY a.allocation_id LIMIT 100 FOR UPDATE OF a SKIP LOCKED`)
+// isLate is the condition, over allocation a, that its release is long past its deadline. A run that stands still has
+// its deadlines moved on before it goes on.
+const isLate = `a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds'
+	AND NOT (SELECT mesh.rolled_back())
+	AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
+		WHERE r.workspace_id = a.workspace_id AND p.since IS NOT NULL)`
+
+// lateRelease is an allocation whose release is late, and its node, which may be cordoned.
+type lateRelease struct {
+	ID     string `db:"allocation_id" expr:"@.allocation_id::text"`
+	NodeID string `db:"node_id" expr:"coalesce(@.node_id::text, '')"`
+}
+
+var findLate = pg.Define(pg.RoleLifecycle, "allocation.find_late", `
+	SELECT `+pg.Columns[lateRelease]("a")+` FROM lifecycle.allocation a WHERE `+isLate+`
+	ORDER BY a.allocation_id LIMIT 100`)
+
+var lateReleases = pg.Define(pg.RoleLifecycle, "allocation.late_releases", `
+	SELECT `+Columns+` FROM lifecycle.allocation a WHERE a.allocation_id = ANY ($1::uuid[]) AND `+isLate+`
+	ORDER BY a.allocation_id FOR UPDATE OF a SKIP LOCKED`)
 
 // FailLate makes allocations release_failed whose releases are long past their deadlines and whose runs have not
 // failed: no driver drives such a run, or the call that it hangs on does not heed its context. A run that succeeds
@@ -80,12 +92,16 @@ func FailLate(ctx context.Context, db pg.Beginner) (int, error) {
 	n := 0
 	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		n = 0
-		if err := lockNodesOfLate(ctx, tx); err != nil {
-			return err
-		}
-		late, err := All(ctx, tx, lateReleases)
+		found, err := pg.All[lateRelease](ctx, tx, findLate)
 		if err != nil {
 			return fmt.Errorf("look for late releases: %w", err)
+		}
+		if len(found) == 0 {
+			return nil
+		}
+		late, err := lockLate(ctx, tx, found)
+		if err != nil {
+			return err
 		}
 		for _, a := range late {
 			why := "no operation is open that releases it"
@@ -107,18 +123,26 @@ func FailLate(ctx context.Context, db pg.Beginner) (int, error) {
 }
 
 var gatesOfLateReleases = pg.Define(pg.RoleLifecycle, "allocation.gates_of_late_releases", `
-		SELECT FROM lifecycle.node_gate g WHERE g.node_id IN (SELECT a.node_id FROM lifecycle.allocation a
-			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds'
-				AND NOT (SELECT mesh.rolled_back()))
-		ORDER BY g.node_id FOR NO KEY UPDATE`)
+	SELECT FROM lifecycle.node_gate g WHERE g.node_id = ANY ($1::uuid[]) ORDER BY g.node_id FOR NO KEY UPDATE`)
 
-// lockNodesOfLate locks the gates of the nodes whose releases are late: each of them may be cordoned.
-func lockNodesOfLate(ctx context.Context, tx pgx.Tx) error {
-	_, err := pg.Exec(ctx, tx, gatesOfLateReleases)
-	if err != nil {
-		return fmt.Errorf("lock gates of late releases: %w", err)
+// lockLate locks the gates of the nodes of late releases, which stops leases there, and then the allocations whose
+// releases are still late.
+func lockLate(ctx context.Context, tx pgx.Tx, found []lateRelease) ([]Allocation, error) {
+	ids, nodes := make([]string, 0, len(found)), make([]string, 0, len(found))
+	for _, a := range found {
+		ids = append(ids, a.ID)
+		if a.NodeID != "" {
+			nodes = append(nodes, a.NodeID)
+		}
 	}
-	return nil
+	if err := pg.Queue(ctx, tx, gatesOfLateReleases, nodes); err != nil {
+		return nil, fmt.Errorf("lock gates of late releases: %w", err)
+	}
+	late, err := All(ctx, tx, lateReleases, ids)
+	if err != nil {
+		return nil, fmt.Errorf("lock late releases: %w", err)
+	}
+	return late, nil
 }
 
 var leftOnMachine = pg.Define(pg.RoleLifecycle, "allocation.left_on_machine", `

@@ -107,8 +107,8 @@ func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocation
 var leasedDevices = pg.Define(pg.RoleLifecycle, "allocation.held_devices",
 	`SELECT device_id FROM lifecycle.gpu_hold WHERE node_id = $1`)
 
-var holdDevice = pg.Define(pg.RoleLifecycle, "allocation.hold_device",
-	`INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, $2, $3)`)
+var holdDevices = pg.Define(pg.RoleLifecycle, "allocation.hold_devices",
+	`INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) SELECT $1, d, $3 FROM unnest($2::text[]) d`)
 
 var bindAllocation = pg.Define(pg.RoleLifecycle, "allocation.bind_allocation",
 	`UPDATE lifecycle.allocation a SET node_id = $2, version = a.version + 1
@@ -145,9 +145,9 @@ func HoldDevices(ctx context.Context, env *saga.Env, a Allocation, g gate.Gate, 
 			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_NO_CAPACITY,
 				fmt.Sprintf("the node has %d free GPUs, %d are needed", len(free), want), nil)
 		}
-		for _, d := range free[:max(want, 0)] {
-			if _, err := pg.Exec(ctx, tx, holdDevice, g.NodeID, d, a.ID); err != nil {
-				return fmt.Errorf("hold device: %w", err)
+		if want > 0 {
+			if err := pg.Queue(ctx, tx, holdDevices, g.NodeID, free[:want], a.ID); err != nil {
+				return fmt.Errorf("hold devices: %w", err)
 			}
 		}
 		moved, err := One(ctx, tx, bindAllocation, a.ID, g.NodeID)

@@ -1,10 +1,12 @@
 package spec
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -242,18 +244,24 @@ func (s *Sealer) keys(ctx context.Context) (int, error) {
 		if err != nil {
 			return total, fmt.Errorf("list: %w", err)
 		}
+		slices.SortFunc(found, func(a, b keptKey) int { // the order in which replicas lock them
+			return cmp.Or(strings.Compare(a.TenantID, b.TenantID), strings.Compare(a.Key, b.Key))
+		})
+		var batch pg.Batch
 		for _, k := range found {
 			name, sum, _ := strings.Cut(k.Digest, "/")
 			digest, err := s.Secrets.Digest(secretenv.Sum(sum))
 			if err != nil {
 				return total, err
 			}
-			_, err = pg.Exec(ctx, s.DB, writeKeyDigest, k.TenantID, k.Key, k.Digest, name+"/"+digest)
-			if err != nil {
+			batch.Queue(writeKeyDigest, k.TenantID, k.Key, k.Digest, name+"/"+digest)
+		}
+		if len(found) > 0 {
+			if err := batch.Send(ctx, s.DB); err != nil {
 				return total, fmt.Errorf("write: %w", err)
 			}
-			total++
 		}
+		total += len(found)
 		if len(found) < sealBatch {
 			return total, nil
 		}

@@ -130,18 +130,25 @@ func (d *Detectors) Woken(ctx context.Context) ([]finding.Seen, error) {
 	return out, nil
 }
 
-var workspaceOfStrays = pg.Define(pg.RoleLifecycle, "detect.workspace_of_strays",
-	`SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id = $1::uuid`)
+// ofStrays is a workspace whose instances left processes behind.
+type ofStrays struct {
+	ID       string `db:"id" expr:"@.id::text"`
+	TenantID string `db:"tenant_id" expr:"@.tenant_id::text"`
+}
+
+var workspacesOfStrays = pg.Define(pg.RoleLifecycle, "detect.workspaces_of_strays",
+	`SELECT `+pg.Columns[ofStrays]("w")+` FROM lifecycle.workspace w WHERE w.id = ANY ($1::uuid[])`)
 
 // strays makes findings of the ended instances whose processes the driver found running, and ended, within the last
 // hour.
 func (d *Detectors) strays(ctx context.Context, kind commonv1.PlacementDriver,
-	list []placement.Instance) ([]finding.Seen,
+	instances []placement.Instance) ([]finding.Seen,
 	error,
 ) {
 	var now time.Time
 	var out []finding.Seen
-	for _, b := range list {
+	var ids []string // of the workspaces of out
+	for _, b := range instances {
 		if b.Strays == 0 || b.StraysAt.IsZero() {
 			continue
 		}
@@ -164,12 +171,21 @@ func (d *Detectors) strays(ctx context.Context, kind commonv1.PlacementDriver,
 				"found_at": b.StraysAt.UTC().Format(time.RFC3339),
 			},
 		}
-		err := pg.QueryRow(ctx, d.db, workspaceOfStrays, b.WorkspaceID).
-			Scan(&seen.WorkspaceID, &seen.TenantID)
-		if err != nil && !pg.IsNoRows(err) {
-			return nil, fmt.Errorf("read workspace of strays: %w", err)
+		out, ids = append(out, seen), append(ids, b.WorkspaceID)
+	}
+	if len(out) == 0 {
+		return nil, nil
+	}
+	list, err := pg.All[ofStrays](ctx, d.db, workspacesOfStrays, ids)
+	if err != nil {
+		return nil, fmt.Errorf("read workspaces of strays: %w", err)
+	}
+	for _, w := range list {
+		for i := range out {
+			if ids[i] == w.ID {
+				out[i].WorkspaceID, out[i].TenantID = w.ID, w.TenantID
+			}
 		}
-		out = append(out, seen)
 	}
 	return out, nil
 }
