@@ -261,7 +261,7 @@ func sameEvidence(have, s Seen) (bool, error) {
 	return a == b, err
 }
 
-// spell returns what two findings that an event shows alike have in common, beside their texts.
+// spell returns what a finding shows of before and after, as JSON.
 func spell(s Seen) (string, error) {
 	raw, err := json.Marshal([]any{orEmpty(s.Before), orEmpty(s.After)})
 	if err != nil {
