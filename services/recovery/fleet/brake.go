@@ -283,5 +283,5 @@ func release(ctx context.Context, tx pgx.Tx, b *brake, by, reason string, now ti
 	if err := decided(ctx, tx, b, "brake.release", reason); err != nil {
 		return err
 	}
-	return closeIncident(ctx, tx, kindBrake, "fleet", by, now)
+	return closeIncidents(ctx, tx, kindBrake, []string{"fleet"}, by, now)
 }

@@ -69,7 +69,7 @@ func (r *Round) Classes(ctx context.Context) error {
 
 // seenAgain keeps the open incident of a class open. Fewer workspaces are enough for that than for a new incident.
 func (r *Round) seenAgain(ctx context.Context, i *Incident, seen time.Time) error {
-	was, err := openIncident(ctx, r.tx, i.Kind, i.Key)
+	was, err := openIncident(ctx, r.tx, r.locked, i.Kind, i.Key)
 	if err != nil || was == nil || !seen.After(was.LastSeenAt) {
 		return err
 	}

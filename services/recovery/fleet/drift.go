@@ -126,7 +126,7 @@ func evaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time
 	d Drift,
 ) error {
 	reason := names.Of(d.Reason)
-	was, err := openIncident(ctx, tx, kindDrift, reason)
+	was, err := openIncident(ctx, tx, true, kindDrift, reason)
 	if err != nil || was == nil && !d.Opens {
 		return err
 	}
@@ -141,7 +141,7 @@ func evaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time
 		case err != nil:
 			return err
 		case 2*n.Still < most:
-			return closeIncident(ctx, tx, kindDrift, reason, byJudge, now)
+			return closeIncidents(ctx, tx, kindDrift, []string{reason}, byJudge, now)
 		}
 		return driftGoesOn(ctx, tx, was, n, now)
 	}
@@ -166,7 +166,7 @@ func evaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time
 	case err == nil:
 		logger.WarnContext(ctx, "many nodes have the same reason again", slog.String("reason", reason),
 			slog.Int("nodes", int(n.Lately)), slog.String("incident_id", again.ID))
-		return again.report(ctx, tx)
+		return report(ctx, tx, again)
 	case !errors.Is(err, pgx.ErrNoRows):
 		return fmt.Errorf("open incident of %s again: %w", reason, err)
 	}
@@ -201,7 +201,8 @@ func driftGoesOn(ctx context.Context, tx pgx.Tx, was *Incident, n equals, now ti
 	}
 	slices.Sort(nodes)
 	was.Nodes, was.Count, was.Summary, was.LastSeenAt = nodes, count, driftSummary(was.Key, n.Still), now
-	return was.update(ctx, tx)
+	was.Version++
+	return update(ctx, tx, []*Incident{was})
 }
 
 func driftSummary(reason string, nodes int32) string {

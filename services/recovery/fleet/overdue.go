@@ -66,7 +66,7 @@ func EvaluateOverdue(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logge
 func evaluateOverdue(ctx context.Context, tx pgx.Tx, logger *slog.Logger, row policy.StateRow,
 	budget time.Duration,
 ) error {
-	was, err := openIncident(ctx, tx, kindOverdue, row.State)
+	was, err := openIncident(ctx, tx, true, kindOverdue, row.State)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func evaluateOverdue(ctx context.Context, tx pgx.Tx, logger *slog.Logger, row po
 		return fmt.Errorf("read the clock: %w", err)
 	}
 	if len(found) == 0 {
-		return closeIncident(ctx, tx, kindOverdue, row.State, byJudge, now)
+		return closeIncidents(ctx, tx, kindOverdue, []string{row.State}, byJudge, now)
 	}
 	suspects := make([]suspect, len(found))
 	for i, o := range found {
@@ -95,7 +95,8 @@ func evaluateOverdue(ctx context.Context, tx pgx.Tx, logger *slog.Logger, row po
 			return nil
 		}
 		was.Nodes, was.Count, was.Summary, was.LastSeenAt = nodes, count, summary, now
-		return was.update(ctx, tx)
+		was.Version++
+		return update(ctx, tx, []*Incident{was})
 	}
 	last, err := pg.One[ended](ctx, tx, lastOverdue, row.State)
 	switch {

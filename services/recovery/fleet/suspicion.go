@@ -53,7 +53,7 @@ var (
 // as the same.
 func evaluateSuspicion(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time.Time, d Drift) error {
 	reason := names.Of(d.Reason)
-	was, err := openIncident(ctx, tx, kindSuspected, reason)
+	was, err := openIncident(ctx, tx, true, kindSuspected, reason)
 	if err != nil {
 		return err
 	}
@@ -64,11 +64,11 @@ func evaluateSuspicion(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now 
 	case len(suspects) == 0 && was == nil:
 		return nil
 	case len(suspects) == 0:
-		return closeIncident(ctx, tx, kindSuspected, reason, byJudge, now)
+		return closeIncidents(ctx, tx, kindSuspected, []string{reason}, byJudge, now)
 	case was != nil:
 		return suspicionGoesOn(ctx, tx, was, suspects, now, false)
 	}
-	if many, err := openIncident(ctx, tx, kindDrift, reason); err != nil || many != nil {
+	if many, err := openIncident(ctx, tx, true, kindDrift, reason); err != nil || many != nil {
 		return err
 	}
 	last, err := pg.One[ended](ctx, tx, lastSuspected, reason)
@@ -80,7 +80,7 @@ func evaluateSuspicion(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now 
 		if _, err := pg.Exec(ctx, tx, reopenSuspected, last.ID); err != nil {
 			return fmt.Errorf("reopen incident of %s: %w", reason, err)
 		}
-		if was, err = openIncident(ctx, tx, kindSuspected, reason); err != nil || was == nil {
+		if was, err = openIncident(ctx, tx, true, kindSuspected, reason); err != nil || was == nil {
 			return err
 		}
 		return suspicionGoesOn(ctx, tx, was, suspects, now, true)
@@ -104,7 +104,8 @@ func suspicionGoesOn(ctx context.Context, tx pgx.Tx, was *Incident, suspects []s
 		return nil
 	}
 	was.Nodes, was.Count, was.Summary, was.LastSeenAt = nodes, count, suspicionSummary(was.Key, count), now
-	return was.update(ctx, tx)
+	was.Version++
+	return update(ctx, tx, []*Incident{was})
 }
 
 // nodesOf returns the ids of suspects in order, and how many there are, those that were not read included.
