@@ -62,7 +62,9 @@ var (
 )
 
 // openIncident returns the open incident of a kind and key; nil if there is none. With lock it locks its row.
-func openIncident(ctx context.Context, tx pgx.Tx, lock bool, kind commonv1.IncidentKind, key string) (*Incident, error) {
+func openIncident(ctx context.Context, tx pgx.Tx, lock bool, kind commonv1.IncidentKind, key string) (*Incident,
+	error,
+) {
 	statement := readOpenIncident
 	if lock {
 		statement = lockOpenIncident
@@ -227,20 +229,15 @@ func insert(ctx context.Context, tx pgx.Tx, list []*Incident) error {
 	if len(list) == 0 {
 		return nil
 	}
-	_, err := pg.Exec(ctx, tx, insertIncidents,
-		column(list, func(i *Incident) string { return i.ID }),
-		column(list, func(i *Incident) string { return names.Of(i.Kind) }),
-		column(list, func(i *Incident) string { return i.Key }),
-		column(list, func(i *Incident) string { return names.Of(i.Severity) }),
-		column(list, func(i *Incident) string { return i.Summary }),
-		column(list, func(i *Incident) string { return i.Step }),
-		column(list, func(i *Incident) string { return i.ErrorCode }),
-		column(list, tenants), column(list, workspaces), column(list, nodes),
-		column(list, func(i *Incident) string { return names.OfSet(i.OwnerLayer) }),
-		column(list, func(i *Incident) string { return i.NextAction }),
-		column(list, func(i *Incident) time.Time { return i.OpenedAt }),
-		column(list, func(i *Incident) time.Time { return i.LastSeenAt }),
-		column(list, func(i *Incident) int64 { return i.Count }))
+	args := append(pg.Texts(list, func(i *Incident) []string {
+		return []string{
+			i.ID, names.Of(i.Kind), i.Key, names.Of(i.Severity), i.Summary, i.Step, i.ErrorCode, joined(i.Tenants),
+			joined(i.Workspaces), joined(i.Nodes), names.OfSet(i.OwnerLayer), i.NextAction,
+		}
+	}), pg.Column(list, func(i *Incident) time.Time { return i.OpenedAt }),
+		pg.Column(list, func(i *Incident) time.Time { return i.LastSeenAt }),
+		pg.Column(list, func(i *Incident) int64 { return i.Count }))
+	_, err := pg.Exec(ctx, tx, insertIncidents, args...)
 	if err != nil {
 		return fmt.Errorf("open incidents: %w", err)
 	}
@@ -252,13 +249,15 @@ func update(ctx context.Context, tx pgx.Tx, list []*Incident) error {
 	if len(list) == 0 {
 		return nil
 	}
-	_, err := pg.Exec(ctx, tx, updateIncidents,
-		column(list, func(i *Incident) string { return i.ID }),
-		column(list, func(i *Incident) string { return i.Summary }),
-		column(list, tenants), column(list, workspaces), column(list, nodes),
-		column(list, func(i *Incident) time.Time { return i.LastSeenAt }),
-		column(list, func(i *Incident) int64 { return i.Count }),
-		column(list, func(i *Incident) int64 { return i.Version }))
+	args := append(pg.Texts(list, func(i *Incident) []string {
+		return []string{i.ID, i.Summary, joined(i.Tenants), joined(i.Workspaces), joined(i.Nodes)}
+	}), pg.Column(list, func(i *Incident) time.Time { return i.LastSeenAt }),
+		pg.Column(list, func(i *Incident) int64 { return i.Count }),
+		pg.Column(list, func(i *Incident) int64 { return i.Version }))
+	err := Joined(ctx, tx, len(list), func() error {
+		_, err := pg.Exec(ctx, tx, updateIncidents, args...)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("go on with incidents: %w", err)
 	}
@@ -280,16 +279,5 @@ func closeIncidents(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, 
 	return report(ctx, tx, list...)
 }
 
-// column returns one value of each incident.
-func column[T any](list []*Incident, of func(*Incident) T) []T {
-	out := make([]T, len(list))
-	for n, i := range list {
-		out[n] = of(i)
-	}
-	return out
-}
-
-// tenants, workspaces and nodes return the ids as one text, without an id an empty one.
-func tenants(i *Incident) string    { return strings.Join(i.Tenants, ",") }
-func workspaces(i *Incident) string { return strings.Join(i.Workspaces, ",") }
-func nodes(i *Incident) string      { return strings.Join(i.Nodes, ",") }
+// joined returns ids as one text.
+func joined(ids []string) string { return strings.Join(ids, ",") }
