@@ -66,6 +66,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/actions"
 	_ "github.com/gpuaas/mesh/services/recovery/authority"
 	_ "github.com/gpuaas/mesh/services/recovery/castore"
+	_ "github.com/gpuaas/mesh/services/recovery/churn"
 	_ "github.com/gpuaas/mesh/services/recovery/diagnostics"
 	_ "github.com/gpuaas/mesh/services/recovery/drift/ask"
 	_ "github.com/gpuaas/mesh/services/recovery/drift/collect"

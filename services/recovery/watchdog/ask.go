@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/churn"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
 )
 
@@ -85,7 +86,7 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 		r.proceed()
 		if op.GetJoined() {
 			// The request joined an operation, so no instance was launched for it.
-			if err := w.giveBack(ctx, tx, r); err != nil {
+			if err := churn.GiveBack(ctx, tx, r.target()); err != nil {
 				return err
 			}
 			if op.GetOperationId() == r.RunID {
@@ -102,7 +103,7 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 		w.deps.Logger.InfoContext(ctx, "recovery asked for", slog.String("operation", op.GetOperationId()),
 			slog.String("kind", names.Of(op.GetKind())),
 			slog.Bool("joined", op.GetJoined()))
-		return r.save(ctx, tx)
+		return saveRecords(ctx, tx, r)
 	})
 	if err != nil {
 		return err
@@ -134,17 +135,17 @@ func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal er
 	if !answered(f.Reason) {
 		r.NextAt = &next
 		w.deps.Logger.WarnContext(ctx, "lifecycle does not answer a recovery", obs.Err(refusal))
-		return r.save(ctx, tx)
+		return saveRecords(ctx, tx, r)
 	}
 	// The idempotency key was not used up: the next request has the same key.
 	r.Asked--
-	if err := w.giveBack(ctx, tx, r); err != nil {
+	if err := churn.GiveBack(ctx, tx, r.target()); err != nil {
 		return err
 	}
 	if f.Reason == commonv1.Reason_REASON_NOT_FOUND {
 		r.Cause += "; lifecycle does not know the workspace"
 		r.end(outcomeFailed, "", now)
-		return r.save(ctx, tx)
+		return saveRecords(ctx, tx, r)
 	}
 	because := names.Of(f.Reason) + ": " + f.Public
 	if f.Reason == commonv1.Reason_REASON_CONFLICT {
@@ -154,7 +155,7 @@ func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal er
 	}
 	r.withhold(withheldByOwner, because, &next)
 	w.deps.Logger.InfoContext(ctx, "recovery withheld", slog.String(obs.KeyReason, names.Of(f.Reason)))
-	return r.save(ctx, tx)
+	return saveRecords(ctx, tx, r)
 }
 
 // answered reports whether a reason is a decision of lifecycle, and not a missing answer.

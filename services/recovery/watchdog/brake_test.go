@@ -6,21 +6,94 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
-// TestARoundThatChangesNothingLocksNoRow checks that such a round does not write to the row of the brake: a row lock is
-// written to the row.
-func TestARoundThatChangesNothingLocksNoRow(t *testing.T) {
-	k := newKit(t)
+// rows returns, as text, the versions of the rows of the brake, of records, of incidents and of budgets, and the
+// transactions that wrote or locked them last.
+func (k *kit) rows() string {
+	k.t.Helper()
+	var out string
+	k.must(k.db.Pool(pg.RoleRecovery).QueryRow(k.ctx, `SELECT concat_ws(E'\n',
+		(SELECT string_agg(concat_ws(' ', 'brake', x.version, x.xmin, x.xmax), E'\n') FROM recovery.brake x),
+		(SELECT string_agg(concat_ws(' ', 'record', x.record_id, x.version, x.xmin, x.xmax), E'\n' ORDER BY x.record_id)
+			FROM recovery.recovery_record x),
+		(SELECT string_agg(concat_ws(' ', x.kind, x.incident_id, x.version, x.xmin, x.xmax), E'\n' ORDER BY x.incident_id)
+			FROM recovery.incident x),
+		(SELECT string_agg(concat_ws(' ', x.scope, x.key, x.xmin, x.xmax), E'\n' ORDER BY x.scope, x.key)
+			FROM recovery.churn_bucket x))`).Scan(&out))
+	return out
+}
+
+// wantQuiet makes a round, and checks that it neither writes nor locks a row of rows: a row lock is written to the row.
+func (k *kit) wantQuiet() {
+	k.t.Helper()
+	before := k.rows()
 	k.round()
-	if n := k.count(`SELECT count(*) FROM recovery.brake WHERE xmax <> 0`); n != 0 {
-		t.Error("a round that changed nothing has locked the row of the brake")
+	if diff := cmp.Diff(before, k.rows()); diff != "" {
+		k.t.Errorf("a round that changed nothing has locked or written rows (-before +after):\n%s", diff)
 	}
+}
+
+// TestARoundThatChangesNothingLocksNoRow checks that such a round writes to no row of the brake, of records, of
+// incidents and of budgets, also while recoveries are withheld and incidents are open.
+func TestARoundThatChangesNothingLocksNoRow(t *testing.T) {
+	t.Run("nothing is wrong", func(t *testing.T) {
+		k := newKit(t)
+		k.round()
+		if n := k.count(`SELECT count(*) FROM recovery.brake WHERE xmax <> 0`); n != 0 {
+			t.Error("a round that changed nothing has locked the row of the brake")
+		}
+	})
+	t.Run("a machine is away", func(t *testing.T) {
+		k := newKit(t)
+		node := ids.New()
+		kept, withheld := k.up("acme", "one", byStatic, node), k.up("acme", "two", byStatic, node)
+		k.start(withheld, kRecreate, ids.New(), asked, recreating)
+		k.owner.set(func() {
+			k.owner.answer = func(r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
+				return &lifecyclev1.Operation{
+					OperationId: withheld.run.GetRunId(), WorkspaceId: r.GetWorkspaceId(), Joined: true,
+				}, nil
+			}
+		})
+		k.stall(withheld, 1)
+		k.settle()
+		k.lose(kept)
+		k.lose(withheld)
+		k.listen(130 * time.Second)
+		k.fail(withheld, 1, "deadline_of_step_exceeded")
+		k.round()
+		n := k.count(`SELECT (SELECT count(*) FROM recovery.recovery_record
+			WHERE withheld_by = 'machine' AND ended_at IS NULL)
+			+ (SELECT count(*) FROM recovery.incident WHERE kind = 'machine_unreachable' AND closed_at IS NULL)`)
+		if n != 2 {
+			t.Fatalf("not one withheld record and one incident: %s", k.rows())
+		}
+		k.wantQuiet()
+	})
+	t.Run("a budget is used up", func(t *testing.T) {
+		k := newKit(t)
+		k.policySet("churn.recreates_per_hour", "1")
+		k.settleAll(k.fleet(2))
+		k.wantAsked(1)
+		k.round()
+		n := k.count(`SELECT (SELECT count(*) FROM recovery.recovery_record
+			WHERE withheld_by = 'placement:process' AND ended_at IS NULL)
+			+ (SELECT count(*) FROM recovery.incident WHERE kind = 'churn_budget' AND closed_at IS NULL)`)
+		if n != 2 {
+			t.Fatalf("not one withheld record and one incident: %s", k.rows())
+		}
+		k.wantQuiet()
+	})
 }
 
 // whileHeld runs fn while a replica of an earlier build has locked the row of the brake, has the replica engage the

@@ -123,7 +123,7 @@ SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.sta
 		COALESCE(d.state, ''), COALESCE(i.state, ''),
 	(SELECT min(e.since) FROM recovery.watch_emptied e
 		WHERE e.workspace_id = w.workspace_id AND e.node_id = w.node_id AND e.since > w.state_at),
-	`+fmt.Sprintf(runFieldsSQL, "r")+`, `+fmt.Sprintf(runFieldsSQL, "o")+`
+	`+fmt.Sprintf(runFieldsSQL, "r")+`
 FROM wanted x
 JOIN recovery.watch_workspace w USING (workspace_id)
 LEFT JOIN recovery.watch_instance i ON i.workspace_id = w.workspace_id AND i.epoch = w.epoch
@@ -139,9 +139,12 @@ LEFT JOIN LATERAL (
 ) lost ON true
 LEFT JOIN recovery.identity d ON d.node_id = COALESCE(w.node_id, i.node_id)
 LEFT JOIN recovery.watch_run r ON r.run_id = w.run_id
-LEFT JOIN recovery.recovery_record c ON c.workspace_id = w.workspace_id AND c.ended_at IS NULL
-LEFT JOIN recovery.watch_run o ON o.run_id = c.operation_id AND c.following
 ORDER BY w.workspace_id`)
+
+// readRuns reads runs by their ids. It is a statement of its own, since the open records, which name the runs, are few
+// when the plan of loadSuspects is made and may be the whole fleet when it is used.
+var readRuns = pg.Define(pg.RoleRecovery, "watchdog.read_runs", `
+	SELECT `+fmt.Sprintf(runFieldsSQL, "o")+` FROM recovery.watch_run o WHERE o.run_id = ANY($1::text[])`)
 
 // replicaListens reports whether some replica of nodeapi listens.
 var replicaListens = pg.Define(pg.RoleRecovery, "watchdog.replica_listens", `
@@ -186,7 +189,7 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 		var node *string
 		var served, listening bool
 		var heard, since *time.Time
-		var present, op nullRun
+		var present nullRun
 		targets := append([]any{
 			&s.WorkspaceID, &s.TenantID, &s.Tenant, &s.Name, &state, &s.StateAt, &s.Epoch, &s.RunID, &s.Placement, &node,
 			&s.RegisterFailures, &s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &heard, &since,
@@ -194,7 +197,7 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 			&s.Identity,
 			&s.Instance,
 			&s.EmptiedAt,
-		}, append(present.targets(), op.targets()...)...)
+		}, present.targets()...)
 		if err := row.Scan(targets...); err != nil {
 			return nil, err
 		}
@@ -206,7 +209,7 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 		if node != nil {
 			s.NodeID = *node
 		}
-		s.Run, s.Op = present.run(), op.run()
+		s.Run = present.run()
 		rule := silence.Rule{After: staleAfter}
 		if listening && since != nil {
 			rule.ListeningSince = *since
@@ -228,9 +231,36 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 	return out, nil
 }
 
-// loadOpen locks and returns the open records by workspace.
-func loadOpen(ctx context.Context, tx pgx.Tx) (map[string]*record, error) {
-	rows, err := pg.All[recordRow](ctx, tx, lockOpenRecords)
+// loadOperations returns the operations that open records follow, by their ids.
+func loadOperations(ctx context.Context, tx pgx.Tx, records map[string]*record) (map[string]*run, error) {
+	var followed []string
+	for _, r := range records {
+		if r.Following {
+			followed = append(followed, r.OperationID)
+		}
+	}
+	if len(followed) == 0 {
+		return nil, nil
+	}
+	rows, err := pg.Query(ctx, tx, readRuns, followed)
+	if err != nil {
+		return nil, fmt.Errorf("read operations: %w", err)
+	}
+	out := make(map[string]*run, len(followed))
+	var op nullRun
+	if _, err := pgx.ForEachRow(rows, op.targets(), func() error { out[*op.id] = op.run(); return nil }); err != nil {
+		return nil, fmt.Errorf("read operations: %w", err)
+	}
+	return out, nil
+}
+
+// loadOpen returns the open records by workspace. With lock it locks their rows, which a round must do that writes.
+func loadOpen(ctx context.Context, tx pgx.Tx, lock bool) (map[string]*record, error) {
+	statement := readOpenRecords
+	if lock {
+		statement = lockOpenRecords
+	}
+	rows, err := pg.All[recordRow](ctx, tx, statement)
 	if err != nil {
 		return nil, fmt.Errorf("read open recoveries: %w", err)
 	}

@@ -35,16 +35,13 @@ func (j *evaluation) machines(ctx context.Context) error {
 	for node, i := range lost {
 		i.Summary = fmt.Sprintf("machine %s cannot be reached; its %d workspaces are kept: nothing proves that their work "+
 			"has ended", node, len(i.Workspaces))
-		if err := j.fleet.Raise(ctx, i); err != nil {
-			return err
-		}
 	}
 	// While no replica of nodeapi listens, machines are not read. The state of such a machine is as unknown as that of one
 	// in unknown, and its incident stays open.
 	var listens *bool
 	var problem error
-	err := j.fleet.CloseOthers(ctx, kindMachine, func(i *fleet.Incident) bool {
-		if lost[i.Key] != nil || unknown[i.Key] || !j.listened {
+	err := j.fleet.RaiseAll(ctx, kindMachine, lost, func(i *fleet.Incident) bool {
+		if unknown[i.Key] || !j.listened {
 			return true
 		}
 		if listens == nil {

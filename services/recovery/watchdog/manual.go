@@ -49,6 +49,7 @@ func (j *evaluation) manual(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for recoveries by people: %w", err)
 	}
+	found := make([]*record, 0, len(list))
 	for _, m := range list {
 		r := &record{
 			ID: ids.New(), CorrelationID: ids.New(), Trigger: triggerManual, Outcome: outcomeRecovered, ByPerson: true,
@@ -64,13 +65,14 @@ func (j *evaluation) manual(ctx context.Context) error {
 		if err := j.fleet.Writes(); err != nil {
 			return err
 		}
-		inserted, err := r.insert(ctx, j.tx)
-		if err != nil {
-			return err
-		}
-		if inserted {
-			j.counts = append(j.counts, j.w.metrics.moved(&record{}, r)...)
-		}
+		found = append(found, r)
+	}
+	inserted, err := insertRecords(ctx, j.tx, found)
+	if err != nil {
+		return err
+	}
+	for _, r := range inserted {
+		j.counts = append(j.counts, j.w.metrics.moved(&record{}, r)...)
 	}
 	return nil
 }

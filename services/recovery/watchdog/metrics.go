@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/recovery/churn"
 )
 
 // The labels of lifecycle's answers to requests.
@@ -39,8 +40,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		withheld: counter("watchdog_withheld_total",
 			"Recoveries that this replica began to hold back, by what holds them: a budget of recreations, the brake, a "+
 				"decision.",
-			"by", withheldLabel(scopeWorkspace+":"), withheldLabel(scopePlacement+":"), withheldByBrake, withheldByIdentity,
-			withheldByMachine, withheldByOwner, withheldByPerson, withheldByDeafness, withheldByAttempts),
+			"by", withheldLabel(churn.ScopeWorkspace+":"), withheldLabel(churn.ScopePlacement+":"), withheldByBrake,
+			withheldByIdentity, withheldByMachine, withheldByOwner, withheldByPerson, withheldByDeafness, withheldByAttempts),
 		ended: counter("watchdog_recoveries_ended_total", "Recoveries that this replica saw end, by outcome.", "outcome",
 			names.Of(outcomeRecovered), names.Of(outcomeFailed)),
 	}

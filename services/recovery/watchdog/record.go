@@ -2,7 +2,6 @@ package watchdog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -98,28 +97,13 @@ var (
 	lockRecord = pg.Define(pg.RoleRecovery, "watchdog.lock_record", `
 		SELECT `+pg.Columns[recordRow]("c")+` FROM recovery.recovery_record c WHERE c.record_id = $1 FOR UPDATE`)
 
-	lockOpenRecords = pg.Define(pg.RoleRecovery, "watchdog.lock_open_records", `
-		SELECT `+pg.Columns[recordRow]("c")+` FROM recovery.recovery_record c WHERE c.ended_at IS NULL ORDER BY c.record_id
-			FOR UPDATE`)
-
-	insertRecord = pg.Define(pg.RoleRecovery, "watchdog.insert_record", `
-		INSERT INTO recovery.recovery_record (record_id, workspace_id, workspace, tenant_id, trigger, outcome, step,
-			error_code, cause,
-			what_worked, operation_id, detected_at, started_at, ended_at, user_impact, correlation_id, unit, placement, node_id,
-				run_id, attempts, by_person)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, NULLIF($19, '')::uuid, $20,
-			$21, $22)
-		ON CONFLICT (workspace_id) WHERE ended_at IS NULL DO NOTHING`)
-
-	updateRecord = pg.Define(pg.RoleRecovery, "watchdog.update_record", `
-		UPDATE recovery.recovery_record
-			SET trigger = $3, outcome = $4, step = $5, error_code = $6, cause = $7, what_worked = $8, operation_id = $9,
-			withheld_because = $10, withheld_by = $11, next_at = $12, started_at = $13, ended_at = $14, user_impact = $15,
-				attempts = $16, asked = $17,
-			answered = $18, following = $19, by_person = $20, refusals = $21, last_failure = $22, asked_epoch = $23,
-			version = version + 1
-		WHERE record_id = $1 AND version = $2 AND ended_at IS NULL RETURNING version`)
+	readOpenRecords = pg.Define(pg.RoleRecovery, "watchdog.read_open_records", openRecordsSQL)
+	lockOpenRecords = pg.Define(pg.RoleRecovery, "watchdog.lock_open_records", openRecordsSQL+` FOR UPDATE`)
 )
+
+var openRecordsSQL = `
+	SELECT ` + pg.Columns[recordRow]("c") + ` FROM recovery.recovery_record c
+		WHERE c.ended_at IS NULL ORDER BY c.record_id`
 
 // read returns the record of a row.
 func (r *recordRow) read() (*record, error) {
@@ -184,43 +168,6 @@ func (r *record) event() events.Event {
 			NodeID: r.NodeID,
 		},
 	}
-}
-
-// insert inserts a new record, unless its workspace has an open one. It reports whether it did.
-func (r *record) insert(ctx context.Context, tx pgx.Tx) (bool, error) {
-	r.Version = 1
-	tag, err := pg.Exec(ctx, tx, insertRecord,
-		r.ID, r.WorkspaceID, r.Workspace, r.TenantID, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause,
-		r.WhatWorked, r.OperationID, r.DetectedAt, r.StartedAt, r.EndedAt, r.Impact, r.CorrelationID, r.Unit, r.Placement,
-		r.NodeID, r.RunID, r.Attempts,
-		r.ByPerson)
-	if err != nil {
-		return false, fmt.Errorf("insert recovery: %w", err)
-	}
-	if tag.RowsAffected() == 0 {
-		return false, nil
-	}
-	_, err = events.Append(ctx, tx, r.event())
-	return true, err
-}
-
-// save updates the record if its row still has the version that was read, and appends its event.
-func (r *record) save(ctx context.Context, tx pgx.Tx) error {
-	version, err := pg.Value[int64](ctx, tx, updateRecord,
-		r.ID, r.Version, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause, r.WhatWorked, r.OperationID,
-		r.Withheld, r.WithheldBy, r.NextAt, r.StartedAt, r.EndedAt, r.Impact, r.Attempts, r.Asked, r.Answered, r.Following,
-		r.ByPerson, r.Refusals,
-		r.LastFailure,
-		r.AskedEpoch)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return errMoved
-	}
-	if err != nil {
-		return fmt.Errorf("write recovery: %w", err)
-	}
-	r.Version = version
-	_, err = events.Append(ctx, tx, r.event())
-	return err
 }
 
 // errMoved is returned if another replica changed the row meanwhile. The caller must read the row again.

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/churn"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/wave"
@@ -84,6 +85,7 @@ type evaluation struct {
 	subjects []*subject
 	of       map[string]*subject
 	records  map[string]*record // open ones, by workspace
+	budget   *churn.Budgets     // nil until they are read
 	rate     int                // recreations an hour
 	auto     bool               // what a machine came back without is recreated
 	out      *Round
@@ -92,8 +94,9 @@ type evaluation struct {
 }
 
 // evaluate applies the rules to the present facts, writes all changes that follow, and returns the records whose
-// request must be sent. It begins without the lock on the brake's row, since a row lock is written to the write-ahead
-// log. If there is anything to write it begins again with the lock, and then reads what others have written under it.
+// request must be sent. It begins without locks on rows of the brake, of records and of incidents, since a row lock is
+// written to the write-ahead log. If there is anything to write it begins again with the locks, and then reads what
+// others have written under them.
 func (w *Watchdog) evaluate(ctx context.Context, out *Round) ([]*record, error) {
 	asks, err := w.evaluateOnce(ctx, out, false)
 	if errors.Is(err, fleet.ErrUnlocked) {
@@ -132,7 +135,7 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 		if j.fleet, err = w.deps.Fleet.Begin(ctx, tx, now, locked); err != nil {
 			return err
 		}
-		if j.records, err = loadOpen(ctx, tx); err != nil {
+		if j.records, err = loadOpen(ctx, tx, locked); err != nil {
 			return err
 		}
 		// This is read before the subjects, since those of machines are read only if a replica listens.
@@ -142,8 +145,15 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 		if j.subjects, err = loadSubjects(ctx, tx, set.HeartbeatStaleAfter(), now); err != nil {
 			return err
 		}
+		operations, err := loadOperations(ctx, tx, j.records)
+		if err != nil {
+			return err
+		}
 		for _, s := range j.subjects {
 			j.of[s.WorkspaceID] = s
+			if r := j.records[s.WorkspaceID]; r != nil && r.Following {
+				s.Op = operations[r.OperationID]
+			}
 		}
 		asks, err = j.all(ctx)
 		if err != nil {
@@ -174,33 +184,9 @@ func (j *evaluation) all(ctx context.Context) ([]*record, error) {
 		return nil, err
 	}
 	j.out.Engaged = j.fleet.Engaged()
-	var asks []*record
-	for _, id := range j.order() {
-		r := j.records[id]
-		before := *r
-		asked, err := j.step(ctx, r, j.of[id])
-		if err != nil {
-			return nil, err
-		}
-		changed := !same(before, *r)
-		if asked || changed {
-			if err := j.fleet.Writes(); err != nil {
-				return nil, err
-			}
-		}
-		if asked {
-			asks = append(asks, r)
-		}
-		if !changed {
-			continue
-		}
-		if err := r.save(ctx, j.tx); err != nil {
-			return nil, err
-		}
-		j.counts = append(j.counts, j.w.metrics.moved(&before, r)...)
-		if r.EndedAt != nil {
-			j.out.Ended++
-		}
+	asks, err := j.recordsAll(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if err := j.budgets(ctx); err != nil {
 		return nil, err
@@ -218,6 +204,43 @@ func (j *evaluation) all(ctx context.Context) ([]*record, error) {
 	return asks, nil
 }
 
+// recordsAll applies the rules to each open record, writes those that changed, and returns those whose request must be
+// sent.
+func (j *evaluation) recordsAll(ctx context.Context) ([]*record, error) {
+	var asks, changed []*record
+	for _, id := range j.order() {
+		r := j.records[id]
+		before := *r
+		asked, err := j.step(ctx, r, j.of[id])
+		if err != nil {
+			return nil, err
+		}
+		differs := !same(before, *r)
+		if asked || differs {
+			if err := j.fleet.Writes(); err != nil {
+				return nil, err
+			}
+		}
+		if asked {
+			asks = append(asks, r)
+		}
+		if !differs {
+			continue
+		}
+		changed = append(changed, r)
+		j.counts = append(j.counts, j.w.metrics.moved(&before, r)...)
+		if r.EndedAt != nil {
+			j.out.Ended++
+		}
+	}
+	if j.budget != nil {
+		if err := j.budget.Save(ctx, j.tx); err != nil {
+			return nil, err
+		}
+	}
+	return asks, saveRecords(ctx, j.tx, changed...)
+}
+
 // concerned adds the workspaces of the open records to an incident.
 func (j *evaluation) concerned(i *fleet.Incident) {
 	for _, r := range j.records {
@@ -233,7 +256,9 @@ func (j *evaluation) order() []string {
 	})
 }
 
+// detectAll opens a record of each workspace that needs a recovery and has none.
 func (j *evaluation) detectAll(ctx context.Context) error {
+	var found []*record
 	for _, s := range j.subjects {
 		if j.records[s.WorkspaceID] != nil {
 			continue
@@ -245,17 +270,16 @@ func (j *evaluation) detectAll(ctx context.Context) error {
 		if err := j.fleet.Writes(); err != nil {
 			return err
 		}
-		r := open(s, trigger, j.now)
-		inserted, err := r.insert(ctx, j.tx)
-		if err != nil {
-			return err
-		}
-		if !inserted {
-			continue
-		}
+		found = append(found, open(s, trigger, j.now))
+	}
+	inserted, err := insertRecords(ctx, j.tx, found)
+	if err != nil {
+		return err
+	}
+	for _, r := range inserted {
 		j.out.Opened++
-		j.counts = append(j.counts, j.w.metrics.found.WithLabelValues(names.Of(trigger)))
-		j.records[s.WorkspaceID] = r
+		j.counts = append(j.counts, j.w.metrics.found.WithLabelValues(names.Of(r.Trigger)))
+		j.records[r.WorkspaceID] = r
 		j.w.deps.Logger.WarnContext(ctx, "a workspace needs a recovery", slog.String(obs.KeyWorkspaceID, r.WorkspaceID),
 			slog.String(obs.KeyCorrelationID, r.CorrelationID), slog.String("trigger", names.Of(r.Trigger)),
 			slog.String("step", r.Step))
@@ -274,7 +298,12 @@ func (j *evaluation) step(ctx context.Context, r *record, s *subject) (bool, err
 		if err := j.fleet.Writes(); err != nil {
 			return false, err
 		}
-		return false, j.w.giveBack(ctx, j.tx, r)
+		budget, err := j.readBudget(ctx)
+		if err != nil {
+			return false, err
+		}
+		budget.GiveBack(r.target())
+		return false, nil
 	case nothing:
 		return false, nil
 	case repeat, recreate:
@@ -297,7 +326,7 @@ func (j *evaluation) step(ctx context.Context, r *record, s *subject) (bool, err
 	wait, err := j.take(ctx, r)
 	if err != nil || wait != nil {
 		if wait != nil {
-			r.withhold(wait.by(), wait.because(), &wait.until)
+			r.withhold(wait.By(), wait.Because(), &wait.Until)
 		}
 		return false, err
 	}

@@ -17,10 +17,11 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
-// beginnings counts the transactions of a pool: what is sent while none is open.
-type beginnings struct{ n atomic.Int64 }
+// beginnings counts the transactions of a pool, which are what is sent while none is open, and its round trips.
+type beginnings struct{ n, trips atomic.Int64 }
 
 func (b *beginnings) note(conn *pgx.Conn) {
+	b.trips.Add(1)
 	if conn.PgConn().TxStatus() == 'I' {
 		b.n.Add(1)
 	}
@@ -42,18 +43,28 @@ func (*beginnings) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQue
 
 func (*beginnings) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// TestARoundIsOneTransaction checks that a round of an idle mesh is one transaction, at the replica that has the lease
-// and at one that has not.
-func TestARoundIsOneTransaction(t *testing.T) {
-	k := newKit(t)
+// counted returns a pool, whose sessions have the settings (names and values), and the counts of what is sent by it.
+func (k *kit) counted(settings ...string) (*pgxpool.Pool, *beginnings) {
+	k.t.Helper()
 	counted := &beginnings{}
 	config, err := pgxpool.ParseConfig(k.db.URL(pg.RoleRecovery))
 	k.must(err)
 	config.ConnConfig.Tracer = counted
 	config.ConnConfig.RuntimeParams[pg.FormatSetting] = pg.Format
+	for i := 0; i < len(settings); i += 2 {
+		config.ConnConfig.RuntimeParams[settings[i]] = settings[i+1]
+	}
 	pool, err := pgxpool.NewWithConfig(k.ctx, config)
 	k.must(err)
-	t.Cleanup(pool.Close)
+	k.t.Cleanup(pool.Close)
+	return pool, counted
+}
+
+// TestARoundIsOneTransaction checks that a round of an idle mesh is one transaction, at the replica that has the lease
+// and at one that has not.
+func TestARoundIsOneTransaction(t *testing.T) {
+	k := newKit(t)
+	pool, counted := k.counted()
 	replica := func() *watchdog.Watchdog {
 		w, err := watchdog.New(watchdog.Deps{
 			Logger: testkit.Logger(t), Pool: pool, Lifecycle: k.owner, Fleet: k.all,
