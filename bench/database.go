@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/devstack/scratch"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 )
 
 // Database is a Postgres of a bench's own, migrated, and durable like any other.
@@ -82,10 +83,10 @@ func (d *Database) prepare(ctx context.Context, logger *slog.Logger, dir string,
 	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		d.passwords[role] = rand.Text()
 	}
-	if err := pg.Provision(ctx, d.server.AdminURL(), pg.Provisioning{Passwords: d.passwords}); err != nil {
+	if err := schema.Provision(ctx, d.server.AdminURL(), schema.Provisioning{Passwords: d.passwords}); err != nil {
 		return fmt.Errorf("provision: %w", err)
 	}
-	if _, err := pg.Migrate(ctx, d.URL(pg.RoleOwner), pg.MigrateOptions{}); err != nil {
+	if _, err := schema.Migrate(ctx, d.URL(pg.RoleOwner), schema.MigrateOptions{}); err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
 	return nil

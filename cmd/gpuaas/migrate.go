@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 )
 
 // migrateConfig is the file of `gpuaas migrate`.
@@ -93,7 +94,7 @@ func reached(err error) error {
 type migration struct {
 	url       string
 	admin     string
-	provision *pg.Provisioning
+	provision *schema.Provisioning
 }
 
 func readMigration(file, urlFile string) (migration, error) {
@@ -120,7 +121,7 @@ func readMigration(file, urlFile string) (migration, error) {
 	if err := yaml.Unmarshal([]byte(secret.Reveal()), &passwords); err != nil {
 		return migration{}, exit.Usage(errors.New("role_passwords_file: it is no map of role to password"))
 	}
-	m := migration{admin: admin.Reveal(), provision: &pg.Provisioning{
+	m := migration{admin: admin.Reveal(), provision: &schema.Provisioning{
 		Database: cfg.Database, WorkloadDatabase: cfg.WorkloadDatabase, Passwords: passwords, Exclusive: cfg.Exclusive,
 	}}
 	// The administrator takes the owner's role, unless the owner may log in by itself.
@@ -150,11 +151,11 @@ func migrateUp(cmd *cobra.Command, file, urlFile string) error {
 		return err
 	}
 	if m.provision != nil {
-		if err := pg.Provision(cmd.Context(), m.admin, *m.provision); err != nil {
+		if err := schema.Provision(cmd.Context(), m.admin, *m.provision); err != nil {
 			return err
 		}
 	}
-	applied, err := pg.Migrate(cmd.Context(), m.url, pg.MigrateOptions{Logger: logger})
+	applied, err := schema.Migrate(cmd.Context(), m.url, schema.MigrateOptions{Logger: logger})
 	if err != nil {
 		return err
 	}
@@ -172,7 +173,7 @@ func migrateStatus(cmd *cobra.Command, file, urlFile string) error {
 }
 
 func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error {
-	status, err := pg.Status(ctx, ownerURL)
+	status, err := schema.Status(ctx, ownerURL)
 	if err != nil {
 		return err
 	}
@@ -208,7 +209,7 @@ func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error
 
 // writeSecretKeys prints how many rows need which key of workload_secrets_keys_file.
 func writeSecretKeys(ctx context.Context, cmd *cobra.Command, ownerURL string) error {
-	uses, err := pg.SecretKeyUses(ctx, ownerURL)
+	uses, err := schema.SecretKeyUses(ctx, ownerURL)
 	if err != nil || len(uses) == 0 {
 		return err
 	}

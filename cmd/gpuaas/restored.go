@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
-	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 )
 
 // afterRestore is the text about what to do after a restore was declared.
@@ -39,7 +39,7 @@ func newRestoredCommand(file, ownerURL *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			state, err := pg.DeclareRestored(cmd.Context(), m.url, strings.TrimSpace(reason))
+			state, err := schema.DeclareRestored(cmd.Context(), m.url, strings.TrimSpace(reason))
 			if err != nil {
 				return reached(err)
 			}
@@ -53,7 +53,7 @@ func newRestoredCommand(file, ownerURL *string) *cobra.Command {
 
 // writeRollback prints the era and the mode, or nothing for a database whose schema has neither yet.
 func writeRollback(ctx context.Context, cmd *cobra.Command, ownerURL string) error {
-	state, known, err := pg.RollbackStatus(ctx, ownerURL)
+	state, known, err := schema.RollbackStatus(ctx, ownerURL)
 	if err != nil || !known {
 		return err
 	}

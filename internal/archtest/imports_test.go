@@ -56,6 +56,10 @@ func walls() []wall {
 			name: "services and the agent import no devstack", from: slices.Concat(services, agents),
 			to: []string{devstack}, product: true,
 		},
+		{
+			name: "services and the agent make no roles and no tables", from: slices.Concat(services, agents),
+			to: []string{"internal/pg/schema"}, product: true,
+		},
 	}
 	all = append(all, rooms()...)
 	all = append(all, runtimeRooms()...)
@@ -170,6 +174,21 @@ func TestAgentLinksNothingHeavy(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// migrators are the modules and packages that apply migrations, which no service does.
+var migrators = []string{"github.com/pressly/goose", "github.com/riverqueue/river/rivermigrate", module + "/internal/pg/schema"}
+
+// TestServicesLinkNoMigrator follows imports through this module from each service.
+func TestServicesLinkNoMigrator(t *testing.T) {
+	tr := load(t)
+	for _, dir := range services {
+		for _, way := range tr.reach(dir) {
+			if underAny(way[len(way)-1], migrators) {
+				t.Errorf("%s links what applies migrations by %s", dir, strings.Join(way, " -> "))
+			}
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/pg/migrations"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -33,7 +34,7 @@ func TestALogOfAnEarlierBuildIsNotWrittenAnew(t *testing.T) {
 				END LOOP;
 			END $$`)
 			must(t, err)
-			_, err = pg.Migrate(ctx, d.URL(pg.RoleOwner), pg.MigrateOptions{Files: upTo(t, last)})
+			_, err = schema.Migrate(ctx, d.URL(pg.RoleOwner), schema.MigrateOptions{Files: upTo(t, last)})
 			must(t, err)
 			for range 3 {
 				_, err = d.Pool(pg.RoleLifecycle).Exec(ctx,
@@ -46,7 +47,7 @@ func TestALogOfAnEarlierBuildIsNotWrittenAnew(t *testing.T) {
 			var before, after uint32
 			file := `SELECT pg_relation_filenode($1::regclass)`
 			must(t, admin.QueryRow(ctx, file, "events.event").Scan(&before))
-			_, err = pg.Migrate(ctx, d.URL(pg.RoleOwner), pg.MigrateOptions{})
+			_, err = schema.Migrate(ctx, d.URL(pg.RoleOwner), schema.MigrateOptions{})
 			must(t, err)
 			if must(t, admin.QueryRow(ctx, file, "events.event_first").Scan(&after)); after != before {
 				t.Errorf("the log was written anew: it was in file %d, and is in %d", before, after)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -376,7 +377,7 @@ func TestProvisionAndMigrateAtOnceAndAgain(t *testing.T) {
 	for _, role := range pg.Roles() {
 		passwords[role] = "test-" + role
 	}
-	p := pg.Provisioning{Database: name, WorkloadDatabase: "-", Passwords: passwords}
+	p := schema.Provisioning{Database: name, WorkloadDatabase: "-", Passwords: passwords}
 	ownerURL, err := pg.WithUser(d.AdminURL(), pg.RoleOwner, passwords[pg.RoleOwner], name)
 	if err != nil {
 		t.Fatal(err)
@@ -387,10 +388,10 @@ func TestProvisionAndMigrateAtOnceAndAgain(t *testing.T) {
 	for range 3 {
 		g.Go(func() error {
 			// Advisory locks are a database's: all callers must come through the same one.
-			if err := pg.Provision(ctx, d.AdminURL(), p); err != nil {
+			if err := schema.Provision(ctx, d.AdminURL(), p); err != nil {
 				return err
 			}
-			done, err := pg.Migrate(ctx, ownerURL, pg.MigrateOptions{})
+			done, err := schema.Migrate(ctx, ownerURL, schema.MigrateOptions{})
 			mu.Lock()
 			total += len(done.Versions)
 			mu.Unlock()
@@ -400,7 +401,7 @@ func TestProvisionAndMigrateAtOnceAndAgain(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	status, err := pg.Status(ctx, ownerURL)
+	status, err := schema.Status(ctx, ownerURL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,8 +438,8 @@ func TestProvisionAndMigrateAtOnceAndAgain(t *testing.T) {
 
 func TestProvisionRefusesBadPasswords(t *testing.T) {
 	t.Parallel()
-	err := pg.Provision(t.Context(), "postgres://unused",
-		pg.Provisioning{Passwords: map[string]string{pg.RoleNodeAPI: "tab\there", pg.RoleLifecycle: ""}})
+	err := schema.Provision(t.Context(), "postgres://unused",
+		schema.Provisioning{Passwords: map[string]string{pg.RoleNodeAPI: "tab\there", pg.RoleLifecycle: ""}})
 	for _, want := range []string{
 		"role nodeapi", "role lifecycle", "no password for role recovery",
 		"no password for role workload_admin",
@@ -460,14 +461,14 @@ func TestMigrationIsAllOrNothing(t *testing.T) {
 			},
 		}
 	}
-	if _, err := pg.Migrate(ctx, d.URL(pg.RoleOwner), pg.MigrateOptions{Files: file("SELECT 1/0")}); err == nil {
+	if _, err := schema.Migrate(ctx, d.URL(pg.RoleOwner), schema.MigrateOptions{Files: file("SELECT 1/0")}); err == nil {
 		t.Fatal("a broken migration passed")
 	}
 	if got := list(t, d.OwnerPool(), "SELECT tablename::text FROM pg_tables WHERE tablename = 'half'"); len(got) != 0 {
 		t.Fatal("half a migration stayed")
 	}
-	done, err := pg.Migrate(ctx, d.URL(pg.RoleOwner),
-		pg.MigrateOptions{Files: file("SELECT 1"), Logger: testkit.Logger(t)})
+	done, err := schema.Migrate(ctx, d.URL(pg.RoleOwner),
+		schema.MigrateOptions{Files: file("SELECT 1"), Logger: testkit.Logger(t)})
 	if err != nil || !slices.Equal(done.Versions, []int64{99001}) {
 		t.Fatalf("%+v, %v", done, err)
 	}

@@ -171,14 +171,3 @@ func Era(ctx context.Context, q Querier) (int64, error) {
 	}
 	return era, nil
 }
-
-// raiseEra sets the era above itself and above another one.
-func raiseEra(ctx context.Context, q Querier, above int64, reason string) (int64, error) {
-	var era int64
-	err := q.QueryRow(ctx, `UPDATE mesh.era SET era = GREATEST(era, $2) + 1, raised_at = clock_timestamp(),
-		raised_by = session_user, reason = $1 RETURNING era`, reason, above).Scan(&era)
-	if err != nil {
-		return 0, fmt.Errorf("raise era: %w", err)
-	}
-	return era, nil
-}

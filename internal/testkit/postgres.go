@@ -16,6 +16,8 @@ import (
 	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/migrations"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 )
 
 // shared is the one Postgres of this process.
@@ -81,7 +83,7 @@ const templateLock = 0x67707561_0010
 
 // makeTemplate makes the migrated database that tests clone, unless another package already did.
 func makeTemplate(ctx context.Context, admin *pgxpool.Pool, adminURL string) (string, error) {
-	hash, err := pg.MigrationHash()
+	hash, err := migrations.Hash()
 	if err != nil {
 		return "", err
 	}
@@ -111,15 +113,15 @@ func makeTemplate(ctx context.Context, admin *pgxpool.Pool, adminURL string) (st
 	for _, role := range pg.Roles() {
 		passwords[role] = password(role)
 	}
-	if err := pg.Provision(ctx, adminURL,
-		pg.Provisioning{Database: making, WorkloadDatabase: "-", Passwords: passwords}); err != nil {
+	if err := schema.Provision(ctx, adminURL,
+		schema.Provisioning{Database: making, WorkloadDatabase: "-", Passwords: passwords}); err != nil {
 		return "", err
 	}
 	ownerURL, err := pg.WithUser(adminURL, pg.RoleOwner, password(pg.RoleOwner), making)
 	if err != nil {
 		return "", err
 	}
-	if _, err := pg.Migrate(ctx, ownerURL, pg.MigrateOptions{}); err != nil {
+	if _, err := schema.Migrate(ctx, ownerURL, schema.MigrateOptions{}); err != nil {
 		return "", err
 	}
 	if err := installMovableClock(ctx, ownerURL); err != nil {

@@ -27,6 +27,7 @@ import (
 	settings "github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/pg/migrations"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/material"
@@ -257,11 +258,11 @@ func earlierDatabase(t *testing.T, dir string) map[string]int {
 	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		passwords[role] = rand.Text()
 	}
-	if err := pg.Provision(ctx, server.AdminURL(), pg.Provisioning{Passwords: passwords, Exclusive: true}); err != nil {
+	if err := schema.Provision(ctx, server.AdminURL(), schema.Provisioning{Passwords: passwords, Exclusive: true}); err != nil {
 		t.Fatal(err)
 	}
 	owner := server.URL(pg.DatabaseMesh, pg.RoleOwner, passwords[pg.RoleOwner])
-	if _, err := pg.Migrate(ctx, owner, pg.MigrateOptions{Files: earlierFiles(t)}); err != nil {
+	if _, err := schema.Migrate(ctx, owner, schema.MigrateOptions{Files: earlierFiles(t)}); err != nil {
 		t.Fatal(err)
 	}
 	admin, err := pgx.ParseConfig(server.AdminURL())
@@ -275,7 +276,7 @@ func earlierDatabase(t *testing.T, dir string) map[string]int {
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	rows := loadEarlier(t, conn)
-	if _, err := pg.Migrate(ctx, owner, pg.MigrateOptions{}); err != nil {
+	if _, err := schema.Migrate(ctx, owner, schema.MigrateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := conn.Exec(ctx, `DO $$ BEGIN

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuaas/mesh/devstack/pgserver"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 )
 
 // Postgres makes dir the directory of a stopped Postgres whose roles and schema are made: a mesh that starts there
@@ -64,10 +65,10 @@ func migrated(ctx context.Context, server *pgserver.Server) error {
 	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		passwords[role] = rand.Text()
 	}
-	if err := pg.Provision(ctx, server.AdminURL(), pg.Provisioning{Passwords: passwords, Exclusive: true}); err != nil {
+	if err := schema.Provision(ctx, server.AdminURL(), schema.Provisioning{Passwords: passwords, Exclusive: true}); err != nil {
 		return err
 	}
 	owner := server.URL(pg.DatabaseMesh, pg.RoleOwner, passwords[pg.RoleOwner])
-	_, err := pg.Migrate(ctx, owner, pg.MigrateOptions{Logger: slog.New(slog.DiscardHandler)})
+	_, err := schema.Migrate(ctx, owner, schema.MigrateOptions{Logger: slog.New(slog.DiscardHandler)})
 	return err
 }

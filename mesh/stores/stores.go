@@ -1,9 +1,9 @@
 // Package stores brings up the Postgres and the Redis of a mesh on one machine, or uses those that it is given, and
 // prepares them.
 //
-// It owns child processes and nothing in the databases: roles and schema are package pg's. It trusts only the settings
-// that the server itself reports. Guarantees: fsync is on in a server of ours, and its setting in another server is
-// reported; a store of ours that dies is started again on the same address.
+// It owns child processes and nothing in the databases: package schema makes roles and tables. It trusts only
+// the settings that the server itself reports. Guarantees: fsync is on in a server of ours, and its setting in another
+// server is reported; a store of ours that dies is started again on the same address.
 package stores
 
 import (
@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/mesh/material"
 )
 
@@ -121,15 +122,15 @@ func (s *Stores) start(ctx context.Context) error {
 	if err := s.check(ctx, admin); err != nil {
 		return err
 	}
-	if err := pg.Provision(ctx, admin,
-		pg.Provisioning{Passwords: s.material.Passwords, Exclusive: s.Postgres != nil}); err != nil {
+	if err := schema.Provision(ctx, admin,
+		schema.Provisioning{Passwords: s.material.Passwords, Exclusive: s.Postgres != nil}); err != nil {
 		return err
 	}
 	owner, err := pg.WithUser(admin, pg.RoleOwner, s.material.Passwords[pg.RoleOwner], pg.DatabaseMesh)
 	if err != nil {
 		return err
 	}
-	applied, err := pg.Migrate(ctx, owner, pg.MigrateOptions{Logger: s.logger})
+	applied, err := schema.Migrate(ctx, owner, schema.MigrateOptions{Logger: s.logger})
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/spec"
 	"github.com/gpuaas/mesh/services/lifecycle/task/dispatch"
@@ -149,7 +150,7 @@ func TestAFormerKeyMayLeave(t *testing.T) {
 		deploy.GetWorkload().GetEnv()["FOO"] != spec.GetWorkloads()[0].GetEnv()["FOO"] {
 		t.Errorf("under the new key: %v, %v", deploy.GetWorkload(), err)
 	}
-	if uses, err := pg.SecretKeyUses(t.Context(), b.db.URL(pg.RoleOwner)); err != nil || len(uses) == 0 ||
+	if uses, err := schema.SecretKeyUses(t.Context(), b.db.URL(pg.RoleOwner)); err != nil || len(uses) == 0 ||
 		uses[0].Key != keys.First() {
 		t.Errorf("the status of the keys: %v, %v", uses, err)
 	}

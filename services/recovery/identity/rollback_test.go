@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/identity/verbs"
@@ -303,7 +304,7 @@ func TestAnOlderDumpUnderNodesThatRememberMore(t *testing.T) {
 			b.pool.Reset() // stop: nothing is connected
 			restore()
 			if declared {
-				state, err := pg.DeclareRestored(b.ctx, b.db.URL(pg.RoleOwner), "the disk was lost")
+				state, err := schema.DeclareRestored(b.ctx, b.db.URL(pg.RoleOwner), "the disk was lost")
 				if err != nil {
 					t.Fatal(err)
 				}

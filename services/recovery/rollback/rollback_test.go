@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
@@ -78,10 +79,10 @@ func (k *kit) mustAccept() *recoveryv1.AcceptRollbackResponse {
 }
 
 // declare does what `gpuaas migrate restored` does, with no other connection to the database.
-func (k *kit) declare() pg.Rollback {
+func (k *kit) declare() schema.Rollback {
 	k.t.Helper()
 	testkit.Disconnect(k.db, pg.RoleRecovery)
-	out, err := pg.DeclareRestored(k.ctx, k.db.URL(pg.RoleOwner), "the disk was lost")
+	out, err := schema.DeclareRestored(k.ctx, k.db.URL(pg.RoleOwner), "the disk was lost")
 	if err != nil {
 		k.t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
@@ -356,11 +357,11 @@ func TestPostgresRestartMidRun(t *testing.T) {
 	for _, role := range pg.Roles() {
 		passwords[role] = "p"
 	}
-	if err := pg.Provision(ctx, server.AdminURL(),
-		pg.Provisioning{WorkloadDatabase: "-", Passwords: passwords}); err != nil {
+	if err := schema.Provision(ctx, server.AdminURL(),
+		schema.Provisioning{WorkloadDatabase: "-", Passwords: passwords}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pg.Migrate(ctx, server.URL(pg.DatabaseMesh, pg.RoleOwner, "p"), pg.MigrateOptions{}); err != nil {
+	if _, err := schema.Migrate(ctx, server.URL(pg.DatabaseMesh, pg.RoleOwner, "p"), schema.MigrateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	pool, err := pg.Open(ctx, pg.Config{URL: server.URL(pg.DatabaseMesh, pg.RoleLifecycle, "p")})

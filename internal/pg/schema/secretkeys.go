@@ -1,4 +1,4 @@
-package pg
+package schema
 
 import (
 	"context"

@@ -1,16 +1,11 @@
-package pg
+package schema
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql"
-	"encoding/hex"
-	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,14 +15,12 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pg/migrations"
 )
 
 // migrateLock is the advisory lock of Migrate, in the migrated database.
 const migrateLock = 0x67707561_0002
-
-// versionTable stands in the schema mesh so that the public one stays empty.
-const versionTable = "mesh.goose_db_version"
 
 // MigrateOptions changes what Migrate does; the zero value brings everything up to date.
 type MigrateOptions struct {
@@ -48,7 +41,7 @@ type Applied struct {
 }
 
 // riverSchemas returns the services that run background work.
-func riverSchemas() []string { return []string{RoleLifecycle, RoleRecovery, RoleReadmodel} }
+func riverSchemas() []string { return []string{pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel} }
 
 // Migrate brings the database of ownerURL up to date. The login is gpuaas_owner or a role that may take it; everything
 // made belongs to gpuaas_owner. Each file runs in a transaction of its own; several callers take turns.
@@ -154,9 +147,9 @@ func ownerPool(ctx context.Context, ownerURL string) (*pgxpool.Pool, error) {
 	// A migration waits for a lock only so long: every service would queue behind it.
 	pc.ConnConfig.RuntimeParams["lock_timeout"] = "30000"
 	pc.ConnConfig.RuntimeParams["client_min_messages"] = "warning"
-	pc.ConnConfig.RuntimeParams[WriterSetting] = WriterProduct
+	pc.ConnConfig.RuntimeParams[pg.WriterSetting] = pg.WriterProduct
 	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "SET ROLE "+quote(RoleOwner))
+		_, err := conn.Exec(ctx, "SET ROLE "+quote(pg.RoleOwner))
 		return err
 	}
 	return pgxpool.NewWithConfig(ctx, pc)
@@ -168,7 +161,7 @@ func newProvider(db *sql.DB, opts MigrateOptions) (*goose.Provider, error) {
 		files = migrations.FS
 	}
 	return goose.NewProvider(goose.DialectPostgres, db, files,
-		goose.WithTableName(versionTable),
+		goose.WithTableName(migrations.Table),
 		goose.WithDisableGlobalRegistry(true),
 		// Numbers are reserved per service, so a lower one may well come later.
 		goose.WithAllowOutofOrder(true),
@@ -193,11 +186,11 @@ func Status(ctx context.Context, ownerURL string) ([]MigrationStatus, error) {
 	defer pool.Close()
 	applied := map[int64]time.Time{}
 	var exists bool
-	if err := pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", versionTable).Scan(&exists); err != nil {
+	if err := pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", migrations.Table).Scan(&exists); err != nil {
 		return nil, fmt.Errorf("read migration status: %w", err)
 	}
 	if exists {
-		rows, err := pool.Query(ctx, "SELECT version_id, max(tstamp)::timestamptz FROM "+versionTable+
+		rows, err := pool.Query(ctx, "SELECT version_id, max(tstamp)::timestamptz FROM "+migrations.Table+
 			" WHERE is_applied GROUP BY version_id")
 		if err != nil {
 			return nil, fmt.Errorf("read migration status: %w", err)
@@ -209,80 +202,14 @@ func Status(ctx context.Context, ownerURL string) ([]MigrationStatus, error) {
 			return nil, fmt.Errorf("read migration status: %w", err)
 		}
 	}
-	files, err := fileVersions(migrations.FS)
+	files, err := migrations.List()
 	if err != nil {
 		return nil, fmt.Errorf("read migration status: %w", err)
 	}
 	var status []MigrationStatus
 	for _, f := range files {
 		at, ok := applied[f.Version]
-		status = append(status, MigrationStatus{Version: f.Version, File: f.File, Applied: ok, AppliedAt: at})
+		status = append(status, MigrationStatus{Version: f.Version, File: f.Name, Applied: ok, AppliedAt: at})
 	}
 	return status, nil
-}
-
-func fileVersions(files fs.FS) ([]MigrationStatus, error) {
-	names, err := fs.Glob(files, "*.sql")
-	if err != nil {
-		return nil, err
-	}
-	slices.Sort(names)
-	var list []MigrationStatus
-	for _, name := range names {
-		v, err := goose.NumericComponent(name)
-		if err != nil {
-			return nil, fmt.Errorf("migration file %s: %w", name, err)
-		}
-		list = append(list, MigrationStatus{Version: v, File: name})
-	}
-	return list, nil
-}
-
-// ErrNotMigrated is returned if the database lacks migrations that this binary needs.
-var ErrNotMigrated = errors.New("the database lacks migrations of this version: run `gpuaas migrate`")
-
-// CheckMigrated returns ErrNotMigrated, with the missing files, until the database has every migration of this binary.
-// Any service role may call it; it is meant for readiness checks. A database that is ahead is fine.
-func CheckMigrated(ctx context.Context, q Querier) error {
-	rows, err := q.Query(ctx, "SELECT DISTINCT version_id FROM "+versionTable+" WHERE is_applied")
-	if err != nil {
-		return fmt.Errorf("read migrations: %w", err)
-	}
-	have, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return fmt.Errorf("read migrations: %w", err)
-	}
-	files, err := fileVersions(migrations.FS)
-	if err != nil {
-		return err
-	}
-	var missing []string
-	for _, f := range files {
-		if !slices.Contains(have, f.Version) {
-			missing = append(missing, f.File)
-		}
-	}
-	if len(missing) > 0 {
-		return fmt.Errorf("%w: %s", ErrNotMigrated, strings.Join(missing, ", "))
-	}
-	return nil
-}
-
-// MigrationHash changes whenever a migration file does. Test databases are keyed by it.
-func MigrationHash() (string, error) {
-	h := sha256.New()
-	names, err := fs.Glob(migrations.FS, "*.sql")
-	if err != nil {
-		return "", fmt.Errorf("list migrations: %w", err)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		b, err := fs.ReadFile(migrations.FS, name)
-		if err != nil {
-			return "", fmt.Errorf("read migration: %w", err)
-		}
-		_, _ = fmt.Fprintf(h, "%s %d\n", name, len(b)) // a hash never fails
-		_, _ = h.Write(b)
-	}
-	return hex.EncodeToString(h.Sum(nil))[:12], nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -20,20 +21,20 @@ func TestDeclareRestoredRefusesWhileServicesAreConnected(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, owner := range []string{d.URL(pg.RoleOwner), d.AdminURL()} {
-		_, err := pg.DeclareRestored(t.Context(), owner, "the disk was lost")
-		refused, ok := errors.AsType[*pg.ServicesConnectedError](err)
+		_, err := schema.DeclareRestored(t.Context(), owner, "the disk was lost")
+		refused, ok := errors.AsType[*schema.ServicesConnectedError](err)
 		if !ok || !slices.Contains(refused.Connected, "lifecycle (test lifecycle) x1") || !strings.Contains(err.Error(),
 			"stop every service") {
 			t.Fatalf("%v", err)
 		}
 	}
-	if state, known, err := pg.RollbackStatus(t.Context(), d.URL(pg.RoleOwner)); err != nil || !known || state.Era != 0 ||
+	if state, known, err := schema.RollbackStatus(t.Context(), d.URL(pg.RoleOwner)); err != nil || !known || state.Era != 0 ||
 		state.Active {
 		t.Fatalf("%+v %v %v", state, known, err)
 	}
 	testkit.Disconnect(d, pg.RoleLifecycle)
 	for era := int64(1); era <= 2; era++ { // twice is no harm
-		state, err := pg.DeclareRestored(t.Context(), d.AdminURL(), "the disk was lost")
+		state, err := schema.DeclareRestored(t.Context(), d.AdminURL(), "the disk was lost")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,10 +60,10 @@ func TestRollbackStatusOfAnOlderDatabase(t *testing.T) {
 		DELETE FROM mesh.goose_db_version WHERE version_id >= 60`); err != nil {
 		t.Fatal(err)
 	}
-	if _, known, err := pg.RollbackStatus(t.Context(), d.URL(pg.RoleOwner)); err != nil || known {
+	if _, known, err := schema.RollbackStatus(t.Context(), d.URL(pg.RoleOwner)); err != nil || known {
 		t.Fatalf("%v %v", known, err)
 	}
-	if _, err := pg.DeclareRestored(t.Context(), d.URL(pg.RoleOwner), "x"); !errors.Is(err, pg.ErrNotMigrated) {
+	if _, err := schema.DeclareRestored(t.Context(), d.URL(pg.RoleOwner), "x"); !errors.Is(err, pg.ErrNotMigrated) {
 		t.Fatal(err)
 	}
 }

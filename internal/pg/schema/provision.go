@@ -1,4 +1,4 @@
-package pg
+package schema
 
 import (
 	"context"
@@ -9,42 +9,15 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
-)
 
-// The roles of the mesh.
-const (
-	RoleOwner         = "gpuaas_owner"
-	RoleNodeAPI       = "nodeapi"
-	RoleLifecycle     = "lifecycle"
-	RoleRecovery      = "recovery"
-	RoleReadmodel     = "readmodel"
-	RoleSequencer     = "sequencer"
-	RoleWorkloadAdmin = "workload_admin"
-	// RoleRetention owns the functions that delete rows at the end of their retention, and never logs in.
-	RoleRetention = "mesh_retention"
-)
-
-// Default database names.
-const (
-	DatabaseMesh      = "gpuaas"
-	DatabaseWorkloads = "gpuaas_workloads"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // provisionLock is the advisory lock of Provision, in the maintenance database.
 const provisionLock = 0x67707561_0001
-
-// ServiceRoles returns the login roles of the mesh database, each with a schema of its name, and the sequencer without
-// one.
-func ServiceRoles() []string {
-	return []string{RoleNodeAPI, RoleLifecycle, RoleRecovery, RoleReadmodel, RoleSequencer}
-}
-
-// Roles returns all login roles that need a password.
-func Roles() []string { return append(ServiceRoles(), RoleWorkloadAdmin) }
 
 // Provisioning describes what Provision makes.
 type Provisioning struct {
@@ -52,7 +25,7 @@ type Provisioning struct {
 	Database string
 	// WorkloadDatabase is the tenants'; empty means gpuaas_workloads, "-" makes none.
 	WorkloadDatabase string
-	// Passwords holds a password of printable ASCII for each of Roles(). If it holds one for gpuaas_owner, that role may
+	// Passwords holds a password of printable ASCII for each of pg.Roles. If it holds one for gpuaas_owner, that role may
 	// log in; otherwise migrations are run by the administrator, who takes the owner's role.
 	Passwords map[string]string
 	// Exclusive means that the cluster is ours alone: then only administrators may connect to its other databases.
@@ -66,17 +39,17 @@ type Provisioning struct {
 // secrecy of its password protects the services' roles from it.
 func Provision(ctx context.Context, adminURL string, p Provisioning) error {
 	if p.Database == "" {
-		p.Database = DatabaseMesh
+		p.Database = pg.DatabaseMesh
 	}
 	if p.WorkloadDatabase == "" {
-		p.WorkloadDatabase = DatabaseWorkloads
+		p.WorkloadDatabase = pg.DatabaseWorkloads
 	}
 	verifiers := map[string]string{}
 	var problems []error
-	for _, role := range append(Roles(), RoleOwner) {
+	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		password, ok := p.Passwords[role]
 		if !ok {
-			if role != RoleOwner {
+			if role != pg.RoleOwner {
 				problems = append(problems, fmt.Errorf("no password for role %s", role))
 			}
 			continue
@@ -98,9 +71,9 @@ func Provision(ctx context.Context, adminURL string, p Provisioning) error {
 	a := admin{conn: conn}
 	a.exec(ctx, "SELECT pg_advisory_lock($1)", int64(provisionLock))
 	a.roles(ctx, verifiers)
-	a.database(ctx, p.Database, RoleOwner, ServiceRoles())
+	a.database(ctx, p.Database, pg.RoleOwner, pg.ServiceRoles())
 	if p.WorkloadDatabase != "-" {
-		a.database(ctx, p.WorkloadDatabase, RoleWorkloadAdmin, nil)
+		a.database(ctx, p.WorkloadDatabase, pg.RoleWorkloadAdmin, nil)
 	}
 	if p.Exclusive {
 		for _, other := range []string{"postgres", "template1"} {
@@ -125,6 +98,9 @@ func Provision(ctx context.Context, adminURL string, p Provisioning) error {
 
 func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
 
+// attempts is how often a statement is run that the server refused because of another one.
+const attempts = 6
+
 // admin runs statements until the first one fails.
 type admin struct {
 	conn *pgx.Conn
@@ -139,7 +115,7 @@ func (a *admin) exec(ctx context.Context, sql string, args ...any) {
 		if err == nil {
 			return
 		}
-		if !IsRetryable(err) || attempt == txAttempts {
+		if !pg.IsRetryable(err) || attempt == attempts {
 			a.err = err
 		}
 	}
@@ -155,12 +131,12 @@ func (a *admin) exists(ctx context.Context, sql string, args ...any) bool {
 
 func (a *admin) roles(ctx context.Context, verifiers map[string]string) {
 	super := a.exists(ctx, "SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper")
-	for _, role := range append(Roles(), RoleOwner) {
+	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		if !a.exists(ctx, "SELECT FROM pg_roles WHERE rolname = $1", role) {
 			a.exec(ctx, "CREATE ROLE "+quote(role))
 		}
 		attributes := " NOCREATEDB NOINHERIT NOCREATEROLE"
-		if role == RoleWorkloadAdmin {
+		if role == pg.RoleWorkloadAdmin {
 			// The role acts for the roles that it makes: it gives them schemas and drops what they own.
 			attributes = " NOCREATEDB INHERIT CREATEROLE"
 		}
@@ -176,17 +152,17 @@ func (a *admin) roles(ctx context.Context, verifiers map[string]string) {
 		a.exec(ctx, "ALTER ROLE "+quote(role)+attributes)
 		// A session that forgot its transaction holds locks, and keeps vacuum from removing dead rows. Pools of services set
 		// this for themselves; a person who logs in by hand gets it here.
-		a.exec(ctx, "ALTER ROLE "+quote(role)+" SET idle_in_transaction_session_timeout = '"+IdleInTxTimeout+"'")
+		a.exec(ctx, "ALTER ROLE "+quote(role)+" SET idle_in_transaction_session_timeout = '"+pg.IdleInTxTimeout+"'")
 	}
 	// Migrations, as the owner, transfer to it the functions that delete rows.
-	if !a.exists(ctx, "SELECT FROM pg_roles WHERE rolname = $1", RoleRetention) {
-		a.exec(ctx, "CREATE ROLE "+quote(RoleRetention))
+	if !a.exists(ctx, "SELECT FROM pg_roles WHERE rolname = $1", pg.RoleRetention) {
+		a.exec(ctx, "CREATE ROLE "+quote(pg.RoleRetention))
 	}
-	a.exec(ctx, "ALTER ROLE "+quote(RoleRetention)+" NOLOGIN NOCREATEDB NOINHERIT NOCREATEROLE")
-	a.exec(ctx, "GRANT "+quote(RoleRetention)+" TO "+quote(RoleOwner))
+	a.exec(ctx, "ALTER ROLE "+quote(pg.RoleRetention)+" NOLOGIN NOCREATEDB NOINHERIT NOCREATEROLE")
+	a.exec(ctx, "GRANT "+quote(pg.RoleRetention)+" TO "+quote(pg.RoleOwner))
 	if !super {
 		// An administrator who is not superuser may give a database only to a role of which it is a member.
-		for _, role := range []string{RoleOwner, RoleWorkloadAdmin} {
+		for _, role := range []string{pg.RoleOwner, pg.RoleWorkloadAdmin} {
 			a.exec(ctx, "GRANT "+quote(role)+" TO current_user")
 		}
 	}
@@ -242,20 +218,4 @@ func scramVerifier(password string) (string, error) {
 	stored := sha256.Sum256(mac("Client Key"))
 	b64 := base64.StdEncoding.EncodeToString
 	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s", iterations, b64(salt), b64(stored[:]), b64(mac("Server Key"))), nil
-}
-
-// WithUser returns the connection string raw with another user, password and database; an empty database keeps it.
-func WithUser(raw, user, password, database string) (string, error) {
-	u, err := url.Parse(raw)
-	if err != nil {
-		return "", fmt.Errorf("parse database url: %w", err)
-	}
-	if u.Scheme != "postgres" && u.Scheme != "postgresql" {
-		return "", errors.New("database url must begin with postgres://")
-	}
-	u.User = url.UserPassword(user, password)
-	if database != "" {
-		u.Path = "/" + database
-	}
-	return u.String(), nil
 }

@@ -1,4 +1,4 @@
-package pg
+package schema
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // ServicesConnectedError is the refusal to declare a restore while services are connected.
@@ -48,10 +50,10 @@ func DeclareRestored(ctx context.Context, ownerURL, reason string) (Rollback, er
 		return Rollback{}, fmt.Errorf("declare restored: %w", err)
 	}
 	defer pool.Close()
-	if err := CheckMigrated(ctx, pool); err != nil {
+	if err := pg.CheckMigrated(ctx, pool); err != nil {
 		return Rollback{}, fmt.Errorf("declare restored: %w", err)
 	}
-	err = InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+	err = pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if err := refuseConnected(ctx, tx); err != nil {
 			return err
 		}
@@ -109,7 +111,7 @@ func refuseConnected(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `SELECT usename || COALESCE(' (' || NULLIF(application_name, '') || ')', '') || ' x'
 			|| count(*)
 		FROM pg_stat_activity WHERE datname = current_database() AND usename = ANY ($1) AND pid <> pg_backend_pid()
-		GROUP BY usename, application_name ORDER BY 1`, ServiceRoles())
+		GROUP BY usename, application_name ORDER BY 1`, pg.ServiceRoles())
 	if err != nil {
 		return fmt.Errorf("read sessions: %w", err)
 	}
@@ -157,4 +159,15 @@ func readRollback(ctx context.Context, pool *pgxpool.Pool) (Rollback, error) {
 		out.Since = *since
 	}
 	return out, nil
+}
+
+// raiseEra sets the era above itself and above another one.
+func raiseEra(ctx context.Context, q pg.Querier, above int64, reason string) (int64, error) {
+	var era int64
+	err := q.QueryRow(ctx, `UPDATE mesh.era SET era = GREATEST(era, $2) + 1, raised_at = clock_timestamp(),
+		raised_by = session_user, reason = $1 RETURNING era`, reason, above).Scan(&era)
+	if err != nil {
+		return 0, fmt.Errorf("raise era: %w", err)
+	}
+	return era, nil
 }
