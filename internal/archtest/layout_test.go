@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // topLevel are the directories that the repository has, and no others: a new
@@ -97,6 +99,42 @@ func TestLengths(t *testing.T) {
 		if all > maxPackageLines {
 			t.Errorf("%s has %d lines without tests, more than %d", p.dir, all, maxPackageLines)
 		}
+	}
+}
+
+// widest is the greatest number of columns of a line of SQL, as lll has it for Go. foldedFrom is the first migration
+// that is held to it: migrations before it are not edited.
+const (
+	widest     = 120
+	foldedFrom = 416
+)
+
+// TestLinesOfSQLAreFolded checks the files of SQL, among them the migrations from foldedFrom on.
+func TestLinesOfSQLAreFolded(t *testing.T) {
+	top, seen := root(t), 0
+	walk(t, func(rel string) {
+		if path.Ext(rel) != ".sql" {
+			return
+		}
+		number, _, _ := strings.Cut(path.Base(rel), "_")
+		if version, err := strconv.Atoi(number); err == nil && version < foldedFrom {
+			return
+		}
+		text, err := os.ReadFile(filepath.Join(top, filepath.FromSlash(rel)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen++
+		at := 0
+		for line := range strings.Lines(string(text)) {
+			at++
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > widest {
+				t.Errorf("%s:%d has %d columns, more than %d", rel, at, n, widest)
+			}
+		}
+	})
+	if seen == 0 {
+		t.Error("no file of SQL was found")
 	}
 }
 

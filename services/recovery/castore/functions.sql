@@ -1,15 +1,16 @@
--- A build replaces these functions if the schema's comment names an earlier version than its own. The functions that read
--- an end have theirs in their names, and so has an index: one is of no use after its function has changed. Arguments and
--- results of the functions that cut stay as they are, for builds of other versions call them. The first version named no
--- version, and a replica of it replaces cut_certificates, cut_tokens and cut_revocations whatever it finds.
+-- A build replaces these functions if the schema's comment names an earlier version than its own. The functions that
+-- read an end have theirs in their names, and so has an index: one is of no use after its function has changed.
+-- Arguments and results of the functions that cut stay as they are, for builds of other versions call them. The first
+-- version named no version, and a replica of it replaces cut_certificates, cut_tokens and cut_revocations whatever it
+-- finds.
 CREATE SCHEMA IF NOT EXISTS mesh_ca;
 COMMENT ON SCHEMA mesh_ca IS 'retention of the mesh, version @version@';
 
--- The functions that read an end catch errors, which before Postgres 17 no parallel process may: an index of a large table
--- would fail.
+-- The functions that read an end catch errors, which before Postgres 17 no parallel process may: an index of a large
+-- table would fail.
 
--- When a certificate in DER ends; null if it cannot be read. Certificate and TBSCertificate are entered; version, serial,
--- algorithm and issuer are skipped; Validity is entered, notBefore is skipped, notAfter is read.
+-- When a certificate in DER ends; null if it cannot be read. Certificate and TBSCertificate are entered; version,
+-- serial, algorithm and issuer are skipped; Validity is entered, notBefore is skipped, notAfter is read.
 CREATE OR REPLACE FUNCTION mesh_ca.certificate_end_2(der bytea) RETURNS timestamptz
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL UNSAFE AS $$
 DECLARE
@@ -47,8 +48,9 @@ BEGIN
             ELSIF tag <> 24 OR shown !~ '^[0-9]{14}Z$' THEN
                 RETURN NULL;
             END IF;
-            RETURN make_timestamptz(substr(shown, 1, 4)::integer, substr(shown, 5, 2)::integer, substr(shown, 7, 2)::integer,
-                substr(shown, 9, 2)::integer, substr(shown, 11, 2)::integer, substr(shown, 13, 2)::integer, 'UTC');
+            RETURN make_timestamptz(substr(shown, 1, 4)::integer, substr(shown, 5, 2)::integer,
+                substr(shown, 7, 2)::integer, substr(shown, 9, 2)::integer,
+                substr(shown, 11, 2)::integer, substr(shown, 13, 2)::integer, 'UTC');
         END CASE;
     END LOOP;
     RETURN NULL;
@@ -108,13 +110,14 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT count(*) FROM gone
 $$;
 
--- A revocation stays as long as its certificate is there and has not ended, whatever the revocation says. Each batch reads
--- anew those that stay so after their own end: the authority writes the end of the certificate into a revocation, so they
--- are those of a certificate that cannot be read, or of a row that a person wrote.
+-- A revocation stays as long as its certificate is there and has not ended, whatever the revocation says. Each batch
+-- reads anew those that stay so after their own end: the authority writes the end of the certificate into a revocation,
+-- so they are those of a certificate that cannot be read, or of a row that a person wrote.
 CREATE OR REPLACE FUNCTION mesh_ca.cut_ended_revocations(until timestamptz, most integer) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     WITH over AS (
-        SELECT r.nkey FROM @schema@.revoked_x509_certs r WHERE mesh_ca.revocation_end_2(r.nvalue) < mesh_ca.youngest(until)
+        SELECT r.nkey FROM @schema@.revoked_x509_certs r
+        WHERE mesh_ca.revocation_end_2(r.nvalue) < mesh_ca.youngest(until)
             AND NOT EXISTS (SELECT FROM @schema@.x509_certs c WHERE c.nkey = r.nkey
                 AND coalesce(mesh_ca.certificate_end_2(c.nvalue) >= mesh_ca.youngest(until), true))
         ORDER BY mesh_ca.revocation_end_2(r.nvalue) LIMIT most),

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// version is the version of functions.sql. It must be raised with each change of that file.
+// version is the version of functions.sql. It must be raised with each change of what a function there does.
 const version = 2
 
 // place names the schema of the authority's tables, and the role that owns the cutting functions and cannot log in.
