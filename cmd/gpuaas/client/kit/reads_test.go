@@ -6,25 +6,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
-	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	_ "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1" // registers the methods
 )
 
 // TestReadsAreKnown: each method of the people's API is known as a read or as a command.
 func TestReadsAreKnown(t *testing.T) {
 	var commands []string
-	for _, file := range []protoreflect.FileDescriptor{
-		readmodelv1.File_gpuaas_readmodel_v1_readmodel_proto, readmodelv1.File_gpuaas_readmodel_v1_people_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_recover_proto, readmodelv1.File_gpuaas_readmodel_v1_rollback_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_keys_proto, readmodelv1.File_gpuaas_readmodel_v1_hostfacts_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_diagnostics_proto, readmodelv1.File_gpuaas_readmodel_v1_trust_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_rotation_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_tokens_proto, readmodelv1.File_gpuaas_readmodel_v1_events_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_actions_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_projections_proto, readmodelv1.File_gpuaas_readmodel_v1_retention_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_profiles_proto,
-		readmodelv1.File_gpuaas_readmodel_v1_bundles_proto,
-	} {
+	protoregistry.GlobalFiles.RangeFilesByPackage("gpuaas.readmodel.v1", func(file protoreflect.FileDescriptor) bool {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
 			for j := range methods.Len() {
@@ -33,7 +23,8 @@ func TestReadsAreKnown(t *testing.T) {
 				}
 			}
 		}
-	}
+		return true
+	})
 	slices.Sort(commands)
 	want := []string{
 		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ActivateProfile", "ChangeNodeIdentity", "ChangeTask",
