@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/ids"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pg/migrations"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -34,7 +33,7 @@ func TestObservationsFromTheFutureAreDated(t *testing.T) {
 	if _, err := db.OwnerPool().Exec(ctx, up); err != nil {
 		t.Fatal(err)
 	}
-	now, _, _, err := pg.Clock(ctx, db.OwnerPool())
+	now, _, err := testkit.Clock(ctx, db.OwnerPool())
 	if err != nil {
 		t.Fatal(err)
 	}

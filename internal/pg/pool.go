@@ -150,19 +150,6 @@ func setMillis(set map[string]string, key string, d time.Duration) {
 	}
 }
 
-// Clock returns mesh.clock() and how far this process's clock is from it: offset is what to add to time.Now() to get
-// the database's time. The error of the offset is at most half of rtt.
-//
-//nolint:nonamedreturns // three values of two types
-func Clock(ctx context.Context, q Querier) (now time.Time, offset, rtt time.Duration, err error) {
-	sent := time.Now()
-	if err := q.QueryRow(ctx, "SELECT mesh.clock()").Scan(&now); err != nil {
-		return time.Time{}, 0, 0, fmt.Errorf("read mesh clock: %w", err)
-	}
-	rtt = time.Since(sent)
-	return now, now.Sub(sent.Add(rtt / 2)), rtt, nil
-}
-
 // Era returns the era of the database.
 func Era(ctx context.Context, q Querier) (int64, error) {
 	var era int64

@@ -28,11 +28,11 @@ func TestDatabasesAreApartAndClocksMove(t *testing.T) {
 	t.Logf("second database after %s", time.Since(began))
 
 	testkit.SetClockOffset(a, 25*time.Hour)
-	_, offA, _, err := pg.Clock(ctx, a.Pool(pg.RoleLifecycle))
+	_, offA, err := testkit.Clock(ctx, a.Pool(pg.RoleLifecycle))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, offB, _, err := pg.Clock(ctx, b.Pool(pg.RoleLifecycle))
+	_, offB, err := testkit.Clock(ctx, b.Pool(pg.RoleLifecycle))
 	if err != nil {
 		t.Fatal(err)
 	}

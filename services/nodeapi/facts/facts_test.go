@@ -41,7 +41,7 @@ func written(t *testing.T, pool *pgxpool.Pool) []int64 {
 // now returns the database's time in the unit of observations' versions.
 func now(t *testing.T, pool *pgxpool.Pool) int64 {
 	t.Helper()
-	at, _, _, err := pg.Clock(testkit.Context(t), pool)
+	at, _, err := testkit.Clock(testkit.Context(t), pool)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -18,7 +17,7 @@ func TestCertificatesHaveTheDatabasesClock(t *testing.T) {
 	const life = 8 * time.Hour
 	k := newKit(t)
 	now := func() time.Time {
-		at, _, _, err := pg.Clock(k.ctx, k.pool)
+		at, _, err := testkit.Clock(k.ctx, k.pool)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -218,7 +218,7 @@ func (w *World) BeatOf(replica string, started time.Time, leaving bool) {
 // Now returns the database's time.
 func (w *World) Now() time.Time {
 	w.TB.Helper()
-	now, _, _, err := pg.Clock(testkit.Context(w.TB), w.DB.Pool(pg.RoleReadmodel))
+	now, _, err := testkit.Clock(testkit.Context(w.TB), w.DB.Pool(pg.RoleReadmodel))
 	w.must(err)
 	return now
 }
