@@ -105,7 +105,7 @@ type keptFacts struct {
 	recovery                  *commonv1.RecoveryCounters
 }
 
-// State of the session.
+// State returns the state of the session.
 func (s *Session) State() commonv1.SessionState { return commonv1.SessionState(s.state.Load()) }
 
 // Seen notes a frame of the agent.
@@ -159,10 +159,10 @@ func guarded[T any](mu *sync.Mutex, field *T) T {
 	return *field
 }
 
-// Generation of the session; zero before Welcome.
+// Generation returns the generation of the session; zero before Welcome.
 func (s *Session) Generation() int64 { return guarded(&s.mu, &s.generation) }
 
-// Nonce of the session's Welcome.
+// Nonce returns the nonce of the session's Welcome.
 func (s *Session) Nonce() string { return guarded(&s.mu, &s.nonce) }
 
 // Correlate records the correlation id of what brought the session: the recovery action that goes on.
@@ -175,10 +175,10 @@ func (s *Session) Correlate(id string) {
 // Correlation returns the correlation id of what brought the session; empty: nothing is known to have.
 func (s *Session) Correlation() string { return guarded(&s.mu, &s.correlation) }
 
-// InstanceID of the node.
+// InstanceID returns the id of the node's instance.
 func (s *Session) InstanceID() string { return guarded(&s.mu, &s.instanceID) }
 
-// LedgerID of the agent.
+// LedgerID returns the id of the agent's ledger.
 func (s *Session) LedgerID() string { return guarded(&s.mu, &s.agent.ledgerID) }
 
 // Protocol is the version of the protocol that the agent speaks.
