@@ -59,6 +59,30 @@ func unusedWords(t *testing.T) map[string]unused {
 	return words
 }
 
+// TestTheGlossaryStandsInOrder: a reader finds a term by its first letters.
+func TestTheGlossaryStandsInOrder(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root(t), filepath.FromSlash(glossary)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, _, _ := strings.Cut(string(text), "## Words that are not used")
+	_, table, _ = strings.Cut(table, "|---|---|")
+	var terms []string
+	for row := range strings.Lines(table) {
+		if cells := strings.Split(row, "|"); len(cells) > 2 {
+			terms = append(terms, strings.ToLower(strings.NewReplacer("(", "", ")", "").Replace(strings.TrimSpace(cells[1]))))
+		}
+	}
+	if len(terms) == 0 {
+		t.Fatalf("%s lists no term", glossary)
+	}
+	for i := 1; i < len(terms); i++ {
+		if terms[i-1] >= terms[i] {
+			t.Errorf("%s: %q stands before %q", glossary, terms[i-1], terms[i])
+		}
+	}
+}
+
 // wordsOf splits a name in camel case or with underscores, dots or hyphens into its words, in lower case.
 func wordsOf(name string) []string {
 	var words []string
