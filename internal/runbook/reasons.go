@@ -11,7 +11,8 @@ type Reason struct {
 	Steps []string // what an operator does, in this order
 }
 
-// OfReason returns the entry of a reason; the bool is false if there is none.
+// OfReason returns the entry of a reason; the bool is false if there is none. The pages of docs/runbooks are made of it
+// by a test.
 func OfReason(reason commonv1.DriftReason) (Reason, bool) {
 	r, ok := reasons[reason]
 	return r, ok

@@ -30,7 +30,7 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 		forgotten[id] = true
 	}
 	gone := 0
-	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
+	err := d.launchLog.with(ctx, func(l *content, _ func(entry) error) error {
 		for k, b := range l.each() {
 			if !forgotten[k.workspaceID] {
 				continue
@@ -47,7 +47,7 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 			return nil
 		}
 		var err error
-		gone, err = d.journal.compactLocked(forgotten)
+		gone, err = d.launchLog.compactLocked(forgotten)
 		return err
 	})
 	if err != nil {
@@ -63,7 +63,7 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 func (j *launchLog) compactLocked(forgotten map[string]bool) (gone int, err error) {
 	f, err := os.OpenFile(j.path, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("open launch ledger: %w", err)
+		return 0, fmt.Errorf("open launch log: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	var kept bytes.Buffer
@@ -74,7 +74,7 @@ func (j *launchLog) compactLocked(forgotten map[string]bool) (gone int, err erro
 			break
 		}
 		if err != nil {
-			return 0, fmt.Errorf("read launch ledger: %w", err)
+			return 0, fmt.Errorf("read launch log: %w", err)
 		}
 		var e entry
 		if err := json.Unmarshal(line, &e); err != nil {
@@ -108,7 +108,7 @@ func (j *launchLog) replace(text []byte) error {
 	next := j.path + ".next"
 	f, err := os.OpenFile(next, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return fmt.Errorf("open the next launch ledger: %w", err)
+		return fmt.Errorf("open the next launch log: %w", err)
 	}
 	_, err = f.Write(text)
 	if err == nil {
@@ -116,13 +116,13 @@ func (j *launchLog) replace(text []byte) error {
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		err = errors.Join(err, os.Remove(next))
-		return fmt.Errorf("write the next launch ledger: %w", err)
+		return fmt.Errorf("write the next launch log: %w", err)
 	}
 	if err := os.Rename(next, j.path); err != nil {
-		return fmt.Errorf("replace launch ledger: %w", err)
+		return fmt.Errorf("replace launch log: %w", err)
 	}
 	if err := pki.SyncDir(filepath.Dir(j.path)); err != nil {
-		return fmt.Errorf("sync directory of launch ledger: %w", err)
+		return fmt.Errorf("sync directory of launch log: %w", err)
 	}
 	return nil
 }

@@ -50,9 +50,9 @@ type Config struct {
 
 // Driver of processes.
 type Driver struct {
-	cfg     Config
-	logger  *slog.Logger
-	journal *launchLog
+	cfg       Config
+	logger    *slog.Logger
+	launchLog *launchLog
 
 	mu      sync.Mutex
 	off     bool
@@ -78,7 +78,7 @@ func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 	if cfg.Dir, err = filepath.EvalSymlinks(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("place instances: %w", err)
 	}
-	return &Driver{cfg: cfg, logger: logger, journal: newLaunchLog(cfg.Dir), backoff: map[string]restart{}}, nil
+	return &Driver{cfg: cfg, logger: logger, launchLog: newLaunchLog(cfg.Dir), backoff: map[string]restart{}}, nil
 }
 
 func instanceID(workspaceID string, epoch int64) string {
@@ -99,7 +99,7 @@ func providerID(workspaceID string, epoch int64) string {
 // Launch makes an instance, or returns the existing one if it is the requested instance.
 func (d *Driver) Launch(ctx context.Context, b placement.LaunchRequest) (placement.Launched, error) {
 	var out placement.Launched
-	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
+	err := d.launchLog.with(ctx, func(l *content, write func(entry) error) error {
 		k := instanceKey{b.WorkspaceID, b.Epoch}
 		have := l.instances[k]
 		if err := sameInstance(have, b); err != nil {
@@ -158,7 +158,7 @@ func sameInstance(have *instance, b placement.LaunchRequest) error {
 }
 
 // mayLaunch returns a fault if the rules of epochs or of capacity forbid the launch.
-func (d *Driver) mayLaunch(l *ledger, b placement.LaunchRequest) error {
+func (d *Driver) mayLaunch(l *content, b placement.LaunchRequest) error {
 	if have := l.instances[instanceKey{b.WorkspaceID, b.Epoch}]; have != nil &&
 		(have.Op == opEnded || have.Op == opEnding) {
 		return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
@@ -283,7 +283,7 @@ func killPoints() []string {
 // End ends an instance and confirms that nothing of it runs.
 func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error {
 	ended := false
-	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
+	err := d.launchLog.with(ctx, func(l *content, write func(entry) error) error {
 		have := l.instances[instanceKey{workspaceID, epoch}]
 		if ended = have != nil && have.Op == opEnded; ended || have != nil && have.Op == opEnding {
 			return nil
@@ -302,7 +302,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 		if err := failpoint.Hit("lifecycle.end.after_kill"); err != nil {
 			return err
 		}
-		err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
+		err := d.launchLog.with(ctx, func(l *content, write func(entry) error) error {
 			if l.instances[instanceKey{workspaceID, epoch}].Op == opEnded {
 				return nil
 			}
@@ -319,7 +319,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 // Fence lets later epochs be launched though this one is not confirmed ended. The instance counts against the capacity
 // until it is.
 func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, word string) error {
-	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
+	err := d.launchLog.with(ctx, func(l *content, write func(entry) error) error {
 		have := l.instances[instanceKey{workspaceID, epoch}]
 		if have != nil && (have.Op == opEnded || have.Fenced != "") {
 			return nil
@@ -338,7 +338,7 @@ func (d *Driver) PowerOff(ctx context.Context) error {
 	d.mu.Lock()
 	d.off = true
 	d.mu.Unlock()
-	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
+	err := d.launchLog.with(ctx, func(l *content, _ func(entry) error) error {
 		var live []string
 		for k := range l.live() {
 			live = append(live, instanceID(k.workspaceID, k.epoch))

@@ -161,7 +161,7 @@ func TestAnInstanceOfALostHistoryIsNotAdopted(t *testing.T) {
 
 	// The intent alone is enough: the instance's files, and perhaps its agent, exist already.
 	other := ids.New()
-	err = d.journal.with(t.Context(), func(_ *ledger, write func(entry) error) error {
+	err = d.launchLog.with(t.Context(), func(_ *content, write func(entry) error) error {
 		return write(entry{Op: opIntent, WorkspaceID: other, Epoch: 1, InstanceID: ids.New()})
 	})
 	if err != nil {
@@ -221,7 +221,7 @@ func TestAFencedEpochStandsInNobodysWay(t *testing.T) {
 	if err != nil || len(list) != 2 || !list[0].EndedAt.IsZero() || !list[1].EndedAt.IsZero() {
 		t.Fatalf("%+v %v", list, err)
 	}
-	raw, err := os.ReadFile(d.journal.path)
+	raw, err := os.ReadFile(d.launchLog.path)
 	if err != nil || strings.Count(string(raw), "says olga") != 1 {
 		t.Errorf("the word is not once on record: %s %v", raw, err)
 	}
@@ -276,12 +276,12 @@ func TestADeadAgentIsPoweredOnAgainAsTheSameInstance(t *testing.T) {
 		}
 		return nil
 	})
-	raw, err := os.ReadFile(d.journal.path)
+	raw, err := os.ReadFile(d.launchLog.path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n := strings.Count(string(raw), `"op":"launched"`); n != 1 {
-		t.Fatalf("%d launches in the ledger", n)
+		t.Fatalf("%d launches in the log", n)
 	}
 }
 
@@ -290,7 +290,7 @@ func TestAStartWithoutItsRecordIsAdopted(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
 	b := newInstance(ws, 1)
-	err := d.journal.with(t.Context(), func(_ *ledger, write func(entry) error) error {
+	err := d.launchLog.with(t.Context(), func(_ *content, write func(entry) error) error {
 		return write(entry{Op: opIntent, WorkspaceID: ws, Epoch: 1, InstanceID: b.InstanceID})
 	})
 	if err != nil {
@@ -311,7 +311,7 @@ func TestATornLastLineIsCut(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
 	mustLaunch(t, d, newInstance(ws, 1))
-	f, err := os.OpenFile(d.journal.path, os.O_APPEND|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(d.launchLog.path, os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,21 +327,21 @@ func TestATornLastLineIsCut(t *testing.T) {
 	}
 }
 
-func TestADamagedLedgerIsRefused(t *testing.T) {
+func TestADamagedLaunchLogIsRefused(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	mustLaunch(t, d, newInstance(ids.New(), 1))
-	raw, err := os.ReadFile(d.journal.path)
+	raw, err := os.ReadFile(d.launchLog.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(d.journal.path, append([]byte("garbage\n"), raw...), 0o600); err != nil {
+	if err := os.WriteFile(d.launchLog.path, append([]byte("garbage\n"), raw...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := d.List(t.Context()); !errors.Is(err, errTorn) {
 		t.Fatalf("got %v", err)
 	}
 	// The cleanup must still find its instances.
-	if err := os.WriteFile(d.journal.path, raw, 0o600); err != nil {
+	if err := os.WriteFile(d.launchLog.path, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -59,7 +59,7 @@ func (d *Driver) prune(ctx context.Context, now time.Time) error {
 		endedAt time.Time
 	}
 	var ended []old
-	err = d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
+	err = d.launchLog.with(ctx, func(l *content, _ func(entry) error) error {
 		for _, e := range entries {
 			k, ok := keyOf(e.Name())
 			if b := l.instances[k]; ok && b != nil && b.Op == opEnded {

@@ -44,7 +44,7 @@ func (d *Driver) Keep(ctx context.Context) error {
 }
 
 func (d *Driver) keepOnce(ctx context.Context) error {
-	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
+	err := d.launchLog.with(ctx, func(l *content, write func(entry) error) error {
 		var errs []error
 		for k, b := range l.live() {
 			if (b.Op != opLaunched && b.Op != opRestarted) || alive(b.PID, b.StartTicks) || !d.due(k) {

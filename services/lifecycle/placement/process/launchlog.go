@@ -14,7 +14,7 @@ import (
 // LaunchLog returns the entries of the launch log, also those of ended instances and tombstones.
 func (d *Driver) LaunchLog(ctx context.Context) (placement.LaunchLog, error) {
 	var out placement.LaunchLog
-	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
+	err := d.launchLog.with(ctx, func(l *content, _ func(entry) error) error {
 		out = placement.LaunchLog{Seq: l.seq, Entries: make([]placement.LogEntry, 0, len(l.instances))}
 		for k, b := range l.each() {
 			out.Entries = append(out.Entries, placement.LogEntry{

@@ -42,7 +42,7 @@ func logOf(t *testing.T, instances int) *launchLog {
 func (j *launchLog) instances(t *testing.T) int {
 	t.Helper()
 	n := 0
-	if err := j.with(testkit.Context(t), func(l *ledger, _ func(entry) error) error {
+	if err := j.with(testkit.Context(t), func(l *content, _ func(entry) error) error {
 		n = len(l.instances)
 		return nil
 	}); err != nil {
@@ -54,7 +54,7 @@ func (j *launchLog) instances(t *testing.T) int {
 // append appends the launch of an instance to the log.
 func (j *launchLog) append(t *testing.T) {
 	t.Helper()
-	if err := j.with(testkit.Context(t), func(_ *ledger, write func(entry) error) error {
+	if err := j.with(testkit.Context(t), func(_ *content, write func(entry) error) error {
 		return write(entry{Op: opLaunched, WorkspaceID: ids.New(), Epoch: 1})
 	}); err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func TestALogThatStandsIsNotReadAgain(t *testing.T) {
 	}
 	ctx := context.Background()
 	look := func() {
-		if err := j.with(ctx, func(*ledger, func(entry) error) error { return nil }); err != nil {
+		if err := j.with(ctx, func(*content, func(entry) error) error { return nil }); err != nil {
 			t.Error(err)
 		}
 	}
@@ -137,7 +137,7 @@ func TestWhatOthersWriteIntoTheLogIsSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // and it stays refused
-		if err := j.with(testkit.Context(t), func(*ledger, func(entry) error) error { return nil }); !errors.Is(err,
+		if err := j.with(testkit.Context(t), func(*content, func(entry) error) error { return nil }); !errors.Is(err,
 			errTorn) {
 			t.Errorf("a log that is damaged in its middle: %v", err)
 		}

@@ -78,8 +78,8 @@ func keyOf(id string) (instanceKey, bool) {
 	return k, err == nil && instanceID(k.workspaceID, k.epoch) == id
 }
 
-// ledger is the content of the log: the state of each instance, and the highest epoch seen of each workspace.
-type ledger struct {
+// content is what the log has: the state of each instance, and the highest epoch seen of each workspace.
+type content struct {
 	instances map[instanceKey]*instance // all that the log names; visited by each
 	alive     map[instanceKey]*instance // those of them that have not ended; visited by live
 	woken     map[instanceKey]*instance // those that have ended, and in which processes were found since
@@ -88,21 +88,21 @@ type ledger struct {
 	visited   int   // instances that each and live have visited
 }
 
-func newLedger() *ledger {
-	return &ledger{
+func newContent() *content {
+	return &content{
 		instances: map[instanceKey]*instance{}, alive: map[instanceKey]*instance{},
 		woken: map[instanceKey]*instance{}, highest: map[string]int64{},
 	}
 }
 
 // each visits every instance of the log. Callers that run often use live.
-func (l *ledger) each() iter.Seq2[instanceKey, *instance] { return l.visit(l.instances) }
+func (l *content) each() iter.Seq2[instanceKey, *instance] { return l.visit(l.instances) }
 
 // live visits the instances that have not ended.
-func (l *ledger) live() iter.Seq2[instanceKey, *instance] { return l.visit(l.alive) }
+func (l *content) live() iter.Seq2[instanceKey, *instance] { return l.visit(l.alive) }
 
 // noticed visits the instances that have not ended and those in which processes were found after their end.
-func (l *ledger) noticed() iter.Seq2[instanceKey, *instance] {
+func (l *content) noticed() iter.Seq2[instanceKey, *instance] {
 	return func(yield func(instanceKey, *instance) bool) {
 		for _, list := range []map[instanceKey]*instance{l.alive, l.woken} {
 			for k, b := range l.visit(list) {
@@ -114,7 +114,7 @@ func (l *ledger) noticed() iter.Seq2[instanceKey, *instance] {
 	}
 }
 
-func (l *ledger) visit(list map[instanceKey]*instance) iter.Seq2[instanceKey, *instance] {
+func (l *content) visit(list map[instanceKey]*instance) iter.Seq2[instanceKey, *instance] {
 	return func(yield func(instanceKey, *instance) bool) {
 		for k, b := range list {
 			l.visited++
@@ -125,7 +125,7 @@ func (l *ledger) visit(list map[instanceKey]*instance) iter.Seq2[instanceKey, *i
 	}
 }
 
-func (l *ledger) apply(e entry) {
+func (l *content) apply(e entry) {
 	e.Seq = cmp.Or(e.Seq, l.seq+1)
 	l.seq = max(l.seq, e.Seq)
 	k := instanceKey{e.WorkspaceID, e.Epoch}
@@ -177,11 +177,11 @@ type launchLog struct {
 
 // kept is the content of the log as it was read, so that the next time only the lines appended since are read.
 type kept struct {
-	ledger *ledger
-	info   os.FileInfo // of the file, after the last read or write
-	whole  int64       // bytes of whole lines
-	lines  int
-	last   []byte // the last of them, with its number and its time
+	content *content
+	info    os.FileInfo // of the file, after the last read or write
+	whole   int64       // bytes of whole lines
+	lines   int
+	last    []byte // the last of them, with its number and its time
 }
 
 func newLaunchLog(dir string) *launchLog {
@@ -189,11 +189,11 @@ func newLaunchLog(dir string) *launchLog {
 }
 
 // errTorn means that a whole line of the log cannot be parsed.
-var errTorn = errors.New("launch ledger is damaged")
+var errTorn = errors.New("launch log is damaged")
 
 // with runs fn with the log locked and read. It waits for the lock until ctx ends, or for lockWait if ctx has no
 // deadline, and then returns fault unavailable.
-func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entry) error) error) (err error) {
+func (j *launchLog) with(ctx context.Context, fn func(l *content, write func(entry) error) error) (err error) {
 	release, err := j.lock.acquire(ctx)
 	if err != nil {
 		return err
@@ -201,7 +201,7 @@ func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entr
 	defer func() { err = errors.Join(err, release()) }()
 	f, err := os.OpenFile(j.path, os.O_CREATE|os.O_RDWR|os.O_APPEND|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return fmt.Errorf("open launch ledger: %w", err)
+		return fmt.Errorf("open launch log: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	k, err := j.read(f)
@@ -218,12 +218,12 @@ func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entr
 	if k.whole == 0 {
 		// The file may be new: its directory entry must be as durable as its content.
 		if err := pki.SyncDir(filepath.Dir(j.path)); err != nil {
-			return fmt.Errorf("sync directory of launch ledger: %w", err)
+			return fmt.Errorf("sync directory of launch log: %w", err)
 		}
 	}
 	defer func() { j.keep(f, k) }()
-	return fn(k.ledger, func(e entry) error {
-		e.At, e.Seq = time.Now().UTC(), k.ledger.seq+1
+	return fn(k.content, func(e entry) error {
+		e.At, e.Seq = time.Now().UTC(), k.content.seq+1
 		line, err := json.Marshal(e)
 		if err != nil {
 			return fmt.Errorf("encode launch: %w", err)
@@ -234,7 +234,7 @@ func (j *launchLog) with(ctx context.Context, fn func(l *ledger, write func(entr
 		}
 		if err != nil {
 			// Cut a partial line off, so that it does not precede the next whole one.
-			return errors.Join(fmt.Errorf("write launch ledger: %w", err), f.Truncate(k.whole))
+			return errors.Join(fmt.Errorf("write launch log: %w", err), f.Truncate(k.whole))
 		}
 		k.add(e, line)
 		return nil
@@ -256,7 +256,7 @@ func (j *launchLog) keep(f *os.File, k *kept) {
 func (j *launchLog) read(f *os.File) (*kept, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("look at launch ledger: %w", err)
+		return nil, fmt.Errorf("look at launch log: %w", err)
 	}
 	k := j.kept
 	switch {
@@ -274,7 +274,7 @@ func (j *launchLog) read(f *os.File) (*kept, error) {
 		return k, nil
 	}
 	if k == nil {
-		k = &kept{ledger: newLedger()}
+		k = &kept{content: newContent()}
 	}
 	k.info = info
 	return k, k.readOn(io.NewSectionReader(f, k.whole, info.Size()-k.whole))
@@ -289,7 +289,7 @@ func (k *kept) readOn(f io.Reader) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("read launch ledger: %w", err)
+			return fmt.Errorf("read launch log: %w", err)
 		}
 		var e entry
 		if err := json.Unmarshal(line, &e); err != nil {
@@ -301,6 +301,6 @@ func (k *kept) readOn(f io.Reader) error {
 
 // add applies a line that is in the file.
 func (k *kept) add(e entry, line []byte) {
-	k.ledger.apply(e)
+	k.content.apply(e)
 	k.whole, k.lines, k.last = k.whole+int64(len(line)), k.lines+1, line
 }

@@ -10,19 +10,19 @@ import (
 
 // List returns everything that was ever launched.
 func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
-	return d.list(ctx, (*ledger).each)
+	return d.list(ctx, (*content).each)
 }
 
 // Standing returns the instances that have not ended, and those in which processes were found after their end.
 func (d *Driver) Standing(ctx context.Context) ([]placement.Instance, error) {
-	return d.list(ctx, (*ledger).noticed)
+	return d.list(ctx, (*content).noticed)
 }
 
-func (d *Driver) list(ctx context.Context, of func(*ledger) iter.Seq2[instanceKey, *instance]) ([]placement.Instance,
+func (d *Driver) list(ctx context.Context, of func(*content) iter.Seq2[instanceKey, *instance]) ([]placement.Instance,
 	error,
 ) {
 	var out []placement.Instance
-	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
+	err := d.launchLog.with(ctx, func(l *content, _ func(entry) error) error {
 		for k, b := range of(l) {
 			if b.launchedAt.IsZero() && b.Op == opEnded {
 				continue // ended before it was launched

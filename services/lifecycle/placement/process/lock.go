@@ -58,7 +58,7 @@ func (l *fileLock) acquire(ctx context.Context) (func() error, error) {
 	return func() error {
 		defer func() { <-l.turn }()
 		if err := file.Close(); err != nil {
-			return fmt.Errorf("release launch ledger: %w", err)
+			return fmt.Errorf("release launch log: %w", err)
 		}
 		return nil
 	}, nil
@@ -68,19 +68,19 @@ func (l *fileLock) acquire(ctx context.Context) (func() error, error) {
 func (l *fileLock) flock(ctx context.Context) (*os.File, error) {
 	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("open launch ledger's lock: %w", err)
+		return nil, fmt.Errorf("open launch log's lock: %w", err)
 	}
 	for pause := lockFirst; ; pause = min(2*pause, lockLast) {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			// The pid is for the error of callers that wait in vain; the lock alone decides who holds it.
 			if err := errors.Join(file.Truncate(0), writeHolder(file)); err != nil {
-				return nil, errors.Join(fmt.Errorf("sign launch ledger's lock: %w", err), file.Close())
+				return nil, errors.Join(fmt.Errorf("sign launch log's lock: %w", err), file.Close())
 			}
 			return file, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock launch ledger: %w", err), file.Close())
+			return nil, errors.Join(fmt.Errorf("lock launch log: %w", err), file.Close())
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -104,8 +104,8 @@ func (l *fileLock) busy(ctx context.Context, holder int) error {
 	if holder > 0 {
 		who = "process " + strconv.Itoa(holder)
 	}
-	return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the launch ledger of this host is held by "+who,
+	return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the launch log of this host is held by "+who,
 		fault.Remedy("ask again; if "+who+
-			" is stopped, continue it or end it: the ledger is free the moment that it is gone"),
+			" is stopped, continue it or end it: the log is free the moment that it is gone"),
 		fault.Cause(fmt.Errorf("wait for %s: %w", l.path, context.Cause(ctx))))
 }

@@ -20,7 +20,7 @@ import (
 // unlocks it.
 func held(t *testing.T, d *Driver) func() {
 	t.Helper()
-	file, err := os.OpenFile(d.journal.lock.path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	file, err := os.OpenFile(d.launchLog.lock.path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func held(t *testing.T, d *Driver) func() {
 
 // Scenario: a replica is stopped while it decides on a launch. The others wait no longer than they were told to, and go
 // on when it is gone.
-func TestAStoppedHolderOfTheLedgerStopsNobodyForEver(t *testing.T) {
+func TestAStoppedHolderOfTheLaunchLogStopsNobodyForEver(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
 	mustLaunch(t, d, newInstance(ws, 1))
@@ -89,25 +89,25 @@ func TestAStoppedHolderOfTheLedgerStopsNobodyForEver(t *testing.T) {
 }
 
 // A caller whose context has no deadline waits for a bounded time too.
-func TestWaitingForTheLedgerIsBounded(t *testing.T) {
+func TestWaitingForTheLaunchLogIsBounded(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	free := held(t, d)
-	patience := d.journal.lock.wait
-	d.journal.lock.wait = time.Millisecond
+	patience := d.launchLog.lock.wait
+	d.launchLog.lock.wait = time.Millisecond
 	_, err := d.List(t.Context())
 	wantReason(t, err, commonv1.Reason_REASON_UNAVAILABLE)
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("cause %v", err)
 	}
 	free()
-	d.journal.lock.wait = patience
+	d.launchLog.lock.wait = patience
 	if _, err := d.List(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
 
 // A caller that waits gets the lock as soon as it is free.
-func TestAWaitingCallerGetsTheLedger(t *testing.T) {
+func TestAWaitingCallerGetsTheLaunchLog(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	free := held(t, d)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -121,7 +121,7 @@ func TestAWaitingCallerGetsTheLedger(t *testing.T) {
 }
 
 // A caller's cleanup needs the launch log too: a free lock is taken with a context that has ended.
-func TestAFreeLedgerIsHadWithoutWaiting(t *testing.T) {
+func TestAFreeLaunchLogIsHadWithoutWaiting(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -21,7 +21,7 @@ func (d *Driver) endStrays(ctx context.Context) error {
 		return err
 	}
 	var ended []instanceKey
-	err = d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
+	err = d.launchLog.with(ctx, func(l *content, _ func(entry) error) error {
 		for id := range procs {
 			if k, ok := keyOf(id); ok && l.instances[k] != nil && l.instances[k].Op == opEnded {
 				ended = append(ended, k)
@@ -46,7 +46,7 @@ func (d *Driver) endStraysOf(ctx context.Context, k instanceKey, found int) erro
 	d.logger.ErrorContext(ctx, "processes of an ended instance were found and ended",
 		slog.String("workspace_id", k.workspaceID), slog.Int64("epoch", k.epoch),
 		slog.Int("processes", found))
-	err := d.journal.with(ctx, func(_ *ledger, write func(entry) error) error {
+	err := d.launchLog.with(ctx, func(_ *content, write func(entry) error) error {
 		return write(entry{Op: opEnded, WorkspaceID: k.workspaceID, Epoch: k.epoch, Strays: found})
 	})
 	if err != nil {

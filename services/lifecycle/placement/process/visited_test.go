@@ -13,7 +13,7 @@ import (
 func visited(t *testing.T, d *Driver) int {
 	t.Helper()
 	n := 0
-	if err := d.journal.with(testkit.Context(t), func(l *ledger, _ func(entry) error) error {
+	if err := d.launchLog.with(testkit.Context(t), func(l *content, _ func(entry) error) error {
 		n = l.visited
 		return nil
 	}); err != nil {
