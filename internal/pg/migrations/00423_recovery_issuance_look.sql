@@ -1,6 +1,7 @@
 -- +goose Up
 
--- When a replica of recovery last looked whether certificates are issued, at most a few seconds late. A gap is a time in which none of them ran.
+-- When a replica of recovery last looked whether certificates are issued, at most a few seconds late. A gap is a time
+-- in which none of them ran.
 CREATE TABLE recovery.issuance_look (
     singleton boolean     PRIMARY KEY DEFAULT true CHECK (singleton),
     looked_at timestamptz -- null: none has looked yet
