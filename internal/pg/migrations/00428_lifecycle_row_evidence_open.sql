@@ -1,7 +1,8 @@
 -- +goose Up
 
--- The evidence that is not settled. A sweep reads this instead of comparing all evidence with all that is settled. Triggers alone write it: one of the
--- evidence, whichever function leaves it, and one of what is settled, by whichever build. Both fire also under session_replication_role = replica.
+-- The evidence that is not settled. A sweep reads this instead of comparing all evidence with all that is settled.
+-- Triggers alone write it: one of the evidence, whichever function leaves it, and one of what is settled, by whichever
+-- build. Both fire also under session_replication_role = replica.
 LOCK TABLE lifecycle.row_evidence_settled, lifecycle.row_evidence IN SHARE ROW EXCLUSIVE MODE;
 CREATE TABLE lifecycle.row_evidence_open (
     evidence_id bigint PRIMARY KEY REFERENCES lifecycle.row_evidence (evidence_id) ON DELETE CASCADE
@@ -20,8 +21,10 @@ BEGIN
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
-CREATE TRIGGER evidence_opens AFTER INSERT ON lifecycle.row_evidence FOR EACH ROW EXECUTE FUNCTION lifecycle.evidence_opens();
-CREATE TRIGGER evidence_settles AFTER INSERT ON lifecycle.row_evidence_settled FOR EACH ROW EXECUTE FUNCTION lifecycle.evidence_settles();
+CREATE TRIGGER evidence_opens AFTER INSERT ON lifecycle.row_evidence
+    FOR EACH ROW EXECUTE FUNCTION lifecycle.evidence_opens();
+CREATE TRIGGER evidence_settles AFTER INSERT ON lifecycle.row_evidence_settled
+    FOR EACH ROW EXECUTE FUNCTION lifecycle.evidence_settles();
 ALTER TABLE lifecycle.row_evidence ENABLE ALWAYS TRIGGER evidence_opens;
 ALTER TABLE lifecycle.row_evidence_settled ENABLE ALWAYS TRIGGER evidence_settles;
 
@@ -37,7 +40,8 @@ REVOKE UPDATE, TRUNCATE ON lifecycle.row_evidence_open FROM lifecycle;
 -- A row that does not fit its seal leaves evidence when it is cut.
 GRANT INSERT ON lifecycle.row_evidence_open TO mesh_retention;
 
--- What the open findings speak of is read once, not once for each row that is settled. Only findings of this kind have evidence.
+-- What the open findings speak of is read once, not once for each row that is settled. Only findings of this kind have
+-- evidence.
 DROP FUNCTION lifecycle.cut_evidence(interval, uuid, integer);
 GRANT CREATE ON SCHEMA lifecycle TO mesh_retention;
 -- +goose StatementBegin
@@ -91,7 +95,8 @@ BEGIN
     END IF;
     WITH over AS (
         SELECT s.evidence_id AS id FROM lifecycle.row_evidence_settled s WHERE s.settled_at < until
-            AND NOT EXISTS (SELECT FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND s.evidence_id = ANY (f.evidence))
+            AND NOT EXISTS (SELECT FROM lifecycle.finding f
+                WHERE f.resolved_at IS NULL AND s.evidence_id = ANY (f.evidence))
         ORDER BY s.evidence_id LIMIT most
     ), settled AS (
         DELETE FROM lifecycle.row_evidence_settled s USING over o WHERE s.evidence_id = o.id
