@@ -113,7 +113,7 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	return a.sleep(ctx, attempt.Wait)
 }
 
-// tellMissing tells enrolment, at most once an hour, that this host has no recovery token to send, where its
+// tellMissing reports to enrolment, at most once an hour, that this host has no recovery token to send, where its
 // certificate has expired: recovery's own records may still have a token that it would accept, and the node would be
 // expected back for as long. lack is the error of identity.Store.RecoveryTokens, and why the reason of the refusal.
 func (a *Agent) tellMissing(ctx context.Context, lack error, why string) {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 // TestAScanReadsOpenEvidenceAlone: what was settled since the last cut is not read.
@@ -71,7 +72,7 @@ func TestOpenEvidenceIsWrittenByTriggersAlone(t *testing.T) {
 			`UPDATE lifecycle.row_evidence_open SET evidence_id = 0`, `DELETE FROM lifecycle.row_evidence_open`,
 			`TRUNCATE lifecycle.row_evidence_open`,
 		} {
-			if _, err := b.hand(role).Exec(t.Context(), sql); !pg.IsPrivilege(err) {
+			if _, err := b.hand(role).Exec(t.Context(), sql); !testkit.IsPrivilege(err) {
 				t.Errorf("%s may: %s: %v", role, sql, err)
 			}
 		}

@@ -88,7 +88,7 @@ var View = output.View[*readmodelv1.Node]{
 	}),
 }
 
-// meshReasonText returns why the control plane is not well, of a node that is connected all the same.
+// meshReasonText returns why the control plane is not well, of a node that is still connected.
 func meshReasonText(_ *output.Printer, n *readmodelv1.Node) string {
 	reason := n.GetControlPlaneReason()
 	return human.OnlyIf(reason != "", reason+", which is no reason of this node (`gpuaas status`)")
