@@ -178,7 +178,9 @@ func TestAgentLinksNothingHeavy(t *testing.T) {
 }
 
 // migrators are the modules and packages that apply migrations, which no service does.
-var migrators = []string{"github.com/pressly/goose", "github.com/riverqueue/river/rivermigrate", module + "/internal/pg/schema"}
+var migrators = []string{
+	"github.com/pressly/goose", "github.com/riverqueue/river/rivermigrate", module + "/internal/pg/schema",
+}
 
 // TestServicesLinkNoMigrator follows imports through this module from each service.
 func TestServicesLinkNoMigrator(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 const architecture = "docs/architecture.md"
 
 var (
-	packageHead = regexp.MustCompile("^\\| package(?: of ([a-z]+))? \\| (?:decides|has) \\|")
+	packageHead = regexp.MustCompile(`^\| package(?: of ([a-z]+))? \| (?:decides|has) \|`)
 	packageName = regexp.MustCompile("`([a-z/]+)`")
 )
 

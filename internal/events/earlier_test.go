@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/pg/migrations"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 

@@ -28,8 +28,8 @@ func TestDeclareRestoredRefusesWhileServicesAreConnected(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 	}
-	if state, known, err := schema.RollbackStatus(t.Context(), d.URL(pg.RoleOwner)); err != nil || !known || state.Era != 0 ||
-		state.Active {
+	if state, known, err := schema.RollbackStatus(t.Context(), d.URL(pg.RoleOwner)); err != nil || !known ||
+		state.Era != 0 || state.Active {
 		t.Fatalf("%+v %v %v", state, known, err)
 	}
 	testkit.Disconnect(d, pg.RoleLifecycle)

@@ -27,8 +27,8 @@ import (
 	settings "github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/pg/migrations"
+	"github.com/gpuaas/mesh/internal/pg/schema"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/material"
 	"github.com/gpuaas/mesh/mesh/meshtest"
@@ -258,7 +258,8 @@ func earlierDatabase(t *testing.T, dir string) map[string]int {
 	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		passwords[role] = rand.Text()
 	}
-	if err := schema.Provision(ctx, server.AdminURL(), schema.Provisioning{Passwords: passwords, Exclusive: true}); err != nil {
+	err = schema.Provision(ctx, server.AdminURL(), schema.Provisioning{Passwords: passwords, Exclusive: true})
+	if err != nil {
 		t.Fatal(err)
 	}
 	owner := server.URL(pg.DatabaseMesh, pg.RoleOwner, passwords[pg.RoleOwner])

@@ -65,10 +65,11 @@ func migrated(ctx context.Context, server *pgserver.Server) error {
 	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		passwords[role] = rand.Text()
 	}
-	if err := schema.Provision(ctx, server.AdminURL(), schema.Provisioning{Passwords: passwords, Exclusive: true}); err != nil {
+	err := schema.Provision(ctx, server.AdminURL(), schema.Provisioning{Passwords: passwords, Exclusive: true})
+	if err != nil {
 		return err
 	}
 	owner := server.URL(pg.DatabaseMesh, pg.RoleOwner, passwords[pg.RoleOwner])
-	_, err := schema.Migrate(ctx, owner, schema.MigrateOptions{Logger: slog.New(slog.DiscardHandler)})
+	_, err = schema.Migrate(ctx, owner, schema.MigrateOptions{Logger: slog.New(slog.DiscardHandler)})
 	return err
 }

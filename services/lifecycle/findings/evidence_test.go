@@ -310,8 +310,9 @@ func TestEvidenceIsAddedAndNeverChanged(t *testing.T) {
 			}
 		}
 	}
-	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(),
-		`INSERT INTO lifecycle.row_evidence (op, row_type, row_id) VALUES ('update', 'run', $1)`, id); !testkit.IsPrivilege(err) {
+	_, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(),
+		`INSERT INTO lifecycle.row_evidence (op, row_type, row_id) VALUES ('update', 'run', $1)`, id)
+	if !testkit.IsPrivilege(err) {
 		t.Errorf("lifecycle may add evidence: %v", err)
 	}
 	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(),

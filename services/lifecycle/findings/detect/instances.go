@@ -162,8 +162,8 @@ type instanceFacts struct {
 }
 
 var rowsOfInstances = pg.Define(pg.RoleLifecycle, "detect.rows_of_instances", `
-		SELECT b.workspace_id::text AS workspace_id, b.epoch AS instance_epoch, w.epoch, w.tenant_id::text AS tenant_id, w.name,
-			EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = w.id AND r.epoch = b.epoch
+		SELECT b.workspace_id::text AS workspace_id, b.epoch AS instance_epoch, w.epoch, w.tenant_id::text AS tenant_id,
+			w.name, EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = w.id AND r.epoch = b.epoch
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')) AS busy_here,
 			coalesce(i.state, '') AS instance, coalesce(i.node_id::text, '') AS node_id,
 			EXISTS (SELECT 1 FROM lifecycle.resource_claim c
