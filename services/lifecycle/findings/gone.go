@@ -76,8 +76,9 @@ func (s *Sweeper) endGone(ctx context.Context, standing []string, total *Swept) 
 
 // endPageOfGone ends the findings of a page that begins after an id. It returns how many it resolved, and the last id
 // of the page; "" if there is no further one.
-func (s *Sweeper) endPageOfGone(ctx context.Context, after string) (resolved int, last string, err error) {
-	err = pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+func (s *Sweeper) endPageOfGone(ctx context.Context, after string) (int, string, error) {
+	resolved, last := 0, ""
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		resolved, last = 0, ""
 		if err := pg.Queue(ctx, tx, finding.TakeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)

@@ -91,7 +91,7 @@ type Sight struct {
 	Scans int64
 }
 
-// Opened returns the findings that Open made, and whether it appended events.
+// Opened are the findings that Open made, and whether it appended events.
 type Opened struct {
 	New   []Seen
 	Wrote bool
@@ -126,11 +126,11 @@ func (s *Standing) Open(ctx context.Context, tx pgx.Tx, source string, sights []
 			out.New = append(out.New, sight.Seen)
 			written++
 		case parsed && have.Source == source:
-			write, tell, err := due(have, sight)
+			tell, err := eventDue(have, sight)
 			if err != nil {
 				return out, err
 			}
-			if !write {
+			if !tell && slices.Equal(have.Evidence, sight.Evidence) {
 				continue
 			}
 			queueUpdate(&batch, have.ID, tell, sight).Query(func(rows pgx.Rows) error {
@@ -238,14 +238,10 @@ func orEmpty(m map[string]any) map[string]any {
 	return m
 }
 
-// due reports whether the row of a finding that is seen again has to be written, and whether an event is due.
-func due(have Row, s Sight) (write, tell bool, err error) {
+// eventDue reports whether an event is due of a finding that is seen again.
+func eventDue(have Row, s Sight) (bool, error) {
 	same, err := sameEvidence(have.Seen, s.Seen)
-	if err != nil {
-		return false, false, err
-	}
-	tell = !same || bits.Len64(uint64(s.Scans)) > bits.Len64(uint64(have.Count)) // they count up from 1
-	return tell || !slices.Equal(have.Evidence, s.Evidence), tell, nil
+	return !same || bits.Len64(uint64(s.Scans)) > bits.Len64(uint64(have.Count)), err // they count up from 1
 }
 
 // sameEvidence compares the parts of two findings that an event shows, as JSON.
