@@ -539,6 +539,17 @@ func TestDatabaseAwayInvitesToAskAgain(t *testing.T) {
 	testkit.Eventually(t, testkit.Patience, ask)
 }
 
+// TestOptionalTypesOfTasksExist: a name that is no type of task is refused, and one that is is not.
+func TestOptionalTypesOfTasksExist(t *testing.T) {
+	cfg := recovery.Default()
+	for name, refused := range map[string]bool{"storage.allocate": false, "storage.alocate": true} {
+		cfg.OptionalTaskTypes = []string{name}
+		if err := cfg.Validate(); strings.Contains(err.Error(), "optional_task_types") != refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestConfigReportsEverything(t *testing.T) {
 	err := recovery.Default().Validate()
 	if err == nil {

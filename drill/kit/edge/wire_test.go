@@ -92,3 +92,57 @@ func TestAWireKeepsBackWhatItIsTo(t *testing.T) {
 		t.Errorf("the client got %q, %v after the cut", rest, err)
 	}
 }
+
+// TestAWireCutsClientsAlone: the client's end is closed, and the upstream's stands until the wire is closed.
+func TestAWireCutsClientsAlone(t *testing.T) {
+	testkit.IO(t)
+	behind, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer behind.Close()
+	wire, err := edge.StartWire(t.Context(), behind.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", wire.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	server, err := behind.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if _, err := client.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	one := make([]byte, 1)
+	if _, err := io.ReadFull(server, one); err != nil { // the connection stands at both ends
+		t.Fatal(err)
+	}
+	wire.CutClients()
+	if _, err := client.Read(one); err == nil {
+		t.Error("the client reads on")
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := server.Read(one)
+		read <- err
+	}()
+	if _, err := server.Write([]byte("y")); err != nil { // the wire reads it, and has no client for it
+		t.Fatal(err)
+	}
+	select {
+	case err := <-read:
+		t.Fatalf("the upstream sees the end of its connection: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	if err := wire.Close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	if err := <-read; err == nil {
+		t.Error("the upstream reads on after the end of the wire")
+	}
+}
