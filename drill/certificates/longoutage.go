@@ -55,8 +55,9 @@ func LongOutage() kit.Drill {
 // What the ingress refuses is evidence for as long as recovery is set to: a millisecond in the mutation.
 const (
 	rejectedFresh  = "GPUAAS_RECOVERY_REJECTED_FRESH=1ms"
-	rejectionsOver = "the replicas of recovery are started anew with a rejected_fresh of a millisecond: what the ingress " +
-		"refuses is reported and kept, and over at once; the agent is killed as before, and its connections are refused"
+	rejectionsOver = "the replicas of recovery are started anew with a rejected_fresh of a millisecond: what the " +
+		"ingress refuses is reported and kept, and over at once; the agent is killed as before, and its connections " +
+		"are refused"
 )
 
 func runLongOutage(ctx context.Context, r *kit.Run) error {

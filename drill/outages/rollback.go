@@ -31,9 +31,9 @@ func NodesAhead() kit.Drill {
 		Injects: "a machine that serves a workspace opens sessions; then all services are stopped, the database's " +
 			"directory is replaced by a copy from before these, and everything is started again; the agent of another " +
 			"machine was killed before and stays away",
-		Sees: "`control_plane_rollback` of the node that is away, with its evidence and the one incident; rollback mode with " +
-			"the other node as its evidence, which connects as the same instance, with no alarm, no hold and no reason, and " +
-			"shows the mode as a fact; the workload serves, and was never started again",
+		Sees: "`control_plane_rollback` of the node that is away, with its evidence and the one incident; rollback mode " +
+			"with the other node as its evidence, which connects as the same instance, with no alarm, no hold and no " +
+			"reason, and shows the mode as a fact; the workload serves, and was never started again",
 		Recovers: "`rollback accept`; the node has the generation that it remembers or a higher one, and completes a task; " +
 			"the agent that was away connects",
 		Needs: "its own mesh: Postgres on this host, and the balancer before the node API",

@@ -37,8 +37,8 @@ func ResultLost() kit.Drill {
 			"once, and the workload was started once",
 		Needs:  "its own mesh: it stands before its port, and reads a machine's files",
 		Expect: kit.Verdict{Reason: "disconnected", UserState: "temporary", Owner: "agent", Next: "wait"},
-		Mutation: "the replicas of nodeapi are started anew with a keepalive_interval of an hour, an agent may be silent for " +
-			"as long as the policy allows, and the wire closes the agent's end of the connection alone: what is to notice " +
+		Mutation: "the replicas of nodeapi are started anew with a keepalive_interval of an hour, an agent may be silent " +
+			"for as long as the policy allows, and the wire closes the agent's end of the connection alone: what is to notice " +
 			"that the other end has gone waits for longer than the budget; the agent's connection is cut as before",
 		FailsAt: stage.Detected,
 		Scale:   60, // a closed connection is seen at once in either form

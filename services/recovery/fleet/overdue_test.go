@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestOverdueStatesAreIncidents checks that a node which is pending or quarantined for longer than that may last, by the
-// policy where it has a key, is an incident of the state; that a second node joins it; that it ends when none is
+// TestOverdueStatesAreIncidents checks that a node which is pending or quarantined for longer than that may last, by
+// the policy where it has a key, is an incident of the state; that a second node joins it; that it ends when none is
 // overdue; and that one which a person closed is not opened again for the same nodes.
 func TestOverdueStatesAreIncidents(t *testing.T) {
 	testkit.IO(t)

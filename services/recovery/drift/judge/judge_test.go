@@ -287,8 +287,8 @@ func TestAReplicaThatWasKilledLeavesSilentNodes(t *testing.T) {
 	k.wantReasons(gone.id(), agentDown, unspecified)
 }
 
-// TestRollbackModeIsAVerdict checks that rollback mode is a verdict about every node, which has the mode's incident, and
-// ends with it.
+// TestRollbackModeIsAVerdict checks that rollback mode is a verdict about every node, which has the mode's incident,
+// and ends with it.
 func TestRollbackModeIsAVerdict(t *testing.T) {
 	k := newKit(t)
 	incident := ids.New()
