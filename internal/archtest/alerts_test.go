@@ -146,7 +146,7 @@ func TestRulesNameMetricsThatExist(t *testing.T) {
 			}
 		}
 		for _, g := range grouping.FindAllStringSubmatch(r.Expr, -1) {
-			for _, label := range strings.Split(g[1], ",") {
+			for label := range strings.SplitSeq(g[1], ",") {
 				if !slices.Contains(known, strings.TrimSpace(label)) {
 					t.Errorf("%s groups by %s, which none of its metrics has", r.Alert, label)
 				}

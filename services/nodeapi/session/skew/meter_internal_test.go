@@ -75,7 +75,9 @@ func TestTheToleranceOfClocks(t *testing.T) {
 		report bool
 		want   time.Duration
 	}{
-		{24 * time.Hour, false, 0}, {49 * time.Hour, true, 49 * time.Hour}, {30 * time.Hour, true, 30 * time.Hour},
+		{24 * time.Hour, false, 0},
+		{49 * time.Hour, true, 49 * time.Hour},
+		{30 * time.Hour, true, 30 * time.Hour},
 		{23 * time.Hour, true, 0},
 	} {
 		at := time.Duration(i) * time.Minute
