@@ -263,7 +263,7 @@ const missingHost = "host: its diagnostics"
 // what is stale. For the verdict that the agent is down that is the host's record alone. It returns nil for any other
 // verdict.
 func (v Verdict) Missing(evidence []Evidence) []string {
-	switch v.Reason { //nolint:exhaustive // the others name a cause
+	switch v.Reason {
 	case commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN:
 		if slices.ContainsFunc(evidence, func(e Evidence) bool { return e.Source == FromHost && !e.Stale(v.At) }) {
 			return nil
