@@ -31,12 +31,12 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 			detect: 5 * time.Minute, recover: 24 * time.Hour,
 		},
 		"certificate is expired": {
-			evidence: []drift.Evidence{isDown, saw(identity, certificate, certExpired)}, reason: certExpired,
+			evidence: []drift.Evidence{isDown, saw(ingress, certificate, certExpired)}, reason: certExpired,
 			state: recovering, severity: p1, owner: "agent", next: "wait: the agent recovers with its recovery token",
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"identity is rejected": {
-			evidence: []drift.Evidence{isLost, saw(identity, certificate, rejected)}, reason: rejected,
+			evidence: []drift.Evidence{isLost, saw(ingress, certificate, rejected)}, reason: rejected,
 			state: recovering, severity: p1, owner: "recovery",
 			next:   "wait: the node enrols again, a bounded number of times",
 			detect: 5 * time.Minute, recover: time.Hour,
@@ -78,7 +78,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 		},
 		"certificate is expired and no token is left": {
 			evidence: []drift.Evidence{
-				isDown, saw(identity, certificate, certExpired), saw(host, certificate, tokenMissing),
+				isDown, saw(ingress, certificate, certExpired), saw(host, certificate, tokenMissing),
 			},
 			reason: tokenMissing, state: operator, severity: p1, owner: "operator",
 			next: "issue a bundle (`gpuaas nodes bundle NODE`): the node has no recovery token " +
@@ -86,7 +86,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 			detect: 5 * time.Minute, recover: time.Hour,
 		},
 		"tasks expired in the queue": {
-			evidence: []drift.Evidence{active, isHeard, saw(gate, tasks, backlog)}, reason: backlog, state: temporary,
+			evidence: []drift.Evidence{active, isHeard, saw(drift.FromTasks, tasks, backlog)}, reason: backlog, state: temporary,
 			severity: p2, owner: "lifecycle", next: "wait: the next sweep ends what has expired",
 			detect: 5 * time.Minute, recover: 24 * time.Hour,
 		},
@@ -130,7 +130,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 			detect: 5 * time.Minute, recover: 24 * time.Hour,
 		},
 		"address of the node changed": {
-			evidence: []drift.Evidence{isHeard, saw(identity, endpoint, networkFacts)}, reason: networkFacts,
+			evidence: []drift.Evidence{isHeard, saw(session, endpoint, networkFacts)}, reason: networkFacts,
 			state: normal, severity: p2, owner: "recovery",
 			next:   "none: the present addresses are recorded, and the next sweep ends this",
 			detect: 30 * time.Minute, recover: 24 * time.Hour,
@@ -141,12 +141,12 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 			next: "update the agent", detect: 30 * time.Minute, recover: 24 * time.Hour,
 		},
 		"agent is too old for the work": {
-			evidence: []drift.Evidence{isHeard, saw(gate, tasks, version)}, reason: version, state: operator,
+			evidence: []drift.Evidence{isHeard, saw(drift.FromTasks, tasks, version)}, reason: version, state: operator,
 			severity: p2, owner: "rollout",
 			next: "update the agent", detect: 30 * time.Minute, recover: 24 * time.Hour,
 		},
 		"driver changed under a placed node": {
-			evidence: []drift.Evidence{isHeard, saw(gate, hostPart, hostRuntime)}, reason: hostRuntime, state: operator,
+			evidence: []drift.Evidence{isHeard, saw(session, hostPart, hostRuntime)}, reason: hostRuntime, state: operator,
 			severity: p1, owner: "provider",
 			next: "diagnose the node, then repair or reimage it; `gpuaas nodes accept-facts " +
 				"NODE --reason TEXT` if the change was meant",
@@ -240,8 +240,8 @@ func TestOfSeveralReasonsOneWins(t *testing.T) {
 		"pending in an outage":       {[]drift.Evidence{detail(active, drift.DetailPending), noServer}, unspecified},
 		"heard long ago":             {[]drift.Evidence{active, stale(isHeard)}, unreachable},
 		"nothing":                    {nil, unreachable},
-		"minor drift, heard or not":  {[]drift.Evidence{active, saw(identity, endpoint, networkFacts)}, unreachable},
-		"minor drift, away":          {[]drift.Evidence{active, isLost, saw(identity, endpoint, networkFacts)}, networkFacts},
+		"minor drift, heard or not":  {[]drift.Evidence{active, saw(session, endpoint, networkFacts)}, unreachable},
+		"minor drift, away":          {[]drift.Evidence{active, isLost, saw(session, endpoint, networkFacts)}, networkFacts},
 		"on hold in an outage":       {[]drift.Evidence{saw(identity, certificate, held), isLost, noServer}, held},
 		"copied and on hold": {
 			[]drift.Evidence{saw(identity, certificate, cloned), saw(identity, endpoint, held), isDown}, cloned,
@@ -254,6 +254,7 @@ func TestOfSeveralReasonsOneWins(t *testing.T) {
 		},
 		"host alone is well":            {[]drift.Evidence{saw(host, process, unspecified)}, unreachable},
 		"host's word on a heard node":   {[]drift.Evidence{isHeard, saw(host, hostPart, clockSkew)}, unspecified},
+		"host's word on its disk":       {[]drift.Evidence{isDown, saw(host, hostPart, diskFull)}, agentDown},
 		"host's word on a copy":         {[]drift.Evidence{isDown, saw(host, certificate, cloned)}, agentDown},
 		"host's word on its identity":   {[]drift.Evidence{isDown, saw(host, certificate, revoked)}, agentDown},
 		"host's word on an outage":      {[]drift.Evidence{isDown, saw(host, ofControl, outage)}, agentDown},
@@ -275,7 +276,7 @@ func TestOfSeveralReasonsOneWins(t *testing.T) {
 func TestAVerdictCountsFromItsFirstEvidence(t *testing.T) {
 	first := before(saw(session, hostPart, clockSkew), time.Minute)
 	all := []drift.Evidence{
-		isHeard, saw(gate, hostPart, clockSkew), first, stale(before(saw(identity, hostPart, clockSkew), time.Hour)),
+		isDown, saw(host, hostPart, clockSkew), first, stale(before(saw(host, certificate, clockSkew), time.Hour)),
 	}
 	v := drift.Classify(all, now)
 	if !v.ObservedAt.Equal(first.ObservedAt) || v.CorrelationID != first.CorrelationID {
@@ -293,7 +294,7 @@ func TestAVerdictCountsFromItsFirstEvidence(t *testing.T) {
 // stands beside a reason that depends on it.
 func TestUsedIsWhatTheVerdictFollowsFrom(t *testing.T) {
 	fenced := detail(saw(identity, certificate, revoked), drift.DetailFenced)
-	hostIsWell, hostIsFull := saw(host, process, unspecified), saw(host, hostPart, diskFull)
+	hostIsWell, skewed := saw(host, process, unspecified), saw(host, hostPart, clockSkew)
 	for name, c := range map[string]struct {
 		evidence, want []drift.Evidence
 	}{
@@ -303,8 +304,8 @@ func TestUsedIsWhatTheVerdictFollowsFrom(t *testing.T) {
 		"fenced":               {[]drift.Evidence{isDown, fenced, admitted}, []drift.Evidence{fenced}},
 		"outage":               {[]drift.Evidence{isLost, noServer, active}, []drift.Evidence{noServer, isLost}},
 		"unreachable":          {[]drift.Evidence{active, stale(isHeard)}, []drift.Evidence{active}},
-		"unproven":             {[]drift.Evidence{isDown, hostIsFull, roomy}, []drift.Evidence{isDown, hostIsFull}},
-		"unproven, overridden": {[]drift.Evidence{fenced, hostIsFull}, []drift.Evidence{fenced}},
+		"unproven":             {[]drift.Evidence{isDown, skewed, roomy}, []drift.Evidence{isDown, skewed}},
+		"unproven, overridden": {[]drift.Evidence{fenced, skewed}, []drift.Evidence{fenced}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(c.want, drift.Classify(c.evidence, now).Used(c.evidence)); diff != "" {
@@ -314,10 +315,11 @@ func TestUsedIsWhatTheVerdictFollowsFrom(t *testing.T) {
 	}
 }
 
-// TestAVerdictNamesWhatIsMissing: a verdict without a cause says which evidence would name one. Of an agent that is down
-// it is the host's record, unless a fresh one is known.
+// TestAVerdictNamesWhatIsMissing: a verdict without a cause says which evidence would name one. Of an agent that is
+// down it is the host's record, unless a fresh one is known.
 func TestAVerdictNamesWhatIsMissing(t *testing.T) {
 	explained := detail(saw(host, process, unspecified), "connection_refused: dial tcp")
+	record := []string{"host: its diagnostics"}
 	for name, c := range map[string]struct {
 		evidence []drift.Evidence
 		want     []string
@@ -333,9 +335,9 @@ func TestAVerdictNamesWhatIsMissing(t *testing.T) {
 				"session: whether its agent is heard", "session of the process: stale since 2026-03-01T11:59:59Z",
 			},
 		},
-		"down":                        {[]drift.Evidence{active, isDown, admitted}, []string{"host: its diagnostics"}},
+		"down":                        {[]drift.Evidence{active, isDown, admitted}, record},
 		"down, and explained":         {[]drift.Evidence{active, isDown, explained}, nil},
-		"down, explained long ago":    {[]drift.Evidence{active, isDown, stale(explained)}, []string{"host: its diagnostics"}},
+		"down, explained long ago":    {[]drift.Evidence{active, isDown, stale(explained)}, record},
 		"down, and the host knows it": {[]drift.Evidence{active, isDown, saw(host, endpoint, rateLimited)}, nil},
 		"lost a moment ago":           {[]drift.Evidence{active, isLost}, nil},
 	} {

@@ -16,10 +16,7 @@ const (
 // offByPolicy has the owner and the next action for a node that may not recover by itself while the policy is off.
 var offByPolicy = fault.Explain(commonv1.Reason_REASON_AUTO_RECOVERY_OFF)
 
-const (
-	records  = sources(1<<FromIdentity | 1<<FromSession | 1<<FromGate)
-	unproven = sources(1<<FromHost | 1<<FromIngress)
-)
+const unproven = sources(1<<FromHost | 1<<FromIngress)
 
 // ordered are the rows of all reasons that evidence proves, the one that wins over all others first. A row never
 // follows one of a lower severity.
@@ -33,47 +30,41 @@ var ordered = []Row{
 	{Reason: commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_ROLLBACK, UserState: operator, by: of(FromRollback)},
 	{
 		Reason: commonv1.DriftReason_DRIFT_REASON_CERT_UNTRUSTED_BY_INGRESS, UserState: operator,
-		by: records | of(FromReplicas, FromIngress),
+		by: of(FromReplicas, FromIngress),
 	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_HELD, UserState: operator, by: of(FromIdentity)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_JOIN_STATE_LOST, UserState: operator, by: of(FromIdentity, FromHost)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_JOIN_STATE_LOST, UserState: operator, by: of(FromIdentity)},
 	{
 		Reason: commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE, UserState: temporary, by: of(FromReplicas),
 		holds: unheard,
 	},
-	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, UserState: operator,
-		by: of(FromSession, FromGate, FromHost),
-	},
-	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT, UserState: operator,
-		by: of(FromSession, FromGate, FromHost),
-	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, UserState: operator, by: records | of(FromHost)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, UserState: operator, by: of(FromGate)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT, UserState: operator, by: of(FromSession)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, UserState: operator, by: of(FromSession, FromHost)},
 	{
 		Reason:    commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING,
-		UserState: operator, by: records | of(FromHost, FromEnrolment),
+		UserState: operator, by: of(FromHost, FromEnrolment),
 	},
 	{
 		Reason:    commonv1.DriftReason_DRIFT_REASON_RECOVERY_ENROLLMENT_BLOCKED,
-		UserState: operator, by: records | of(FromHost, FromEnrolment),
+		UserState: operator, by: of(FromHost, FromEnrolment),
 	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED, UserState: repairing, by: records | of(FromHost)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_SERVER_TLS_UNTRUSTED, UserState: repairing, by: of(FromHost)},
 	{
 		Reason:    commonv1.DriftReason_DRIFT_REASON_ENDPOINT_PROFILE_DRIFT,
-		UserState: operator, by: records | of(FromHost), AsksHost: true,
+		UserState: operator, by: of(FromSession, FromHost), AsksHost: true,
 	},
 	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED, UserState: repairing, by: records | unproven,
+		Reason: commonv1.DriftReason_DRIFT_REASON_CERT_EXPIRED, UserState: repairing, by: of(FromIngress, FromHost),
 		AsksHost: true,
 	},
 	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REJECTED, UserState: repairing, by: records | unproven,
+		Reason: commonv1.DriftReason_DRIFT_REASON_IDENTITY_REJECTED, UserState: repairing, by: of(FromIngress),
 		AsksHost: true,
 	},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_NODE_AGENT_UNREACHABLE, UserState: temporary, AsksHost: true},
 	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_EDGE_RATE_LIMITED, UserState: temporary, by: records | unproven,
+		Reason: commonv1.DriftReason_DRIFT_REASON_EDGE_RATE_LIMITED, UserState: temporary, by: of(FromHost),
 		explains: true,
 	},
 	{
@@ -85,11 +76,11 @@ var ordered = []Row{
 		holds: connected,
 	},
 	{
-		Reason: commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE, UserState: temporary, by: records | of(FromTasks),
+		Reason: commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE, UserState: temporary, by: of(FromTasks),
 		holds: connected,
 	},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, UserState: normal, by: records | of(FromTasks)},
-	{Reason: commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, UserState: normal, by: records},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_VERSION_DRIFT, UserState: normal, by: of(FromSession, FromTasks)},
+	{Reason: commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT, UserState: normal, by: of(FromSession)},
 	{Reason: commonv1.DriftReason_DRIFT_REASON_DISCONNECTED, UserState: temporary},
 }
 

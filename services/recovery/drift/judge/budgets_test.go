@@ -34,9 +34,9 @@ func TestBudgetsFollowThePolicy(t *testing.T) {
 		values          map[string]string
 		detect, recover time.Duration
 	}{
-		{"default", saw(host, hostPart, diskFull), nil, 5 * time.Minute, time.Hour},
+		{"default", saw(host, hostPart, clockSkew), nil, 5 * time.Minute, time.Hour},
 		{
-			"weakened", saw(host, hostPart, diskFull),
+			"weakened", saw(host, hostPart, clockSkew),
 			map[string]string{policy.BudgetP1DetectSeconds: "600", policy.BudgetP1RecoverSeconds: "7200"},
 			10 * time.Minute, 2 * time.Hour,
 		},

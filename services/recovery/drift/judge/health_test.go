@@ -60,7 +60,7 @@ func TestEachItemIsNeeded(t *testing.T) {
 		"reimaged":    {func(p *judge.Proof) { p.Instance = "i2" }, []recoveryv1.HealthCheck{4, 5}},
 		"not counted": {func(p *judge.Proof) { p.TasksAt = time.Time{} }, []recoveryv1.HealthCheck{5}},
 		"backlog": {func(p *judge.Proof) {
-			p.Evidence = append(p.Evidence, saw(gate, tasks, backlog))
+			p.Evidence = append(p.Evidence, saw(drift.FromTasks, tasks, backlog))
 		}, []recoveryv1.HealthCheck{5}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -19,7 +19,6 @@ const (
 
 	identity = drift.FromIdentity
 	session  = drift.FromSession
-	gate     = drift.FromGate
 	replicas = drift.FromReplicas
 	rollback = drift.FromRollback
 	host     = drift.FromHost
