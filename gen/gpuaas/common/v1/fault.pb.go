@@ -74,11 +74,11 @@ const (
 	Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE Reason = 44
 	Reason_REASON_STREAM_MAX_AGE                    Reason = 45
 	Reason_REASON_SERVER_DRAINING                   Reason = 46
-	Reason_REASON_AUTHORITY_STALE                   Reason = 47 // the view of fences is too old to decide
-	Reason_REASON_HEARTBEAT_LATE                    Reason = 48
+	Reason_REASON_AUTHORITY_STALE                   Reason = 47 // the view of fences is too old to decide; reserved: no service sends it
+	Reason_REASON_HEARTBEAT_LATE                    Reason = 48 // reserved: no service sends it, SessionChanged.late reports the fact
 	Reason_REASON_SLOW_CONSUMER                     Reason = 49
 	Reason_REASON_NODE_NOT_ADMITTED                 Reason = 50 // the gate is shut or another session holds it
-	Reason_REASON_FENCE_SUPERSEDED                  Reason = 51 // a lower fence epoch than the one already applied
+	Reason_REASON_FENCE_SUPERSEDED                  Reason = 51 // a lower fence epoch than the one already applied; reserved: no service sends it, such a fence is answered with the one that stands
 	// Tasks.
 	Reason_REASON_TASK_SUPERSEDED        Reason = 60 // epoch or op_seq lower than the highest the agent has seen
 	Reason_REASON_TASK_SIGNATURE_INVALID Reason = 61
