@@ -28,8 +28,8 @@ func (a *Agent) trustJudged(ctx context.Context, verified bool) bool {
 // bootstrapTrust makes one attempt to get the trust that is current from recovery, which is reached over the trust that
 // is pinned for enrolment and over nothing else. Where that brings no trust, the next attempt is a dwell away, and the
 // session is tried again meanwhile, since the trust on disk may have been repaired. It waits if the attempt cannot be
-// recorded, if recovery refuses this host for good, and as long as recovery asks for. It returns nil if the caller is to
-// try again.
+// recorded, if recovery refuses this host for good, and as long as recovery asks for. It returns nil if the caller is
+// to try again.
 func (a *Agent) bootstrapTrust(ctx context.Context, cause error) error {
 	if a.store.Token() != "" && !a.operatorFailed {
 		return a.enrolAgain(ctx, cause) // an operator's token comes first

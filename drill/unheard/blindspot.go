@@ -24,7 +24,8 @@ func BlindSpot() kit.Drill {
 		Name: "pre-auth-blind-spot",
 		Injects: "the ports of the node API and of enrolment are led to a proxy that ends TLS with certificates of another " +
 			"issuer, and the agent of a machine that serves a workspace is killed; it is started again and trusts neither",
-		Sees: "by the API alone `agent_down`, which names the host's record as missing; once the record that the agent keeps on its host is brought with " +
+		Sees: "by the API alone `agent_down`, which names the host's record as missing; once the record that the agent " +
+			"keeps on its host is brought with " +
 			"`gpuaas nodes diag NODE --file`, `server_tls_untrusted`, with the host's evidence; the workload serves",
 		Recovers: "the proxy is taken away: the agent opens a session by itself with the certificate that it had",
 		Needs:    "its own mesh: it stands before its ports, and reads the record on a machine",

@@ -15,8 +15,8 @@ func StaleSince(through *time.Time, now time.Time) time.Time {
 	return *through
 }
 
-// EarlierStale returns since when the verdict about one node is stale: the earlier of what StaleSince returns and of the
-// time since which recovery does not judge the node; nil: it does. Zero: the verdict is up to date.
+// EarlierStale returns since when the verdict about one node is stale: the earlier of what StaleSince returns and of
+// the time since which recovery does not judge the node; nil: it does. Zero: the verdict is up to date.
 func EarlierStale(everything time.Time, own *time.Time) time.Time {
 	if own == nil || !everything.IsZero() && everything.Before(*own) {
 		return everything

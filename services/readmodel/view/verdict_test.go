@@ -93,8 +93,8 @@ func TestANodeShowsItsVerdictToPeopleOfTheOperator(t *testing.T) {
 	}
 }
 
-// Scenario: recovery judges, but not one of the nodes, whose evidence is of a newer build. The verdict about that node is
-// stale since then, or since recovery has judged nothing, whichever is earlier.
+// Scenario: recovery judges, but not one of the nodes, whose evidence is of a newer build. The verdict about that node
+// is stale since then, or since recovery has judged nothing, whichever is earlier.
 func TestAVerdictIsStaleByItself(t *testing.T) {
 	k := newKit(t)
 	now := k.Now().Truncate(time.Microsecond)

@@ -9,9 +9,9 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
+// MostGPUs and MostAddresses bound what is kept of a host, and MostFact the text of one fact, in bytes. Recovery
+// compares no more of them.
 const (
-	// MostGPUs and MostAddresses bound what is kept of a host, and MostFact the text of one fact, in bytes. Recovery
-	// compares no more of them (package collect).
 	MostGPUs      = 64
 	MostAddresses = 64
 	MostFact      = 128
@@ -24,8 +24,8 @@ type FactsCut struct {
 	Texts     int // longer than MostFact
 }
 
-// Facts bounds what a host claims of its GPUs, its addresses and its runtime, and returns what it cut: the GPUs with the
-// highest indexes, and addresses from the end of their sorted list.
+// Facts bounds what a host claims of its GPUs, its addresses and its runtime, and returns what it cut: the GPUs with
+// the highest indexes, and addresses from the end of their sorted list.
 func Facts(facts *commonv1.HostFacts) FactsCut {
 	var out FactsCut
 	if facts == nil {

@@ -27,8 +27,8 @@ func claiming(gpus, addresses int) *commonv1.HostFacts {
 	return out
 }
 
-// A host that claims more than a host has keeps what is bounded, whichever order it names it in; a sound one stays as it
-// is.
+// A host that claims more than a host has keeps what is bounded, whichever order it names it in; a sound one stays as
+// it is.
 func TestFactsAreBounded(t *testing.T) {
 	sound := claiming(MostGPUs, MostAddresses/2)
 	was := proto.CloneOf(sound)
@@ -48,8 +48,9 @@ func TestFactsAreBounded(t *testing.T) {
 	if got := Facts(hostile); got != (FactsCut{GPUs: 436, Addresses: 136, Texts: 2}) {
 		t.Errorf("hostile facts: cut %+v", got)
 	}
-	if len(hostile.GetGpus()) != MostGPUs || hostile.GetGpus()[0].GetIndex() != 0 || hostile.GetGpus()[63].GetIndex() != 63 ||
-		len(hostile.GetAddresses()) != MostAddresses || len(hostile.GetGpus()[0].GetModel()) != MostFact ||
+	if len(hostile.GetGpus()) != MostGPUs || hostile.GetGpus()[0].GetIndex() != 0 ||
+		hostile.GetGpus()[63].GetIndex() != 63 || len(hostile.GetAddresses()) != MostAddresses ||
+		len(hostile.GetGpus()[0].GetModel()) != MostFact ||
 		len(hostile.GetKernel()) > MostFact || !utf8.ValidString(hostile.GetKernel()) {
 		t.Errorf("hostile facts became %v", hostile)
 	}
@@ -58,8 +59,10 @@ func TestFactsAreBounded(t *testing.T) {
 // The facts of a frame are bounded wherever they stand in it.
 func TestFactsOfFramesAreBounded(t *testing.T) {
 	for name, frame := range map[string]*nodev1.ConnectRequest{
-		"Hello":     {Frame: &nodev1.ConnectRequest_Hello{Hello: &nodev1.Hello{Host: claiming(65, 0)}}},
-		"Heartbeat": {Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: &nodev1.Heartbeat{ChangedFacts: claiming(65, 0)}}},
+		"Hello": {Frame: &nodev1.ConnectRequest_Hello{Hello: &nodev1.Hello{Host: claiming(65, 0)}}},
+		"Heartbeat": {Frame: &nodev1.ConnectRequest_Heartbeat{
+			Heartbeat: &nodev1.Heartbeat{ChangedFacts: claiming(65, 0)},
+		}},
 	} {
 		if got := Reported(frame, time.Now()); got != (Cut{Facts: FactsCut{GPUs: 1}}) {
 			t.Errorf("%s: cut %+v", name, got)

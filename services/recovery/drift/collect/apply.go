@@ -31,8 +31,8 @@ const (
 )
 
 // Kinds returns the kinds of events that are evidence. That a replica began to listen, or leaves, that the preflight of
-// the authority has another state, and that an incident began or ended, as that of the rollback mode, only has the judge
-// look at once, and a version of a profile has it judge the nodes that report it: all four are in rows.
+// the authority has another state, and that an incident began or ended, as that of the rollback mode, only has the
+// judge look at once, and a version of a profile has it judge the nodes that report it: all four are in rows.
 func Kinds() []string {
 	return []string{
 		kindIdentity, kindSession, kindGate, kindReplica, kindAttempt, kindRefused, kindRejected, kindBacklog, kindTrust,

@@ -70,9 +70,9 @@ func (k *kit) readable() {
 	k.put()
 }
 
-// TestANodeThatIsNotJudgedSaysSo checks that a node of which nothing was wrong says so as well, and that a verdict which
-// stays as it was is up to date again once the node is judged: because the evidence can be read, or because the reason
-// is proven without it.
+// TestANodeThatIsNotJudgedSaysSo checks that a node of which nothing was wrong says so as well, and that a verdict
+// which stays as it was is up to date again once the node is judged: because the evidence can be read, or because the
+// reason is proven without it.
 func TestANodeThatIsNotJudgedSaysSo(t *testing.T) {
 	k := newKit(t)
 	n := k.up()
