@@ -300,6 +300,35 @@ func TestAPolicyThatIsOnAgainIsHeardOf(t *testing.T) {
 	}
 }
 
+// TestAnUntrustedWayToEnrolmentIsTriedAsOftenAsThePolicyAllows: the certificate has ended and the trust that is pinned
+// for enrolment is of another issuer. No request is sent, and the attempts of an hour come to an end.
+func TestAnUntrustedWayToEnrolmentIsTriedAsOftenAsThePolicyAllows(t *testing.T) {
+	const most = 6
+	m, cfg, other := dwelling(t, most)
+	cfg.SlowRetry = 40 * time.Millisecond
+	put(t, cfg, "recovery-ca-bundle.crt", other)
+	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
+	end, _ := run(t, open(t, cfg))
+	detail := diagnosed(t, cfg, wayBlocked, most+3)
+	if !strings.Contains(detail, "6 attempts in this hour") {
+		t.Errorf("detail %q", detail)
+	}
+	if n := len(m.recoveries()); n != 0 {
+		t.Errorf("%d requests reached enrolment", n)
+	}
+	m.mu.Lock()
+	m.denial = nil
+	m.mu.Unlock()
+	m.wait("admitted")
+	if r := m.lastHello().GetRecovery(); r.GetAttempts() != most || r.GetFailures() != most || r.GetSuppressed() < 3 ||
+		r.GetLastOutcome() != "server_tls_untrusted" {
+		t.Errorf("reported %v", r)
+	}
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // setToken writes a token into node-agent.env; an empty one removes it.
 func setToken(t *testing.T, cfg agent.Config, token string) {
 	t.Helper()

@@ -57,7 +57,6 @@ func (a *Agent) bootstrapTrust(ctx context.Context, cause error) error {
 		slog.String("node_id", node.NodeID), slog.String("correlation_id", a.diag.Correlation()),
 		slog.String("cause", why))
 	attempt, err := a.enrol.BootstrapTrust(ctx)
-	attempt.Counts = attempt.Counts || attempt.Untrusted
 	a.ended(ctx, attempt)
 	switch {
 	case err != nil:

@@ -23,7 +23,8 @@ const Succeeded = "succeeded"
 type Recovery struct {
 	// Sent reports whether a verified server was reached, so that the request may have had an effect.
 	Sent bool
-	// Counts reports whether the attempt counts against the limit of an hour.
+	// Counts reports whether the attempt counts against the limit of an hour: a server that cannot be verified may be
+	// hostile, and does not go away by being asked often.
 	Counts bool
 	// Untrusted reports whether the pinned trust did not verify the server of enrolment, or cannot be read.
 	Untrusted bool
@@ -61,8 +62,8 @@ func (e *Enroller) recover(ctx context.Context, trust bool) (Recovery, error) {
 		GotConn: func(httptrace.GotConnInfo) { reached.Store(true) },
 	}), token, taken)
 	out := Recovery{Sent: reached.Load(), Outcome: Succeeded, Trusted: taken != nil && *taken}
-	out.Counts = out.Sent && !busy(err)
 	out.Untrusted = endpoints.Untrusts(err) || errors.Is(err, ErrNotPinned) || errors.Is(err, pki.ErrIdentity)
+	out.Counts = out.Sent && !busy(err) || out.Untrusted
 	if err == nil {
 		e.turn = 0
 		return out, nil
