@@ -121,10 +121,10 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detail string) error {
 	wait := a.slow()
 	a.meters.retry(code)
-	a.record(ctx, code, detail, wait)
-	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", slog.String("code", names.Of(code)),
-		slog.String("detail", detail),
-		slog.Duration("next_retry", wait))
+	recorded := a.record(ctx, code, detail, wait)
+	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", append([]slog.Attr{
+		slog.String("code", names.Of(code)), slog.String("detail", detail), slog.Duration("next_retry", wait),
+	}, recorded.Attrs()...)...)
 	return a.sleep(ctx, wait)
 }
 

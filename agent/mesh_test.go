@@ -440,12 +440,17 @@ func config(root string) agent.Config {
 
 func open(t *testing.T, cfg agent.Config) *agent.Agent {
 	t.Helper()
+	return openLogging(t, cfg, slog.NewTextHandler(t.Output(), nil))
+}
+
+func openLogging(t *testing.T, cfg agent.Config, to slog.Handler) *agent.Agent {
+	t.Helper()
 	t.Cleanup(func() {
 		if err := cgroup.Remove(cfg.StateDir); err != nil {
 			t.Log(err) // a workload that the test leaves running
 		}
 	})
-	a, err := agent.New(t.Context(), agent.Deps{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}, cfg)
+	a, err := agent.New(t.Context(), agent.Deps{Logger: slog.New(to)}, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

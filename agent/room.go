@@ -65,11 +65,16 @@ func (a *Agent) problems(ctx context.Context, of string, found []string) {
 	}
 }
 
-// record keeps a diagnostic; next is the time until the agent tries again, zero if nothing is tried again.
-func (a *Agent) record(ctx context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) {
-	if _, err := a.diag.Record(code, detail, next); a.noted(err) != nil {
+// record keeps a diagnostic and returns what is kept; next is the time until the agent tries again, zero if nothing is
+// tried again.
+func (a *Agent) record(
+	ctx context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration,
+) diag.Entry {
+	kept, err := a.diag.Record(code, detail, next)
+	if a.noted(err) != nil {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
 	}
+	return kept
 }
 
 // noted passes err to the watch, which notes errors for want of room, and returns err.

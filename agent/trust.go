@@ -85,9 +85,10 @@ func (a *Agent) untrusted(ctx context.Context, code commonv1.DiagnosticCode, det
 	a.warn(ctx, "begin of the dwell of trust not recorded", a.noted(a.recovery.DwellAnew()))
 	wait := a.recovery.TrustDwell()
 	a.meters.retry(code)
-	a.record(ctx, code, detail, wait)
-	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "trust not bootstrapped", slog.String("code", names.Of(code)),
-		slog.String("detail", detail), slog.Duration("next_attempt", wait))
+	recorded := a.record(ctx, code, detail, wait)
+	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "trust not bootstrapped", append([]slog.Attr{
+		slog.String("code", names.Of(code)), slog.String("detail", detail), slog.Duration("next_attempt", wait),
+	}, recorded.Attrs()...)...)
 }
 
 // trustFromDisk waits until the trust bundle for the node API can be read. Where it cannot for the dwell, recovery is

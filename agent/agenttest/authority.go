@@ -1,5 +1,5 @@
-// Package agenttest has the parts of a mesh that the agent's tests need: an authority that issues certificates of any
-// validity, by any clock.
+// Package agenttest has what the tests of the agent need: an authority that issues certificates of any validity, by any
+// clock, and a handler that catches lines of the log.
 //
 // Only tests link it. It signs every request, so it must never be used outside a test.
 package agenttest

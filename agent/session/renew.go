@@ -190,8 +190,13 @@ func (r *runner) resumeFlip(ctx context.Context) {
 func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
 	r.renewal.request = ""
 	wait := r.renewIn(denial.RetryAfter)
-	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal refused", slog.Any("error", denial),
-		slog.Duration("next_retry", wait))
+	recorded := r.c.record(ctx, Diagnostic{
+		Code:   commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED,
+		Detail: "renewal: " + detailOf(denial), NextRetry: wait,
+	})
+	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal refused", append([]slog.Attr{
+		slog.Any("error", denial), slog.Duration("next_retry", wait),
+	}, recorded.Attrs()...)...)
 	if denial.Reason == commonv1.Reason_REASON_CSR_REFUSED || denial.Reason == commonv1.Reason_REASON_KEY_REUSE {
 		// The same key will not be signed, perhaps since half the life of its certificate is over: the next request has
 		// another.
@@ -199,9 +204,5 @@ func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
 			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "pending key not dropped", slog.Any("error", err))
 		}
 	}
-	r.c.record(ctx, Diagnostic{
-		Code:   commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED,
-		Detail: "renewal: " + detailOf(denial), NextRetry: wait,
-	})
 	r.renewal.timer.Reset(wait)
 }

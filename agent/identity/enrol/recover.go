@@ -88,12 +88,13 @@ func (e *Enroller) recover(ctx context.Context, trust bool) (Recovery, error) {
 	}
 	e.giveUp(ctx, token, err)
 	out.Wait = max(out.Wait, time.Millisecond)
-	e.record(ctx, code, detailOf(err), out.Wait)
+	recorded := e.record(ctx, code, detailOf(err), out.Wait)
 	if terminal != nil {
 		return out, terminal
 	}
-	e.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "not recovered", slog.String("code", names.Of(code)),
-		slog.Any("error", err), slog.Duration("next_retry", out.Wait))
+	e.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "not recovered", append([]slog.Attr{
+		slog.String("code", names.Of(code)), slog.Any("error", err), slog.Duration("next_retry", out.Wait),
+	}, recorded.Attrs()...)...)
 	return out, nil
 }
 
