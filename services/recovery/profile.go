@@ -12,6 +12,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -120,11 +121,12 @@ func (s *Service) openProfiles(ctx context.Context, wakes *signals) error {
 	}
 	s.profiles, err = profiles.NewBook(profiles.Deps{
 		Logger: b.Logger, Pool: b.DB, Default: s.cfg.Profile.Name, TrustDomain: b.Config.TrustDomain, Wake: b.Wake,
-		Numbered: b.Numbered, Changed: &wakes.changed, Audit: b.Audit,
+		Numbered: b.Numbered, Changed: &wakes.changed, Audit: b.Audit, Registerer: b.Registry.ForService(b.Name),
 	})
 	if err != nil {
 		return err
 	}
+	b.Health.Watch("configured_profile", s.profiles.Configured)
 	if err := s.configureProfile(ctx, file); err != nil {
 		return err
 	}
@@ -135,10 +137,14 @@ func (s *Service) openProfiles(ctx context.Context, wakes *signals) error {
 	return nil
 }
 
-// configureProfile takes the configured profile among the profiles. It tries again while the database does not answer.
+// configureProfile takes the configured profile among the profiles. It tries again while the database does not answer,
+// and leaves a changed one to followProfile if its endpoints are not verified, as while the mesh starts.
 func (s *Service) configureProfile(ctx context.Context, file *profileFile) error {
 	for {
 		err := s.profiles.Configure(ctx, file.current())
+		if fault.Has(err, commonv1.Reason_REASON_PROFILE_UNVERIFIED) {
+			err = s.profiles.Refresh(ctx)
+		}
 		if err == nil || !pg.IsConnError(err) {
 			return err
 		}
@@ -150,15 +156,23 @@ func (s *Service) configureProfile(ctx context.Context, file *profileFile) error
 }
 
 // followProfile takes what the configured profile has become among the profiles, until ctx ends. A content that could
-// not be taken is taken at the next check.
+// not be taken, or was not verified, is tried again at the next check.
 func (s *Service) followProfile(ctx context.Context, file *profileFile) error {
-	taken := file.current().GetFingerprint()
+	taken := ""
+	if s.profiles.Configured(ctx) == nil {
+		taken = file.current().GetFingerprint()
+	}
 	return app.Every(ctx, s.base.Logger, "configured-profile", profileEvery, func(ctx context.Context) error {
 		now := file.current()
 		if now.GetFingerprint() == taken {
 			return nil
 		}
-		if err := s.profiles.Configure(ctx, now); err != nil {
+		taken = ""
+		err := s.profiles.Configure(ctx, now)
+		switch {
+		case fault.Has(err, commonv1.Reason_REASON_PROFILE_UNVERIFIED):
+			return nil // it is logged, and shows in the health
+		case err != nil:
 			return err
 		}
 		taken = now.GetFingerprint()

@@ -3,8 +3,10 @@ package recovery_test
 import (
 	"crypto/tls"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -18,12 +20,18 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc/calls"
 	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery"
 )
 
 // TestTheProfileFollowsItsFile checks that a replica sends the certificate authorities that its file has now, without a
 // restart, and the former ones while the file cannot be read.
 func TestTheProfileFollowsItsFile(t *testing.T) {
-	m := start(t)
+	api, enrolment := listen(t), listen(t)
+	m := start(t, func(cfg *recovery.Config) {
+		cfg.Profile.APIURL, cfg.Profile.RecoveryURL = api.Addr().String(), "https://"+enrolment.Addr().String()
+	})
+	m.prove(api, "nodeapi")
+	m.prove(enrolment, "recovery")
 	replica, url := m.client("nodeapi")
 	sessions := recoveryv1connect.NewSessionServiceClient(replica, url, calls.Options(calls.Config{})...)
 	fingerprint := func() string {
@@ -66,10 +74,53 @@ func TestTheProfileFollowsItsFile(t *testing.T) {
 		})
 	}
 	put("no certificate")
+	put(string(bundle.PEM())) // of another issuer than that of the endpoints
+	testkit.Eventually(t, testkit.Patience, func() error {
+		families, err := m.registry.Gatherer().Gather()
+		for _, f := range families {
+			if strings.HasSuffix(f.GetName(), "profile_unverified_total") && f.GetMetric()[0].GetCounter().GetValue() > 0 {
+				return nil
+			}
+		}
+		return errors.Join(errors.New("no attempt was refused"), err)
+	})
+	if fingerprint() != first {
+		t.Error("a file that does not verify the endpoints has changed the profile")
+	}
 	put(string(former) + string(bundle.PEM()))
 	until(func(now string) bool { return now != first })
 	put(string(former))
 	until(func(now string) bool { return now == first })
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = lis.Close() })
+	return lis
+}
+
+// prove serves a listener that proves to be a service, and nothing else, until the test ends.
+func (m *mesh) prove(lis net.Listener, service string) {
+	m.t.Helper()
+	cfg, err := pki.ServerTLS(m.authorities.ServerTLS(m.t, service))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	secured := tls.NewListener(lis, cfg)
+	go func() {
+		for {
+			conn, err := secured.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Read(make([]byte, 1)) // with the handshake
+			_ = conn.Close()
+		}
+	}()
 }
 
 // Scenario: a person sets another profile, and a machine is enrolled with it by name, over the real ports.
@@ -90,25 +141,8 @@ func TestANodeIsEnrolledWithAProfileByName(t *testing.T) {
 		commonv1.Reason_REASON_PERMISSION_DENIED) {
 		t.Fatalf("a viewer sets a profile: %v", err)
 	}
-	api, err := pki.ServerTLS(m.authorities.ServerTLS(t, "nodeapi"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	lis, err := tls.Listen("tcp", "127.0.0.1:0", api)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lis.Close()
-	go func() {
-		for {
-			conn, err := lis.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = conn.Read(make([]byte, 1)) // with the handshake
-			_ = conn.Close()
-		}
-	}()
+	lis := listen(t)
+	m.prove(lis, "nodeapi")
 	set.ApiUrl = lis.Addr().String()
 	edge, err := people.SetProfile(m.asPerson("operator"), set)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -33,21 +34,25 @@ type Deps struct {
 	Default string
 	// TrustDomain is that of the mesh, in which endpoints prove their identity.
 	TrustDomain string
-	Wake        *events.Signal // notified after commits that appended events
-	Numbered    *events.Signal // notified when events were numbered
-	Changed     *events.Signal // notified when Authority returns something else
-	Audit       *audit.Log     // nil: nothing is recorded
+	Wake        *events.Signal        // notified after commits that appended events
+	Numbered    *events.Signal        // notified when events were numbered
+	Changed     *events.Signal        // notified when Authority returns something else
+	Audit       *audit.Log            // nil: nothing is recorded
+	Registerer  prometheus.Registerer // nil: nothing is counted
 	// RefreshEvery is the least time between two reads of what other replicas have changed; 1 s.
 	RefreshEvery time.Duration
 }
 
 // Book has the valid versions as the rows were read last. Safe for concurrent use.
 type Book struct {
-	deps    Deps
-	reading sync.Mutex
+	deps     Deps
+	reading  sync.Mutex
+	refusals prometheus.Counter
 
-	mu   sync.Mutex
-	page *page // replaced, never changed; nil until it was read
+	mu         sync.Mutex
+	page       *page  // replaced, never changed; nil until it was read
+	unverified string // fingerprint of the configured content that is not taken; empty: it is
+	failure    error  // why
 }
 
 // page is what one reading found.
@@ -64,7 +69,16 @@ func NewBook(deps Deps) (*Book, error) {
 		return nil, errors.New("profiles need a logger, a pool and the name of the default")
 	}
 	deps.RefreshEvery = cmp.Or(deps.RefreshEvery, time.Second)
-	return &Book{deps: deps}, nil
+	b := &Book{deps: deps, refusals: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "profile_unverified_total",
+		Help: "Attempts to take the configured profile whose endpoints its trust did not verify.",
+	})}
+	if deps.Registerer != nil {
+		if err := deps.Registerer.Register(b.refusals); err != nil {
+			return nil, fmt.Errorf("register metrics of profiles: %w", err)
+		}
+	}
+	return b, nil
 }
 
 // Name returns the name of the profile that a node has whose row has the given one.

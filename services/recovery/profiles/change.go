@@ -3,7 +3,6 @@ package profiles
 import (
 	"context"
 	"fmt"
-	"log/slog"
 
 	"github.com/jackc/pgx/v5"
 
@@ -235,49 +234,4 @@ func (c *change) retireStale(ctx context.Context, name string) error {
 		}
 	}
 	return nil
-}
-
-// Configure has the content that this replica is configured with become the active version of its name, if it is not
-// what the configuration said before: by a replica that has the same one, or by this one. A person's decision about the
-// name stands until the configuration changes again.
-func (b *Book) Configure(ctx context.Context, p *commonv1.Profile) error {
-	said, err := pg.Value[string](ctx, b.deps.Pool, readConfigured, p.GetName())
-	if err != nil && !pg.IsNoRows(err) {
-		return fmt.Errorf("read the configured profile: %w", err)
-	}
-	if said == p.GetFingerprint() {
-		return b.Refresh(ctx)
-	}
-	const reason = "the configuration of recovery, or a file that it names, has changed"
-	done, err := b.do(ctx, byItself, reason, audit.Entry{
-		Action: "profile.configure", Actor: byItself, Reason: reason, SubjectType: "profile", SubjectID: p.GetName(),
-		Details: map[string]any{"fingerprint": p.GetFingerprint()},
-	}, func(ctx context.Context, c *change) error {
-		said, err := pg.Value[string](ctx, c.tx, readConfigured, p.GetName())
-		if err != nil && !pg.IsNoRows(err) {
-			return fmt.Errorf("read the configured profile: %w", err)
-		}
-		if said == p.GetFingerprint() {
-			return nil // another replica was first
-		}
-		if _, err := pg.Exec(ctx, c.tx, noteConfigured, p.GetName(), p.GetFingerprint()); err != nil {
-			return fmt.Errorf("note the configured profile: %w", err)
-		}
-		r, err := c.announce(ctx, p)
-		if err != nil {
-			return err
-		}
-		if err := c.activate(ctx, r); err != nil {
-			return err
-		}
-		return c.retireStale(ctx, p.GetName())
-	})
-	if err != nil {
-		return fmt.Errorf("take the configured profile: %w", err)
-	}
-	if len(done.changed) > 0 {
-		b.deps.Logger.InfoContext(ctx, "the profile that agents are told has changed",
-			slog.String("profile", p.GetName()), slog.String("fingerprint", p.GetFingerprint()))
-	}
-	return b.Refresh(ctx)
 }

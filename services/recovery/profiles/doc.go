@@ -14,5 +14,5 @@
 // that count; the same content of a name is the same version, whichever replica or person sets it; the version that is
 // offered has the highest number of its name, so a content that is offered again after another one is given a new
 // number, and nodes that have the other one take it. The configured profile becomes a version by itself, active at
-// once, when the configuration differs from what it last said.
+// once, when the configuration differs from what it last said and its trust verifies its own endpoints.
 package profiles

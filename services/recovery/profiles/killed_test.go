@@ -79,7 +79,7 @@ func TestKilledChild(t *testing.T) {
 		url = s.db.URL(pg.RoleRecovery)
 	}
 	two := &recoveryv1.ProfileVersion{Profile: &commonv1.Profile{Name: "site", Version: 2}}
-	if err := activate(testkit.Context(t), profiles.NewServer(newBook(t, url)), two); err != nil {
+	if err := activate(testkit.Context(t), profiles.NewServer(newBook(t, url, nil)), two); err != nil {
 		t.Fatal(err)
 	}
 }

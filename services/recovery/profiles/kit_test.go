@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -31,6 +32,7 @@ type site struct {
 	authorities *rpctest.Authorities
 	book        *profiles.Book
 	server      *profiles.Server
+	metrics     *prometheus.Registry // of book
 
 	api, recovery string // endpoints that prove to be what they are
 }
@@ -40,9 +42,10 @@ func newSite(t *testing.T) *site {
 	testkit.IO(t)
 	s := &site{
 		t: t, ctx: rpc.WithPerson(testkit.Context(t), rpc.Person{Subject: "ann", Roles: []string{"operator"}}),
-		db: testkit.DB(t), authorities: rpctest.NewAuthorities(t),
+		db: testkit.DB(t), authorities: rpctest.NewAuthorities(t), metrics: prometheus.NewRegistry(),
 	}
-	s.book, s.server = s.replica()
+	s.book = newBook(t, s.db.URL(pg.RoleRecovery), s.metrics)
+	s.server = profiles.NewServer(s.book)
 	s.api, s.recovery = endpoint(t, s.authorities, "nodeapi"), endpoint(t, s.authorities, "recovery")
 	return s
 }
@@ -50,11 +53,11 @@ func newSite(t *testing.T) *site {
 // replica returns another replica's book and server over the same database.
 func (s *site) replica() (*profiles.Book, *profiles.Server) {
 	s.t.Helper()
-	book := newBook(s.t, s.db.URL(pg.RoleRecovery))
+	book := newBook(s.t, s.db.URL(pg.RoleRecovery), nil)
 	return book, profiles.NewServer(book)
 }
 
-func newBook(t *testing.T, url string) *profiles.Book {
+func newBook(t *testing.T, url string, metrics prometheus.Registerer) *profiles.Book {
 	t.Helper()
 	pool, err := pgxpool.New(testkit.Context(t), url)
 	if err != nil {
@@ -62,7 +65,7 @@ func newBook(t *testing.T, url string) *profiles.Book {
 	}
 	t.Cleanup(pool.Close)
 	book, err := profiles.NewBook(profiles.Deps{
-		Logger: testkit.Logger(t), Pool: pool, Default: "site", TrustDomain: rpctest.TrustDomain,
+		Logger: testkit.Logger(t), Pool: pool, Default: "site", TrustDomain: rpctest.TrustDomain, Registerer: metrics,
 	})
 	if err != nil {
 		t.Fatal(err)

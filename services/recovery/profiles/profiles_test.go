@@ -306,12 +306,64 @@ func TestOneVersionIsActive(t *testing.T) {
 	}
 }
 
+// configured is a content that a replica is configured with, whose endpoints its trust verifies if it has the roots of
+// the mesh. Each has a terminal endpoint of its own.
+func (s *site) configured(roots []byte) *commonv1.Profile {
+	s.t.Helper()
+	p := content(s.api, roots)
+	p.RecoveryUrl, p.TerminalUrl = "https://"+s.recovery, endpoint(s.t, s.authorities, "nodeapi")
+	p.Fingerprint = profiles.Fingerprint(p)
+	return p
+}
+
+// TestAConfiguredProfileWithForeignTrust changes nothing, however often it is tried, and shows until the configuration
+// has trust that verifies its endpoints, or the former content again.
+func TestAConfiguredProfileWithForeignTrust(t *testing.T) {
+	s := newSite(t)
+	roots, foreign := s.authorities.ServiceRoots.PEM(), rpctest.NewAuthorities(t).ServiceRoots.PEM()
+	first := content("127.0.0.1:1", roots) // nothing listens at the first start
+	if err := s.book.Configure(s.ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	before := s.events()
+	refused := func() {
+		t.Helper()
+		wrong := s.configured(foreign)
+		for range 2 {
+			wants(t, s.book.Configure(s.ctx, wrong), commonv1.Reason_REASON_PROFILE_UNVERIFIED)
+		}
+		wants(t, s.book.Configured(s.ctx), commonv1.Reason_REASON_PROFILE_UNVERIFIED)
+	}
+	refused()
+	if diff := cmp.Diff(map[int64]string{1: "active"}, s.phases()); diff != "" || s.events() != before ||
+		s.book.Told().GetFingerprint() != first.GetFingerprint() {
+		t.Fatalf("%d events, were %d: %s", s.events(), before, diff)
+	}
+	if err := s.book.Configure(s.ctx, first); err != nil || s.book.Configured(s.ctx) != nil {
+		t.Errorf("the former content again: %v, %v", err, s.book.Configured(s.ctx))
+	}
+	refused()
+	good := s.configured(roots)
+	if err := s.book.Configure(s.ctx, good); err != nil || s.book.Configured(s.ctx) != nil {
+		t.Fatalf("with trust of its own: %v, %v", err, s.book.Configured(s.ctx))
+	}
+	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "active"}, s.phases()); diff != "" ||
+		s.book.Told().GetFingerprint() != good.GetFingerprint() {
+		t.Error(diff)
+	}
+	families, err := s.metrics.Gather()
+	if err != nil || len(families) != 1 || families[0].GetName() != "profile_unverified_total" ||
+		families[0].GetMetric()[0].GetCounter().GetValue() != 4 {
+		t.Errorf("metrics %v, %v", families, err)
+	}
+}
+
 // TestTheConfiguredProfile checks that a configuration is taken once, by whichever replica, and takes back nothing
 // that a person has decided since.
 func TestTheConfiguredProfile(t *testing.T) {
 	s := newSite(t)
 	roots := s.authorities.ServiceRoots.PEM()
-	first, second := content("127.0.0.1:1", roots), content("127.0.0.1:3", roots)
+	first, second := content("127.0.0.1:1", roots), s.configured(roots)
 	other, _ := s.replica()
 	var wg sync.WaitGroup
 	for _, book := range []*profiles.Book{s.book, other} {
@@ -347,7 +399,7 @@ func TestTheConfiguredProfile(t *testing.T) {
 	// What configurations have left behind is retired after a month, if no node reports it, and cut a term later.
 	s.exec(`UPDATE recovery.profile SET phase_at = mesh.clock() - interval '31 days', phase_by = 'recovery'`)
 	s.reports(first.GetFingerprint())
-	if err := s.book.Configure(s.ctx, content("127.0.0.1:4", roots)); err != nil {
+	if err := s.book.Configure(s.ctx, s.configured(roots)); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "retired", 3: "retiring", 4: "active"},
