@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
 	"github.com/gpuaas/mesh/services/recovery/trust"
+	"github.com/gpuaas/mesh/services/recovery/trust/absence"
 )
 
 // partIngressTrust is the part of this service's health that reports whether the ingress trusts the authority.
@@ -32,7 +33,7 @@ func (s *Service) addTrust(signer ca.Signer, changed *events.Signal) error {
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
 			return tokens.Untrusted(ctx, tx, stop.From, stop.Until) // time in which nothing is issued ages no token
 		},
-		Unanswered: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
+		Unanswered: func(ctx context.Context, tx pgx.Tx, stop absence.Stop) error {
 			return tokens.Unanswered(ctx, tx, stop.From, stop.Until)
 		},
 	}, trust.Config{Again: s.cfg.PreflightConfirm, Overlap: 6 * s.cfg.ClaimLease})

@@ -24,7 +24,7 @@ func (k *kit) told() []string {
 	var out []string
 	for _, s := range k.absences {
 		switch {
-		case s.Until.IsZero() && !s.From.IsZero() && s.Reason != "":
+		case s.Until.IsZero() && !s.From.IsZero():
 			out = append(out, "begin")
 		case !s.Until.IsZero():
 			out = append(out, "end")

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/recovery/actions"
+	"github.com/gpuaas/mesh/services/recovery/trust/absence"
 	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
@@ -52,9 +53,8 @@ type Deps struct {
 	// Stopped is called in the transaction that begins, and in that which ends, a time in which no certificate is issued.
 	// It may be nil.
 	Stopped func(ctx context.Context, tx pgx.Tx, s Stop) error
-	// Unanswered is called like Stopped for a time in which the authority does not answer or does not sign, and with an end
-	// alone once it has. It may be nil.
-	Unanswered func(ctx context.Context, tx pgx.Tx, s Stop) error
+	// Unanswered is called like Stopped for a time in which the authority does not answer or does not sign.
+	Unanswered func(ctx context.Context, tx pgx.Tx, s absence.Stop) error
 	// Wake is notified after commits that appended events; it may be nil.
 	Wake *events.Signal
 	// Numbered is notified when events were numbered; it may be nil.
@@ -94,7 +94,7 @@ type Preflight struct {
 	begun     bool // its first round is over
 	canary    canary.Certificate
 	streaks   streaks
-	absence   absence
+	absence   absence.Count
 	signature string
 	checkedAt time.Time // zero: this holder has not checked
 	authority *authority
@@ -166,7 +166,7 @@ func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
 	var out Round
 	row, list, now, err := p.look(ctx, &out)
 	if err != nil || !out.Held {
-		p.streaks, p.absence, p.checkedAt = streaks{}, absence{}, time.Time{} // those of a holder without a gap count alone
+		p.streaks, p.absence, p.checkedAt = streaks{}, absence.Count{}, time.Time{} // those of a holder without a gap count alone
 		return out, err
 	}
 	due := p.checkedAt.IsZero() || time.Since(p.checkedAt) >= p.cfg.Every || p.streaks.unsettled(row)

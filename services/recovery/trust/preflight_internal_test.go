@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/trust/absence"
 	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
@@ -94,7 +95,7 @@ type kit struct {
 	replica   string
 	mu        sync.Mutex
 	stops     []Stop
-	absences  []Stop // of the authority
+	absences  []absence.Stop
 }
 
 func newKit(t *testing.T) *kit {
@@ -139,7 +140,7 @@ func (k *kit) preflight() *Preflight {
 			k.stops = append(k.stops, s)
 			return nil
 		},
-		Unanswered: func(_ context.Context, _ pgx.Tx, s Stop) error {
+		Unanswered: func(_ context.Context, _ pgx.Tx, s absence.Stop) error {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			k.absences = append(k.absences, s)
