@@ -38,18 +38,18 @@ func (c *Catcher) WithAttrs([]slog.Attr) slog.Handler { return c }
 func (c *Catcher) WithGroup(string) slog.Handler { return c }
 
 // CheckRetryLine checks that a line in the log of a retry has the record that was made of the failure.
-func CheckRetryLine(t testing.TB, line slog.Record) {
-	t.Helper()
+func CheckRetryLine(tb testing.TB, line slog.Record) {
+	tb.Helper()
 	attrs := map[string]slog.Value{}
 	line.Attrs(func(a slog.Attr) bool { attrs[a.Key] = a.Value; return true })
 	for _, key := range []string{"correlation_id", "dedupe_key_hash", "first_seen", "last_seen", "count"} {
 		value, ok := attrs[key]
 		switch {
 		case !ok:
-			t.Errorf("%q has no %s", line.Message, key)
+			tb.Errorf("%q has no %s", line.Message, key)
 		case value.Kind() == slog.KindString && value.String() == "",
 			value.Kind() == slog.KindTime && value.Time().IsZero(), value.Kind() == slog.KindInt64 && value.Int64() < 1:
-			t.Errorf("%q has %s %v", line.Message, key, value)
+			tb.Errorf("%q has %s %v", line.Message, key, value)
 		}
 	}
 }

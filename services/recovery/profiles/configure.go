@@ -15,9 +15,9 @@ import (
 
 // Configure has the content that this replica is configured with become the active version of its name, if it is not
 // what the configuration said before: by a replica that has the same one, or by this one. A person's decision about the
-// name stands until the configuration changes again. The first content of a name is taken as it is: nothing listens yet.
-// A later one is taken once its trust has verified its own endpoints; until then the former one goes on, Configured
-// returns why, and Configure returns fault profile_unverified.
+// name stands until the configuration changes again. The first content of a name is taken as it is, as nothing listens
+// yet. A later one is taken once its trust has verified its own endpoints; until then the former one goes on,
+// Configured returns why, and Configure returns fault profile_unverified.
 func (b *Book) Configure(ctx context.Context, p *commonv1.Profile) error {
 	said, err := pg.Value[string](ctx, b.deps.Pool, readConfigured, p.GetName())
 	if err != nil && !pg.IsNoRows(err) {
@@ -100,8 +100,8 @@ func (b *Book) verified(ctx context.Context, failure error, p *commonv1.Profile)
 	}
 }
 
-// Configured returns fault profile_unverified while the content that this replica is configured with is not taken, since
-// its trust does not verify its own endpoints.
+// Configured returns fault profile_unverified while the content that this replica is configured with is not taken,
+// since its trust does not verify its own endpoints.
 func (b *Book) Configured(context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

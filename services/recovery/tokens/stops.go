@@ -62,8 +62,8 @@ type heard struct {
 }
 
 var (
-	// It also notes the time of the look, as one of the replicas of recovery does within a beat ($2). Where the look before
-	// was longer ago than $3 none of them ran meanwhile, which is a stop ($1).
+	// It also notes the time of the look, as one of the replicas of recovery does within a beat ($2). Where the look
+	// before was longer ago than $3 none of them ran meanwhile, which is a stop ($1).
 	lookAtBeats = pg.Define(pg.RoleRecovery, "tokens.look_at_beats", `
 		WITH c AS MATERIALIZED (SELECT mesh.clock() AS now),
 		former AS MATERIALIZED (
@@ -143,8 +143,8 @@ func Untrusted(ctx context.Context, tx pgx.Tx, from, until time.Time) error {
 	return nil
 }
 
-// Unanswered records, in the transaction that finds it, that nothing is issued from a time on because the authority does
-// not answer or does not sign; with until set, that this is over.
+// Unanswered records, in the transaction that finds it, that nothing is issued from a time on because the authority
+// does not answer or does not sign; with until set, that this is over.
 func Unanswered(ctx context.Context, tx pgx.Tx, from, until time.Time) error {
 	var err error
 	if until.IsZero() {

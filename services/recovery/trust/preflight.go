@@ -166,7 +166,8 @@ func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
 	var out Round
 	row, list, now, err := p.look(ctx, &out)
 	if err != nil || !out.Held {
-		p.streaks, p.absence, p.checkedAt = streaks{}, absence.Count{}, time.Time{} // those of a holder without a gap count alone
+		// Those of a holder without a gap count alone.
+		p.streaks, p.absence, p.checkedAt = streaks{}, absence.Count{}, time.Time{}
 		return out, err
 	}
 	due := p.checkedAt.IsZero() || time.Since(p.checkedAt) >= p.cfg.Every || p.streaks.unsettled(row)
