@@ -133,8 +133,7 @@ func (a *Agent) tellMissing(ctx context.Context, lack error, why string) {
 		return
 	}
 	a.warn(ctx, "what enrolment was told not recorded", a.noted(a.recovery.ToldMissing()))
-	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolment told that no recovery token is held",
-		slog.Any("answer", err))
+	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolment told that no recovery token is held", slog.Any("answer", err))
 }
 
 // rejected returns the serials of the certificates that were refused: those that the session names, else that of the

@@ -101,11 +101,11 @@ func growth(few, many, floor, times float64) float64 {
 	return math.Log(many/few) / math.Log(times)
 }
 
-// ofPages returns the exponents by which the time and the buffers of a statement grew. A page that is full on the largest fleet, and
-// that the smallest one does not fill, is compared as if it did: the cost of an answer of fixed size is not growth. For
-// a sweep the page is the rows that it reads: it is filled by as much more as was read, and by no more than a page has
-// more than half of the fleet, for a page is measured from the middle on.
-func ofPages(m *measured, smallest plans.Size, times float64) (inTime, inBuffers float64) {
+// ofPages returns the exponents by which the time and the buffers of a statement grew. A page that is full on the
+// largest fleet, and that the smallest one does not fill, is compared as if it did: the cost of an answer of fixed
+// size is not growth. For a sweep the page is the rows that it reads: it is filled by as much more as was read, and by
+// no more than a page has more than half of the fleet, for a page is measured from the middle on.
+func ofPages(m *measured, smallest plans.Size, times float64) (float64, float64) {
 	few, many := m.of[0], m.of[len(m.of)-1]
 	fill := 1.0
 	if few.returned > 0 && slices.Contains(plans.Bounds(m.statement), many.returned) {

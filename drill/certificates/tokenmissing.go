@@ -27,7 +27,8 @@ func TokenMissing() kit.Drill {
 		Name: "recovery-token-missing", Slow: true, Scale: scaleOfReturn,
 		Injects: "the agent of a machine is killed and stays away until its certificates have ended; meanwhile its " +
 			"recovery tokens are revoked; once more, and they are removed from its files, while those in recovery's records " +
-			"are good; and once more until they are older than node.recovery_token_max_age_seconds; each time it is started again",
+			"are good; and once more until they are older than node.recovery_token_max_age_seconds; each time it is " +
+			"started again",
 		Sees: "`recovery_token_missing`, the node wants an operator; the agent has recorded the cause on its host, and " +
 			"opens no session",
 		Recovers: "by an operator: a bundle for the node is issued, as the verdict asks for, and taken on its host; it " +

@@ -49,42 +49,55 @@ func Log(l *slog.Logger) { logger.Store(l) }
 // Note reports that a reader sets a row aside and returns true, if err is about a value that this build does not know.
 // For any other error it returns false, and the caller handles the error.
 func Note(ctx context.Context, reader, id string, err error) bool {
+	unknown, first := count(reader, id, err)
+	if l := logger.Load(); first && l != nil {
+		l.ErrorContext(ctx, text, attributes(reader, id, unknown)...)
+	}
+	return unknown != nil
+}
+
+const text = "a row has a value that this build does not know: it is set aside, the others are served"
+
+func attributes(reader, id string, unknown *names.UnknownError) []any {
+	return []any{
+		slog.String("reader", reader), slog.String("row", id), slog.String("enum", unknown.Enum),
+		slog.String("value", unknown.Value),
+	}
+}
+
+// count returns the unknown value that err is about, nil if it is about none, and whether this occasion is the first
+// one, which it counts.
+func count(reader, id string, err error) (*names.UnknownError, bool) {
 	var unknown *names.UnknownError
 	if !errors.As(err, &unknown) {
-		return false
+		return nil, false
 	}
 	at := occasion{reader, id, unknown.Enum, unknown.Value}
 	mu.Lock()
-	known := reported[at]
-	if !known {
-		if len(reported) >= mostKnown {
-			clear(reported)
-		}
-		reported[at] = true
+	defer mu.Unlock()
+	if reported[at] {
+		return unknown, false
 	}
-	mu.Unlock()
-	if known {
-		return true
+	if len(reported) >= mostKnown {
+		clear(reported)
 	}
+	reported[at] = true
 	counted.WithLabelValues(reader).Inc()
-	if l := logger.Load(); l != nil {
-		l.ErrorContext(ctx, "a row has a value that this build does not know: it is set aside, the others are served",
-			slog.String("reader", reader), slog.String("row", id), slog.String("enum", unknown.Enum),
-			slog.String("value", unknown.Value))
-	}
-	return true
+	return unknown, true
 }
 
 // Value returns the value of a spelling of an enum for a message that shows a row, and unspecified for an empty one. A
 // spelling that this build does not know is unspecified too, and reported as by Note: the row is shown without it.
-func Value[E protoreflect.Enum](reader, id, text string) E {
-	if text == "" {
+func Value[E protoreflect.Enum](reader, id, spelling string) E {
+	if spelling == "" {
 		var none E
 		return none
 	}
-	value, err := names.Parse[E](text)
-	if err != nil {
-		Note(context.Background(), reader, id, err)
+	value, err := names.Parse[E](spelling)
+	if unknown, first := count(reader, id, err); first {
+		if l := logger.Load(); l != nil {
+			l.Error(text, attributes(reader, id, unknown)...)
+		}
 	}
 	return value
 }

@@ -2,9 +2,9 @@ package plans
 
 import "github.com/gpuaas/mesh/internal/pg"
 
-// refused are the statements that are not planned with arguments: a constraint, a policy or a function refuses the values
-// that Arguments makes up. Most insert one row, and read by its key at most. What they cost is in the benches of the
-// operations that they are part of.
+// refused are the statements that are not planned with arguments: a constraint, a policy or a function refuses the
+// values that Arguments makes up. Most insert one row, and read by its key at most. What they cost is in the benches
+// of the operations that they are part of.
 var refused = map[string]bool{
 	"allocation.account_instance": true, "allocation.hold_device": true, "allocation.hold_slot_again": true,
 	"allocation.insert_allocation_row": true, "allocation.insert_instance": true,

@@ -102,7 +102,8 @@ type Class struct {
 var (
 	point = Class{Name: "request", Growth: 0.2, InTime: 0.2}
 	loop  = Class{
-		Name: "loop", Growth: 0.2, InTime: 0.2, Reason: "finds next to nothing on a fleet at rest, or reads a page of fixed size",
+		Name: "loop", Growth: 0.2, InTime: 0.2,
+		Reason: "finds next to nothing on a fleet at rest, or reads a page of fixed size",
 	}
 )
 

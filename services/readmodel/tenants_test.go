@@ -128,7 +128,8 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 	k.notified()
 	return []string{
 		x.NodeID, hiddenNode, hiddenReason, strings.ToUpper(hiddenReason), hiddenCode, strings.ToUpper(hiddenCode),
-		hiddenText, hiddenRef, hiddenOwner, hiddenPath, "3 bytes are left", "host_runtime_drift", "HOST_RUNTIME_DRIFT", k.Replica, x.SessionID,
+		hiddenText, hiddenRef, hiddenOwner, hiddenPath, "3 bytes are left", "host_runtime_drift", "HOST_RUNTIME_DRIFT",
+		k.Replica, x.SessionID,
 	}
 }
 

@@ -45,7 +45,8 @@ func (c *Claim) Proto() *lifecyclev1.Claim {
 	return &lifecyclev1.Claim{
 		// small counts
 		ClaimId: c.ID, WorkspaceId: c.WorkspaceID, TenantId: c.TenantID, RunId: c.RunID, Step: int32(c.Step), Kind: c.Kind,
-		Scope: aside.Value[commonv1.ClaimScope]("claim", c.ID, c.Scope), Name: c.Name, ExternalRef: c.ExternalRef, Epoch: c.Epoch,
+		Scope: aside.Value[commonv1.ClaimScope]("claim", c.ID, c.Scope), Name: c.Name,
+		ExternalRef: c.ExternalRef, Epoch: c.Epoch,
 		NodeId: c.NodeID, IntentAt: timestamp(&c.IntentAt), ConfirmedAt: timestamp(c.ConfirmedAt),
 		ReleasedAt: timestamp(c.ReleasedAt), OrphanedAt: timestamp(c.OrphanedAt), OrphanedBy: c.OrphanedBy,
 		OrphanReason: c.OrphanReason, Version: c.Version,

@@ -106,8 +106,8 @@ func writtenSince(entries []placement.LogEntry, seq int64) []placement.LogEntry 
 	return out
 }
 
-// aheadFacts returns the differences in which entries of the log are ahead of the database, for each workspace the one with the
-// highest epoch.
+// aheadFacts returns the differences in which entries of the log are ahead of the database, for each workspace the one
+// with the highest epoch.
 func aheadFacts(entries []placement.LogEntry, rows []rowState, acceptedSeq, floor int64) []Fact {
 	byWorkspace := map[string]*Fact{}
 	for i, e := range entries {

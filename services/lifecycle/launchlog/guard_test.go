@@ -368,8 +368,8 @@ func TestNothingIsSettledBeforeRecoveryHasHeard(t *testing.T) {
 	b.wants(g, report(ahead, ws, 2, 1))
 }
 
-// Scenario: a log with a long history. Between two whole comparisons a guard reads the rows of what was written since the
-// last one alone; the first comparison of a process, and that of a database that was restored, read what they miss.
+// Scenario: a log with a long history. Between two whole comparisons a guard reads the rows of what was written since
+// the last one alone; the first comparison of a process, and that of a database that was restored, read what they miss.
 func TestAHistoryIsNotComparedEachTime(t *testing.T) {
 	b := newBench(t)
 	old, oldInstance := b.workspace(1, "ended")

@@ -73,7 +73,7 @@ func (s *Server) replay(
 // answer returns the operation of a key whose run has been cut: with the present state of the workspace, or as
 // decommissioned if the workspace has been cut as well.
 func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.Operation, error) {
-	kind := aside.Value[commonv1.OperationKind]("operation_key", k.RunID, k.Kind) // unspecified of a key of an earlier build
+	kind := aside.Value[commonv1.OperationKind]("operation_key", k.RunID, k.Kind) // empty in a key of an earlier build
 	op := &lifecyclev1.Operation{
 		OperationId: k.RunID, WorkspaceId: k.WorkspaceID, Kind: kind, Epoch: k.Epoch, Replayed: true,
 		State: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,

@@ -120,8 +120,10 @@ func readNotification(row notificationRow) *readmodelv1.Notification {
 	const reader = "notification"
 	out := &readmodelv1.Notification{
 		ImpactId: row.ID, WorkspaceId: row.WorkspaceID, TenantId: row.TenantID, AllocationId: row.AllocationID,
-		Layer: aside.Value[readmodelv1.ImpactLayer](reader, row.ID, row.Layer), UserState: aside.Value[commonv1.UserState](reader, row.ID, row.Family),
-		Event: aside.Value[readmodelv1.ImpactEvent](reader, row.ID, row.Event), Text: row.Text, BeganAt: timestamppb.New(row.BeganAt),
+		Layer:     aside.Value[readmodelv1.ImpactLayer](reader, row.ID, row.Layer),
+		UserState: aside.Value[commonv1.UserState](reader, row.ID, row.Family),
+		Event:     aside.Value[readmodelv1.ImpactEvent](reader, row.ID, row.Event),
+		Text:      row.Text, BeganAt: timestamppb.New(row.BeganAt),
 		Count: row.Count, CreatedAt: timestamppb.New(row.CreatedAt), Channel: row.Channel, Version: row.Version,
 		NodeId: row.NodeID, OperatorReason: row.Reason, IncidentId: row.IncidentID, Evidence: row.Evidence,
 		CorrelationId: row.CorrelationID,

@@ -87,7 +87,7 @@ func TestAHostWithoutATokenIsRefusedAndHeard(t *testing.T) {
 	m.admit()
 	testkit.SetClockOffset(k.db, 50*time.Hour)
 	lost := k.claimOf(m.node, claim.GetSerial(), key)
-	k.tells(lost, tokenMissing)
+	_ = k.tells(lost, tokenMissing)
 	if n, other := k.told(m.node, false), k.told(m.node, true); n != 1 || other != 1 {
 		t.Errorf("after a recovery: %d events, and %d unverified", n, other)
 	}
@@ -126,7 +126,7 @@ func TestAForgedClaimIsNoEvidence(t *testing.T) {
 	}
 	for name, claim := range forged {
 		before := k.rows()
-		k.tells(claim, tokenMissing)
+		_ = k.tells(claim, tokenMissing)
 		if k.rows() != before {
 			t.Errorf("%s: rows have changed", name)
 		}
@@ -136,7 +136,7 @@ func TestAForgedClaimIsNoEvidence(t *testing.T) {
 			t.Errorf("%d events, and %d unverified", n, unverified)
 		}
 	}
-	k.tells(k.claimOf(m.node, m.serial, key), tokenMissing)
+	_ = k.tells(k.claimOf(m.node, m.serial, key), tokenMissing)
 	if n := k.told(m.node, false); n != 1 {
 		t.Errorf("%d events of the claim that is proven", n)
 	}
@@ -165,14 +165,14 @@ func TestClaimsAreLimited(t *testing.T) {
 	k.enroller = tight
 	for _, signer := range []crypto.Signer{stranger, key} {
 		for range 2 {
-			k.tells(k.claimOf(m.node, m.serial, signer), tokenMissing)
+			_ = k.tells(k.claimOf(m.node, m.serial, signer), tokenMissing)
 		}
-		k.tells(k.claimOf(m.node, m.serial, signer), commonv1.Reason_REASON_RATE_LIMITED)
+		_ = k.tells(k.claimOf(m.node, m.serial, signer), commonv1.Reason_REASON_RATE_LIMITED)
 	}
 	claim := k.claimOf(m.node, m.serial, stranger)
 	claim.NodeId = ids.New() // the limit of another node, with one proof
 	for range 2 {
-		k.tells(claim, tokenMissing)
+		_ = k.tells(claim, tokenMissing)
 	}
-	k.tells(claim, commonv1.Reason_REASON_RATE_LIMITED)
+	_ = k.tells(claim, commonv1.Reason_REASON_RATE_LIMITED)
 }

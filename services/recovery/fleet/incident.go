@@ -105,8 +105,8 @@ func (i *Incident) names(nodes []string, count int64) bool {
 	return count == i.Count && slices.Equal(nodes, i.Nodes)
 }
 
-// About adds the tenant, workspace and node that the incident concerns. Empty ids are ignored. An id that is added again
-// is stored once.
+// About adds the tenant, workspace and node that the incident concerns. Empty ids are ignored. An id that is added
+// again is stored once.
 func (i *Incident) About(tenant, workspace, node string) {
 	add := func(list *[]string, id string) {
 		if id != "" {
