@@ -80,10 +80,14 @@ func (r *Run) drilled(ctx context.Context) error {
 	}
 	// The budget stays as it was: the mutation changes the detector, not its budget.
 	undo, err := r.Drill.Mutate(ctx, r)
-	if err != nil {
-		return fmt.Errorf("mutate the detector: %w", err)
+	if err == nil {
+		err = r.Drill.Run(ctx, r)
+	} else {
+		err = fmt.Errorf("mutate the detector: %w", err)
 	}
-	err = r.Drill.Run(ctx, r)
+	if undo == nil {
+		return err
+	}
 	r.Finally(ctx, func(ctx context.Context) { err = errors.Join(err, undo(ctx)) })
 	return err
 }

@@ -21,12 +21,12 @@ func DoubleProvision() kit.Drill {
 		Sees: "one operation for all, joined by all others; the workspace recovering",
 		Recovers: "by itself: the next epoch alone is launched, once, when the former has ended; a holder that wakes " +
 			"after its lease is fenced out",
-		Needs: "its own mesh for the lock store, the pause, the driver's ledger and the proof that two instances are " +
+		Needs: "its own mesh for the lock store, the pause, the driver's launch log and the proof that two instances are " +
 			"found; through the API alone it races without " +
 			"them",
 		Outside: true,
 		Expect:  kit.Verdict{Reason: race.ReasonJoined, UserState: "recovering", Owner: "lifecycle", Next: "wait"},
-		Mutation: "after the races the end of the former epoch's instance is taken out of the driver's ledger, so that " +
+		Mutation: "after the races the end of the former epoch's instance is taken out of the driver's launch log, so that " +
 			"the placement lists two instances of the workspace. " +
 			"The replicas of lifecycle are started anew for that with a finding_sweep of a second, and in the mutation of an " +
 			"hour: the two stand as before, and the sweep " +

@@ -57,7 +57,11 @@ func patientServers(ctx context.Context, r *kit.Run) (func(context.Context) erro
 	}
 	undo, err := restart(ctx, r)
 	return func(ctx context.Context) error {
-		return errors.Join(undo(ctx), r.Mesh.SetPolicy(ctx, policy.HeartbeatStaleAfterSeconds, before))
+		var err error
+		if undo != nil {
+			err = undo(ctx)
+		}
+		return errors.Join(err, r.Mesh.SetPolicy(ctx, policy.HeartbeatStaleAfterSeconds, before))
 	}, err
 }
 

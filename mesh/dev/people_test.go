@@ -2,6 +2,7 @@ package dev_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -112,9 +113,12 @@ func TestDevMakesAPersonOfEachRole(t *testing.T) {
 	}
 	run(3, "--context", "mesh-bo", "workspaces", "get", "acme/demo")
 	run(0, "--context", "mesh-bo", "workspaces", "create", "own", "--tenant", "other", "--dry-run")
-	if out := run(0, "audit", "list", "--action", "person.create"); !strings.Contains(out, "bo") {
-		t.Errorf("audit: %s", out)
-	}
+	testkit.Eventually(t, testkit.Patience, func() error { // the log is a projection
+		if out := run(0, "audit", "list", "--action", "person.create"); !strings.Contains(out, "bo") {
+			return fmt.Errorf("audit: %s", out)
+		}
+		return nil
+	})
 	run(0, "people", "end", "bo", "--yes")
 	run(4, "--context", "mesh-bo", "workspaces", "list")
 	if out := run(

@@ -88,7 +88,7 @@ func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 		case errors.Is(err, plans.ErrNoPlan):
 			continue
 		case err != nil && !plans.Refused(s):
-			t.Errorf("it is not planned, and not among those whose arguments are refused: %v", err)
+			t.Errorf("%s is not planned, and not among those whose arguments are refused: %v", s.Name(), err)
 			continue
 		case err != nil:
 			refused[s.Name()] = true

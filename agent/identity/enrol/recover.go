@@ -63,7 +63,8 @@ func (e *Enroller) recover(ctx context.Context, trust bool) (Recovery, error) {
 	}), token, taken)
 	out := Recovery{Sent: reached.Load(), Outcome: Succeeded, Trusted: taken != nil && *taken}
 	out.Untrusted = endpoints.Untrusts(err) || errors.Is(err, ErrNotPinned) || errors.Is(err, pki.ErrIdentity)
-	out.Counts = out.Sent && !busy(err) || out.Untrusted
+	// A local file that cannot be read is no attempt.
+	out.Counts = out.Sent && !busy(err) || out.Untrusted && !errors.Is(err, ErrNotPinned)
 	if err == nil {
 		e.turn = 0
 		return out, nil

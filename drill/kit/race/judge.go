@@ -33,7 +33,7 @@ func (x *Race) Judge(ctx context.Context) error {
 	if err != nil {
 		return stage.At(stage.Evidence, err)
 	}
-	r.Note("the driver's ledger has %d launches for %d epochs, one each, and never two alive", n, x.epoch)
+	r.Note("the driver's launch log has %d launches for %d epochs, one each, and never two alive", n, x.epoch)
 	return x.detects(ctx)
 }
 

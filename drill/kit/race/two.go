@@ -72,7 +72,7 @@ func (x *Race) doubled(ctx context.Context, c *cluster.Cluster) error {
 			return err
 		}
 		if again {
-			x.r.Note("the driver's ledger has the instances of epochs %d and %d alive", former, x.epoch)
+			x.r.Note("the driver's launch log has the instances of epochs %d and %d alive", former, x.epoch)
 		}
 		f, err := x.twoInstances(ctx)
 		if err != nil {

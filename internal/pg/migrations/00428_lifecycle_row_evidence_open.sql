@@ -74,13 +74,7 @@ GRANT EXECUTE ON FUNCTION lifecycle.cut_evidence(interval, uuid, integer) TO lif
 ALTER FUNCTION lifecycle.cut_evidence(interval, uuid, integer) OWNER TO mesh_retention;
 REVOKE CREATE ON SCHEMA lifecycle FROM mesh_retention;
 
--- What a source sees is read by its sweep alone, however much other sources see.
-CREATE INDEX suspicion_of_source ON lifecycle.suspicion (source);
-CREATE INDEX finding_of_source ON lifecycle.finding (source) WHERE resolved_at IS NULL;
-
 -- +goose Down
-DROP INDEX lifecycle.finding_of_source;
-DROP INDEX lifecycle.suspicion_of_source;
 DROP FUNCTION lifecycle.cut_evidence(interval, uuid, integer);
 GRANT CREATE ON SCHEMA lifecycle TO mesh_retention;
 -- +goose StatementBegin

@@ -42,6 +42,16 @@ func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string
 	return request.By, request.Reason, nil
 }
 
+// LockForCordons locks the gates of nodes whose cordons a transaction begins or ends one after the other, in the order
+// of their ids.
+func LockForCordons(ctx context.Context, tx pgx.Tx, nodeIDs ...string) error {
+	if len(nodeIDs) < 2 { // the only one is locked as it is read
+		return nil
+	}
+	_, err := lockUpdate(ctx, tx, nodeIDs)
+	return err
+}
+
 // EndCordonOf ends a node's cordon if it is by's own, or passes it to the next request: an open finding, a verdict, or
 // resources that a release left there. A cordon by another requester stays. It appends the event of a change and its
 // audit entry, whose actor is by for a cordon that ended, and the next requester for one that passed, as its reason is

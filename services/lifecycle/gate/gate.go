@@ -68,8 +68,8 @@ func (g Gate) Proto() *lifecyclev1.NodeGate {
 	if g.SessionReadyAt != nil {
 		p.SessionReadyAt = timestamppb.New(*g.SessionReadyAt)
 	}
-	for _, t := range g.TaskTypes {
-		if v := aside.Value[commonv1.TaskType]("gate", g.NodeID, t); v != commonv1.TaskType_TASK_TYPE_UNSPECIFIED {
+	for _, t := range g.TaskTypes { // one that this build does not know is reported once, and not for each node
+		if v := aside.Value[commonv1.TaskType]("gate", t, t); v != commonv1.TaskType_TASK_TYPE_UNSPECIFIED {
 			p.TaskTypes = append(p.TaskTypes, v)
 		}
 	}

@@ -34,7 +34,8 @@ func (e *Enroller) refuseMissing(ctx context.Context, req *recoveryv1.EnrollRequ
 		who.Actor = "node/" + claim.GetNodeId()
 		return cmp.Or(e.allowNode(claim.GetNodeId()), refusal)
 	}
-	if err := e.nodes.Allow("claimed/"+claim.GetNodeId(), time.Now()); err != nil {
+	// All unproven claims share one bucket: their senders choose addresses, keys and nodes.
+	if err := e.nodes.Allow("unproven claims", time.Now()); err != nil {
 		return err
 	}
 	e.reportRefusal(correlated(ctx, req.GetCorrelationId()), attempt{

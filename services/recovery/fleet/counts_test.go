@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // counted is what loadUnits reads, made of the rows.
 const counted = `
 	SELECT w.placement, count(DISTINCT CASE WHEN w.placement = 'static' AND w.node_id IS NOT NULL THEN w.node_id
-		ELSE w.workspace_id END)::int AS units, count(*)::int AS boxes
+		ELSE w.workspace_id END)::int AS units, count(*)::int AS instances
 	FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
 		OR EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL
 			AND w.state <> 'decommissioned')

@@ -63,6 +63,9 @@ func EvaluateOverdue(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logge
 	})
 }
 
+// retire is the verb by which a person gives up a node.
+const retire = "nodes retire"
+
 func evaluateOverdue(ctx context.Context, tx pgx.Tx, logger *slog.Logger, row policy.StateRow,
 	budget time.Duration,
 ) error {
@@ -108,10 +111,13 @@ func evaluateOverdue(ctx context.Context, tx pgx.Tx, logger *slog.Logger, row po
 	}
 	logger.WarnContext(ctx, "nodes are in a state for longer than its budget", slog.String("state", row.State),
 		slog.Int64("nodes", count))
+	next := "`gpuaas nodes retire NODE --reason TEXT` if it does not come back"
+	if row.Verb != retire {
+		next = fmt.Sprintf("`gpuaas %s NODE --reason TEXT`, or ", row.Verb) + next
+	}
 	return (&Round{tx: tx, now: now, locked: true}).Raise(ctx, &Incident{
 		Kind: kindOverdue, Key: row.State, Nodes: nodes, Count: count, Summary: summary,
 		OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_AUTH,
-		NextAction: fmt.Sprintf("for each node: find out what it waits for with `gpuaas nodes get NODE`; then "+
-			"`gpuaas %s NODE --reason TEXT`, or `gpuaas nodes retire NODE --reason TEXT` if it does not come back", row.Verb),
+		NextAction: "for each node: find out what it waits for with `gpuaas nodes get NODE`; then " + next,
 	})
 }

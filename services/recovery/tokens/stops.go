@@ -27,6 +27,9 @@ const (
 	stopRecovery = "recovery"
 	// outageGap is the time without a beat from which on listening begins anew: what package replicas takes for a gap.
 	outageGap = 20 * time.Second
+
+	// awayGap is the time without a look from which on no replica of recovery ran: more than two looks that failed.
+	awayGap = 35 * time.Second
 )
 
 // Stops records when we issued nothing because no replica of nodeapi listened, or none of recovery ran. Every replica
@@ -67,7 +70,10 @@ var (
 	lookAtBeats = pg.Define(pg.RoleRecovery, "tokens.look_at_beats", `
 		WITH c AS MATERIALIZED (SELECT mesh.clock() AS now),
 		former AS MATERIALIZED (
-			SELECT k.looked_at FROM recovery.issuance_look k, c
+			-- A replica of a build before this table does not note its looks, but up to when it has judged.
+			SELECT CASE WHEN k.looked_at IS NOT NULL THEN GREATEST(k.looked_at,
+				(SELECT j.through FROM mesh.judged j WHERE j.service = 'recovery')) END AS looked_at
+			FROM recovery.issuance_look k, c
 			WHERE k.looked_at IS NULL OR k.looked_at < c.now - make_interval(secs => $2) FOR UPDATE OF k SKIP LOCKED
 		), noted AS (
 			UPDATE recovery.issuance_look SET looked_at = c.now FROM c WHERE EXISTS (SELECT FROM former)
@@ -101,7 +107,7 @@ var (
 // RunOnce looks once. An outage that no replica of recovery saw is known by the beats before it, or by what this
 // process found at its last look.
 func (s *Stops) RunOnce(ctx context.Context) error {
-	h, err := pg.One[heard](ctx, s.pool, lookAtBeats, ids.New(), replicas.Every.Seconds(), outageGap.Seconds())
+	h, err := pg.One[heard](ctx, s.pool, lookAtBeats, ids.New(), replicas.Every.Seconds(), awayGap.Seconds())
 	if err != nil {
 		return fmt.Errorf("look at beats: %w", err)
 	}

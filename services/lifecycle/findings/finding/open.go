@@ -106,6 +106,15 @@ func (s *Standing) Open(ctx context.Context, tx pgx.Tx, source string, sights []
 	var evs []events.Event
 	var batch pg.Batch
 	written := 0
+	var nodes []string
+	for _, sight := range sights {
+		if sight.Cordon && sight.NodeID != "" && !s.keys[sight.Key()] {
+			nodes = append(nodes, sight.NodeID)
+		}
+	}
+	if err := gate.LockForCordons(ctx, tx, nodes...); err != nil {
+		return out, err
+	}
 	for _, sight := range sights {
 		have, parsed := s.rows[sight.Key()]
 		switch {

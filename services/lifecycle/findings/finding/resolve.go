@@ -37,7 +37,16 @@ func Resolve(ctx context.Context, tx pgx.Tx, findingIDs ...string) ([]*lifecycle
 	if len(over) == 0 {
 		return nil, "", nil
 	}
-	slices.SortFunc(over, func(a, b Row) int { return strings.Compare(a.ID, b.ID) }) // the order in which gates are locked
+	slices.SortFunc(over, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
+	var nodes []string
+	for _, r := range over {
+		if r.Cordoned && r.NodeID != "" {
+			nodes = append(nodes, r.NodeID)
+		}
+	}
+	if err := gate.LockForCordons(ctx, tx, nodes...); err != nil {
+		return nil, "", err
+	}
 	var evs []events.Event
 	var out []*lifecyclev1.Finding
 	for _, r := range over {

@@ -17,7 +17,7 @@ import (
 )
 
 // Proven reports whether a claim is signed by the key of a certificate that counts for the node that it names, and that
-// has expired. While a certificate of the node is in its time the node needs no token; and once the node has another
+// has expired. A host whose certificate is in its time needs no token; and once the node has confirmed another
 // certificate, a claim of before proves nothing any more.
 func Proven(ctx context.Context, q pg.Querier, m *recoveryv1.TokenMissing) (bool, error) {
 	if recoverykey.VerifyMissing(m.GetPublicKey(), m.GetNodeId(), m.GetSerial(), m.GetProof()) != nil {
