@@ -91,8 +91,8 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	switch {
 	case req.GetTokenMissing() != nil && req.GetToken() == "":
 		return nil, KindRecovery, false, e.refuseMissing(ctx, req, who)
-	case len(req.GetCsr()) == 0:
-		return nil, "", false, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the request has no CSR")
+	case req.GetToken() == "" && len(req.GetCsr()) == 0:
+		return nil, "", false, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the request has no token and no CSR")
 	}
 	presented, err := ParseToken(req.GetToken())
 	if err != nil {
