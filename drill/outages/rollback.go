@@ -261,7 +261,8 @@ func (h *history) bystander(ctx context.Context) error {
 func (h *history) notBlamed(ctx context.Context) error {
 	node, err := h.run.Mesh.Node(ctx, h.held.Node)
 	addresses := names.Of(commonv1.DriftReason_DRIFT_REASON_NETWORK_FACTS_DRIFT)
-	if err == nil && (node.GetReason() != "" && node.GetReason() != addresses || node.GetUserState() != commonv1.UserState_USER_STATE_NORMAL ||
+	if err == nil && (node.GetReason() != "" && node.GetReason() != addresses ||
+		node.GetUserState() != commonv1.UserState_USER_STATE_NORMAL ||
 		node.GetControlPlaneReason() != h.run.Drill.Expect.Reason) {
 		err = fmt.Errorf("the node that is connected is %s, %q; of the control plane it shows %q",
 			names.Of(node.GetUserState()), node.GetReason(), node.GetControlPlaneReason())
