@@ -55,8 +55,8 @@ func unusedPhrases(t *testing.T) []phrase {
 	return all
 }
 
-// finds returns the pattern of a phrase, which may begin a sentence and may be broken by the end of a line. http.NoBody
-// is no nobody.
+// finds returns the pattern of a phrase, which may begin a sentence and may be broken by the end of a line. It does not
+// match a phrase inside a longer word, or in another spelling such as http.NoBody.
 func finds(text string) *regexp.Regexp {
 	first, rest := regexp.QuoteMeta(text[:1]), strings.ReplaceAll(regexp.QuoteMeta(text[1:]), " ", `\s+`)
 	return regexp.MustCompile(`\b(?:` + first + "|" + strings.ToUpper(first) + ")" + rest + `\b`)

@@ -234,7 +234,7 @@ func TestReplicasThatLookTogether(t *testing.T) {
 	s.wantOf("recovery", time.Hour)
 }
 
-// TestTheAuthorityWasAway: the time is one row, whoever finds it how often.
+// TestTheAuthorityWasAway: a time without the authority is one row, however many replicas and checks find it.
 func TestTheAuthorityWasAway(t *testing.T) {
 	s := newScene(t)
 	begin := s.now()
