@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // Listen makes Listening of a signal true, as a connection does, until the returned function is called.
@@ -49,4 +52,18 @@ func Paced(ctx context.Context, wake *Signal) int {
 			return n
 		}
 	}
+}
+
+// Unnumbered returns how many events wait for their number, as the lag of a consumer of schema has it.
+func Unnumbered(ctx context.Context, tx pgx.Tx, schema, consumer string) (int64, error) {
+	var l Lag
+	var oldest float64
+	rows, err := pg.Query(ctx, tx, measureLag.For(schema), consumer)
+	if err != nil {
+		return 0, err
+	}
+	_, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (int64, error) {
+		return 0, row.Scan(&l.Cursor, &l.Horizon, &l.Events, &l.Unnumbered, &oldest, &l.Parked)
+	})
+	return l.Unnumbered, err
 }

@@ -55,7 +55,9 @@ var (
 		FROM cur, (
 			SELECT count(*) AS n, min(e.created_at) AS oldest
 			FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
-				JOIN events.event e ON e.seq >= lower(r) AND e.seq < COALESCE(upper(r), 9223372036854775807)
+			CROSS JOIN LATERAL (
+				SELECT x.created_at FROM events.event x WHERE x.seq >= lower(r) AND x.seq < COALESCE(upper(r), 9223372036854775807)
+				ORDER BY x.seq LIMIT 10000) e
 		) unnumbered`
 	})
 
@@ -165,8 +167,8 @@ type Lag struct {
 	// Cursor and Horizon are positions; Events is the number of events between them, which wait to be applied (other kinds
 	// included).
 	Cursor, Horizon, Events int64
-	// Unnumbered is the number of events that wait for a sequencer; Oldest is the age of the oldest event that is not
-	// applied.
+	// Unnumbered is the number of events that wait for a sequencer, counting 10,000 at most of each range of the log that
+	// is not numbered; Oldest is the age of the oldest event that is not applied.
 	Unnumbered int64
 	Oldest     time.Duration
 	// Parked is the number of events that were passed over.

@@ -232,7 +232,7 @@ type auditEnd struct {
 var (
 	endOfAudit = pg.Define(pg.RoleReadmodel, "project.end_of_audit", `
 	SELECT COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0) AS until,
-		COALESCE((SELECT min(n.first_pos) FROM events.numbered n), 0) AS first,
+		COALESCE((SELECT n.first_pos FROM events.numbered n ORDER BY n.last_pos LIMIT 1), 0) AS first,
 		COALESCE((SELECT min(a.number) FROM readmodel.audit a), (SELECT h.number + 1
 			FROM readmodel.audit_head h), 1) AS first_row,
 		COALESCE((SELECT h.number FROM readmodel.audit_head h), 0) AS number, COALESCE((SELECT h.hash
