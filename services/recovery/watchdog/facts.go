@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -219,19 +220,21 @@ func findingChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 }
 
 // forget deletes rows that no rule reads, since what they describe has ended, most of them once they are older than
-// after.
-func forget(ctx context.Context, tx pgx.Tx, after time.Duration) error {
-	for _, over := range forgottenByRule {
-		if _, err := pg.Exec(ctx, tx, over); err != nil {
-			return fmt.Errorf("forget what is over: %w", err)
+// after. It reports whether there may be more of them.
+func forget(ctx context.Context, tx pgx.Tx, after time.Duration) (bool, error) {
+	more := false
+	for i, over := range slices.Concat(forgottenByRule, forgottenByAge) {
+		var term []any
+		if i >= len(forgottenByRule) {
+			term = append(term, after.Seconds())
 		}
-	}
-	for _, over := range forgottenByAge {
-		if _, err := pg.Exec(ctx, tx, over, after.Seconds()); err != nil {
-			return fmt.Errorf("forget what is over: %w", err)
+		tag, err := pg.Exec(ctx, tx, over, term...)
+		if err != nil {
+			return false, fmt.Errorf("forget what is over: %w", err)
 		}
+		more = more || tag.RowsAffected() >= forgottenAtOnce
 	}
-	return nil
+	return more, nil
 }
 
 func moment(t *timestamppb.Timestamp) *time.Time {

@@ -81,11 +81,17 @@ const setRun = `version = $2, kind = $3, state = $4, phase = $5,
 	stalled = $7, stuck_reason = $8, attempt = $9, attempt_ver = $10, requester = $11, parent_run = $12, cancel_by = $13,
 	error_code = $14, error = $15, error_layer = $16, finished_at = $17`
 
+// forgottenAtOnce is the most rows that a statement of forget deletes; those that it bounds have it in their text.
+const forgottenAtOnce = 2000
+
 // forgottenByRule are the statements of forget whose terms are fixed, in their order.
 var forgottenByRule = []*pg.Statement{
 	pg.Define(pg.RoleRecovery, "watchdog.forget_ended_instances", `
-		DELETE FROM recovery.watch_instance i WHERE i.state = 'ended' AND i.epoch < (
-		SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = i.workspace_id)`),
+		DELETE FROM recovery.watch_instance i USING (
+			SELECT x.workspace_id, x.epoch FROM recovery.watch_instance x WHERE x.state = 'ended' AND x.epoch < (
+				SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = x.workspace_id)
+			LIMIT 2000) over
+		WHERE i.workspace_id = over.workspace_id AND i.epoch = over.epoch`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
 		DELETE FROM recovery.class_sighting WHERE seen_at < mesh.clock() - interval '1 day'`),
 	// A finding resolves within minutes of the change of its workspace; its event may have been set aside.
@@ -99,12 +105,14 @@ var forgottenByRule = []*pg.Statement{
 // forgottenByAge are the statements of forget whose term is $1, Config.ForgetAfter in seconds, in their order.
 var forgottenByAge = []*pg.Statement{
 	pg.Define(pg.RoleRecovery, "watchdog.forget_runs", `
-		DELETE FROM recovery.watch_run r
-		WHERE r.finished_at < mesh.clock() - least(interval '2 hours', make_interval(secs => $1))
-		AND NOT EXISTS (
-		SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)
-		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.workspace_id = r.workspace_id AND w.run_id = r.run_id
-			AND w.state = 'failed')`),
+		DELETE FROM recovery.watch_run t WHERE t.run_id = ANY (ARRAY(
+			SELECT r.run_id FROM recovery.watch_run r
+			WHERE r.finished_at < mesh.clock() - least(interval '2 hours', make_interval(secs => $1))
+				AND NOT EXISTS (SELECT FROM recovery.recovery_record c
+					WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)
+				AND NOT EXISTS (SELECT FROM recovery.watch_workspace w
+					WHERE w.workspace_id = r.workspace_id AND w.run_id = r.run_id AND w.state = 'failed')
+			ORDER BY r.finished_at LIMIT 2000))`),
 	// Sessions that have ended, and those of replicas that are gone, which would count as serving for ever.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sessions", `
 		WITH RECURSIVE servers AS (
@@ -127,12 +135,16 @@ var forgottenByAge = []*pg.Statement{
 		DELETE FROM recovery.watch_session s WHERE s.session_id = ANY (ARRAY(SELECT o.session_id FROM over o))
 			AND s.since < mesh.clock() - make_interval(secs => $1)
 		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.node_id = s.node_id AND w.state = 'active')`),
-	pg.Define(pg.RoleRecovery, "watchdog.forget_decommissioned_instances", `
-		DELETE FROM recovery.watch_instance i USING recovery.watch_workspace w
-		WHERE w.workspace_id = i.workspace_id AND w.state = 'decommissioned'
-			AND w.state_at < mesh.clock() - make_interval(secs => $1)`),
+	// With their instances, which nothing else would find once the workspace is gone.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_workspaces", `
-		DELETE FROM recovery.watch_workspace w
-			WHERE w.state = 'decommissioned' AND w.state_at < mesh.clock() - make_interval(secs => $1) AND NOT EXISTS (
-		SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL)`),
+		WITH over AS (
+			SELECT w.workspace_id FROM recovery.watch_workspace w
+			WHERE w.state = 'decommissioned' AND w.state_at < mesh.clock() - make_interval(secs => $1)
+				AND NOT EXISTS (SELECT FROM recovery.recovery_record c
+					WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL)
+			ORDER BY w.state_at LIMIT 2000
+		), instances AS (
+			DELETE FROM recovery.watch_instance i WHERE i.workspace_id = ANY (ARRAY(SELECT o.workspace_id FROM over o))
+		)
+		DELETE FROM recovery.watch_workspace w WHERE w.workspace_id = ANY (ARRAY(SELECT o.workspace_id FROM over o))`),
 }

@@ -195,11 +195,12 @@ func (j *evaluation) all(ctx context.Context) ([]*record, error) {
 		return nil, err
 	}
 	if j.now.Sub(j.w.forgot) > time.Minute {
-		j.forgot = true
 		if err := wave.Forget(ctx, j.tx); err != nil {
 			return nil, err
 		}
-		return asks, forget(ctx, j.tx, j.w.cfg.ForgetAfter)
+		more, err := forget(ctx, j.tx, j.w.cfg.ForgetAfter)
+		j.forgot = !more // the next round goes on
+		return asks, err
 	}
 	return asks, nil
 }
