@@ -60,5 +60,5 @@ var (
 				SELECT x.node_id FROM nodeapi.observer x WHERE x.since < mesh.clock() - make_interval(secs => $1) ORDER BY x.since
 					LIMIT 1000 FOR UPDATE SKIP LOCKED)
 			RETURNING r.node_id)
-		DELETE FROM nodeapi.observation o USING over WHERE o.node_id = over.node_id`)
+		DELETE FROM nodeapi.observation o WHERE o.node_id = ANY (ARRAY(SELECT node_id FROM over))`)
 )

@@ -30,9 +30,10 @@ var compareFleet = pg.Define(pg.RoleRecovery, "fleet.compare_counts", `
 	WITH up AS (
 		SELECT w.workspace_id, w.placement, CASE WHEN w.placement = 'static' THEN w.node_id END AS node_id
 		FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
+	), unit AS (
+		SELECT u.placement, coalesce(u.node_id, u.workspace_id) AS unit_id, count(*) AS workspaces FROM up u GROUP BY 1, 2
 	), counted AS (
-		SELECT u.placement, count(*)::int AS workspaces, count(DISTINCT coalesce(u.node_id, u.workspace_id))::int AS units
-			FROM up u GROUP BY 1
+		SELECT t.placement, sum(t.workspaces)::int AS workspaces, count(*)::int AS units FROM unit t GROUP BY 1
 	), kept AS (
 		SELECT c.placement, c.workspaces, c.units FROM recovery.watch_count c WHERE (c.workspaces, c.units) <> (0, 0)
 	), machine AS (
