@@ -235,7 +235,11 @@ func refusedValues(err error) bool {
 		refusal.Code == "42501" || refusal.Code == "P0001") // insufficient_privilege, raise_exception
 }
 
-// measure calls one statement as often as asked, or for two seconds.
+// leastCalls is how often a statement is called that takes long: what else the disk writes may double the time of one
+// call.
+const leastCalls = 3
+
+// measure calls one statement as often as asked, or for two seconds but at least leastCalls times.
 func measure(ctx context.Context, o Options, args *plans.Arguments, pool *pgxpool.Pool, s *pg.Statement) (figure,
 	error,
 ) {
@@ -250,7 +254,7 @@ func measure(ctx context.Context, o Options, args *plans.Arguments, pool *pgxpoo
 	}
 	var f figure
 	var took []time.Duration
-	for began := time.Now(); len(took) < o.Calls && (len(took) < 2 || time.Since(began) < 2*time.Second); {
+	for began := time.Now(); len(took) < o.Calls && (len(took) < leastCalls || time.Since(began) < 2*time.Second); {
 		cost, err := plans.Explain(ctx, pool, s, literals)
 		if err != nil {
 			return figure{}, err
