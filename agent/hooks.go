@@ -53,15 +53,15 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 		},
 		Admitted: func(ctx context.Context, _ int64) {
 			a.profileAdmitted(ctx)
-			a.warn(ctx, "end of the failures not recorded", a.noted(a.recovery.Settled()))
-			a.trustJudged(ctx, true)
+			a.warn(ctx, "end of the failures not recorded", a.noted(a.recovery.ClearFailures()))
+			a.noteTrust(ctx, true)
 			a.meters.session()
 			executor.Attach(a.client)
 			a.toldInHello(ctx)
 			a.wakeObserver()
 		},
 		RunList: a.runList,
-		Trust:   a.trustJudged,
+		Trust:   a.noteTrust,
 		Lost: func() {
 			a.diag.Lost()
 			executor.Detach(a.client)

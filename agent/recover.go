@@ -55,7 +55,7 @@ func (a *Agent) enrolAgain(ctx context.Context, cause error) error {
 	}
 	a.operatorFailed = wait > 0
 	if wait == 0 {
-		a.warn(ctx, "end of the failures not recorded", a.recovery.Settled())
+		a.warn(ctx, "end of the failures not recorded", a.recovery.ClearFailures())
 		return nil
 	}
 	return a.sleep(ctx, wait)

@@ -249,8 +249,9 @@ func (g *Governor) Refused(serial, why string) error {
 	return g.changeLocked(func(r *record) { r.Fresh = &fresh{Serial: f.Serial, Ends: f.Ends, Rejected: why} })
 }
 
-// Settled is called when a session is admitted, or when an operator has enrolled the host anew: the failures are over.
-func (g *Governor) Settled() error {
+// ClearFailures is called when a session is admitted, or when an operator has enrolled the host anew: the failures are
+// over.
+func (g *Governor) ClearFailures() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.rec.Fresh == nil && g.rec.MissingToldAt.IsZero() {

@@ -166,7 +166,7 @@ func TestARejectedFreshCertificateSuppresses(t *testing.T) {
 	if h.attempt() {
 		t.Error("allowed after another fresh certificate was refused")
 	}
-	h.must(h.g.Settled())
+	h.must(h.g.ClearFailures())
 	if !h.attempt() {
 		t.Error("not allowed after a session was admitted")
 	}
@@ -281,7 +281,7 @@ func TestEnrolmentIsToldOnceAnHour(t *testing.T) {
 	if told != 24 {
 		t.Errorf("told %d times in a day", told)
 	}
-	h.must(h.g.Settled())
+	h.must(h.g.ClearFailures())
 	h.boot()
 	if !h.g.MayTellMissing() {
 		t.Error("after a session it may not be told")

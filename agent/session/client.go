@@ -238,7 +238,7 @@ func (r *runner) drain(k *conn) {
 			return
 		case <-ticker.C:
 			quiet++
-			if k.unsettled() > 0 {
+			if k.unacknowledged() > 0 {
 				quiet = 0
 			}
 		}

@@ -120,14 +120,14 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 			k.warn(ctx, "task not taken", hooks.Offer(f.TaskOffer))
 		}
 	case *nodev1.ConnectResponse_TaskResultAck:
-		k.settle(f.TaskResultAck.GetTasks())
+		k.acknowledged(f.TaskResultAck.GetTasks())
 		if hooks.Acknowledged != nil {
 			k.warn(ctx, "acknowledgement not kept, the result is sent again",
 				hooks.Acknowledged(ctx, f.TaskResultAck.GetTasks()))
 		}
 	case *nodev1.ConnectResponse_TaskReportRefused:
 		if !f.TaskReportRefused.GetEnvelopeWanted() {
-			k.settle(f.TaskReportRefused.GetTasks())
+			k.acknowledged(f.TaskReportRefused.GetTasks())
 		}
 		if hooks.ReportRefused != nil {
 			k.warn(ctx, "refused report not dropped, it is sent again", hooks.ReportRefused(ctx, f.TaskReportRefused))
@@ -294,7 +294,7 @@ func (k *conn) transmit(frame *nodev1.ConnectRequest) bool {
 	return k.stream.Send(frame) == nil
 }
 
-func (k *conn) settle(refs []*nodev1.TaskRef) {
+func (k *conn) acknowledged(refs []*nodev1.TaskRef) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, ref := range refs {
@@ -302,7 +302,7 @@ func (k *conn) settle(refs []*nodev1.TaskRef) {
 	}
 }
 
-func (k *conn) unsettled() int {
+func (k *conn) unacknowledged() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.awaited)
