@@ -76,7 +76,7 @@ type Agent struct {
 	offers         chan *commonv1.Profile // the newest profile that was offered
 	roots          *pki.Bundle            // trusts the node API; nil until there is an identity
 	over           dialled
-	toldProfile    toldProfile
+	profileDrift   profileDrift
 	expected       expected
 }
 

@@ -266,8 +266,8 @@ func TestEnrolmentIsToldOnceAnHour(t *testing.T) {
 	h := newHost(t)
 	told := 0
 	tell := func() {
-		if h.g.MayTellMissing() {
-			h.must(h.g.ToldMissing())
+		if h.g.MayReportMissing() {
+			h.must(h.g.NoteMissingReported())
 			told++
 		}
 	}
@@ -283,14 +283,14 @@ func TestEnrolmentIsToldOnceAnHour(t *testing.T) {
 	}
 	h.must(h.g.ClearFailures())
 	h.boot()
-	if !h.g.MayTellMissing() {
+	if !h.g.MayReportMissing() {
 		t.Error("after a session it may not be told")
 	}
-	h.must(h.g.ToldMissing())
+	h.must(h.g.NoteMissingReported())
 	h.wall = h.wall.Add(-48 * time.Hour)
 	h.boot()
 	h.pass(time.Hour)
-	if !h.g.MayTellMissing() {
+	if !h.g.MayReportMissing() {
 		t.Error("an hour after the clock was set back it may not be told")
 	}
 }

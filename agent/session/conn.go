@@ -112,8 +112,8 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 	switch f := frame.GetFrame().(type) {
 	case *nodev1.ConnectResponse_HeartbeatAck:
 		k.acknowledgeBeat(f.HeartbeatAck)
-		if hooks.ProfileTold != nil && !k.isRetired() {
-			hooks.ProfileTold(ctx, f.HeartbeatAck.GetProfileFingerprint())
+		if hooks.ProfileAnnounced != nil && !k.isRetired() {
+			hooks.ProfileAnnounced(ctx, f.HeartbeatAck.GetProfileFingerprint())
 		}
 	case *nodev1.ConnectResponse_TaskOffer:
 		if hooks.Offer != nil && !k.isRetired() {
@@ -157,9 +157,9 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 			hooks.Profile(ctx, f.ProfileOffer.GetProfile())
 		}
 	case *nodev1.ConnectResponse_CertificateIssued:
-		k.client.tell(ctx, event{conn: k, issued: f.CertificateIssued})
+		k.client.send(ctx, event{conn: k, issued: f.CertificateIssued})
 	case *nodev1.ConnectResponse_Reconnect:
-		k.client.tell(ctx, event{conn: k, reconnect: f.Reconnect})
+		k.client.send(ctx, event{conn: k, reconnect: f.Reconnect})
 	case *nodev1.ConnectResponse_Challenge:
 		return k.send(answerChallenge(k.cert, k.client.nodeID(), f.Challenge))
 	case *nodev1.ConnectResponse_Denied:

@@ -232,7 +232,7 @@ func TestEnrolmentIsToldOfAMissingToken(t *testing.T) {
 				return nil, fault.ToConnect(fault.New(reason, ""), "")
 			}
 			cert := h.store.Certificate()
-			told, err := h.enroller().TellMissing(t.Context(), h.nodeID, cert, true)
+			told, err := h.enroller().ReportMissing(t.Context(), h.nodeID, cert, true)
 			if told != want || !fault.Has(err, reason) || len(h.requests) != 1 {
 				t.Fatalf("%v: told %t, %v, %d requests", reason, told, err, len(h.requests))
 			}
