@@ -152,7 +152,7 @@ func checkLedger(raw []byte) (int, []string) {
 }
 
 // The check must find the double launches that a log contains.
-func TestTheLedgersJudgeSeesDoubleLaunches(t *testing.T) {
+func TestTheCheckOfTheLaunchLogSeesDoubleLaunches(t *testing.T) {
 	for text, guilty := range map[string]bool{
 		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ended","workspace_id":"a","epoch":1}` + "\n" +
 			`{"op":"launched","workspace_id":"a","epoch":2}`: false,
