@@ -232,8 +232,8 @@ func TestAWeakeningIsTakenWithItsReasonAndTheWayBackNeedsNone(t *testing.T) {
 	d.want(key+" 300 1 ann", key+" 200 2 ann", key+" 120 3 ann", key+" 60 4 ann")
 }
 
-// TestTwoChangesAreNeverJudgedSideBySide: each of the two is good over the defaults, and both together are not.
-func TestTwoChangesAreNeverJudgedSideBySide(t *testing.T) {
+// TestTwoChangesAreNeverDecidedSideBySide: each of the two is good over the defaults, and both together are not.
+func TestTwoChangesAreNeverDecidedSideBySide(t *testing.T) {
 	for range 2 {
 		d := newDesk(t)
 		var wg sync.WaitGroup

@@ -28,7 +28,9 @@ const staleTasks = commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE
 
 // act begins the recovery action that follows from a verdict, and ends those that have come to their end. The verdict
 // gets the correlation id of the action that it belongs to.
-func (t *takenNodes) act(n *collect.Node, was *recoveryv1.NodeVerdict, v *drift.Verdict, h health, list []drift.Evidence) {
+func (t *takenNodes) act(n *collect.Node, was *recoveryv1.NodeVerdict, v *drift.Verdict, h health,
+	list []drift.Evidence,
+) {
 	if v.Reason != was.GetReason() {
 		t.begin(n, *v, list)
 	}
