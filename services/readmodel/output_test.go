@@ -44,7 +44,7 @@ func TestLastOutputIsForTheTenantAndOperators(t *testing.T) {
 		Cause: "a cause for the operator", LastOutput: output,
 	}
 	last := k.Append(attempt)
-	k.settle()
+	k.awaitProjected()
 	for name, v := range k.viewers() {
 		timeline, err := k.query(v.token).GetTimeline(testkit.Context(t),
 			&readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceID, MinPos: last})
