@@ -28,8 +28,9 @@ func (s *Service) addTrust(signer ca.Signer, changed *events.Signal) error {
 	preflight, err := trust.New(trust.Deps{
 		Logger: b.Logger, Pool: b.DB, Signer: signer, Rotating: rotating, Changed: changed, Audit: b.Audit,
 		Services: b.Services, TrustDomain: b.Config.TrustDomain,
-		Replica: b.ReplicaID, Address: func() string { return s.profiles.Default().GetApiUrl() }, Told: s.announcedRoots,
-		Wake: b.Wake, Numbered: b.Numbered,
+		Replica: b.ReplicaID, Address: func() string { return s.profiles.Default().GetApiUrl() },
+		AgentRoots: s.announcedRoots,
+		Wake:       b.Wake, Numbered: b.Numbered,
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
 			return tokens.Untrusted(ctx, tx, stop.From, stop.Until) // time in which nothing is issued ages no token
 		},

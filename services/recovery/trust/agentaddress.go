@@ -5,19 +5,19 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// told returns the host:port of the node API that agents are told, which read it in the same way.
-func (p *Preflight) told() string {
-	told := p.deps.Address()
-	if address, err := config.HostPort(told); err == nil {
+// agentAddress returns the host:port of the node API that agents are told, which read it in the same way.
+func (p *Preflight) agentAddress() string {
+	agentAddress := p.deps.Address()
+	if address, err := config.HostPort(agentAddress); err == nil {
 		return address
 	}
-	return told // of no form that agents take: the check says that it is not reached
+	return agentAddress // of no form that agents take: the check says that it is not reached
 }
 
-// toldRoots returns the roots by which agents verify the address that they are told.
-func (p *Preflight) toldRoots() *pki.Bundle {
-	if p.deps.Told != nil {
-		if roots := p.deps.Told(); roots != nil {
+// agentRoots returns the roots by which agents verify the address that they are told.
+func (p *Preflight) agentRoots() *pki.Bundle {
+	if p.deps.AgentRoots != nil {
+		if roots := p.deps.AgentRoots(); roots != nil {
 			return roots
 		}
 	}

@@ -314,11 +314,11 @@ func TestTheToldAddressIsReadAsAgentsDo(t *testing.T) {
 	for _, told := range []func() *pki.Bundle{
 		func() *pki.Bundle { return proxies.roots }, nil, func() *pki.Bundle { return nil },
 	} {
-		p.deps.Told = told
-		c := &check{at: time.Now(), targets: targetsOf(p.told(), nil, nil)}
+		p.deps.AgentRoots = told
+		c := &check{at: time.Now(), targets: targetsOf(p.agentAddress(), nil, nil)}
 		p.shake(t.Context(), c, with)
 		want := canary.Trusted
-		if p.toldRoots() == i.roots {
+		if p.agentRoots() == i.roots {
 			want = canary.Unproven
 		}
 		if got := c.targets[0]; got.address != address || got.outcome != want {
