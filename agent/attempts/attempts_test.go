@@ -260,9 +260,9 @@ func TestABrokenRecordIsSetAside(t *testing.T) {
 	}
 }
 
-// TestEnrolmentIsToldOnceAnHour: that no token is held may be told once an hour, across restarts, and again after a
-// session was admitted.
-func TestEnrolmentIsToldOnceAnHour(t *testing.T) {
+// TestMissingTokenIsReportedOnceAnHour: that no token is held may be told once an hour, across restarts, and again
+// after a session was admitted.
+func TestMissingTokenIsReportedOnceAnHour(t *testing.T) {
 	h := newHost(t)
 	told := 0
 	tell := func() {

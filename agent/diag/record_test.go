@@ -71,7 +71,7 @@ func TestAlternatingFailuresOfAnOutage(t *testing.T) {
 }
 
 // What was told is not told again after a reconnect or a restart, unless it is over or has happened often since.
-func TestWhatIsToldIsToldOnce(t *testing.T) {
+func TestAnEntryIsReportedOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "diag.json")
 	l := open(t, path, nil)
 	codes := func(list []diag.Entry) string {

@@ -346,9 +346,9 @@ func TestRenewalOverTheStream(t *testing.T) {
 	}
 }
 
-// TestOneBadReportHoldsUpNobody: lifecycle refuses the report of one node; the others are acknowledged and that session
+// TestOneBadReportDelaysNoOther: lifecycle refuses the report of one node; the others are acknowledged and that session
 // ends.
-func TestOneBadReportHoldsUpNobody(t *testing.T) {
+func TestOneBadReportDelaysNoOther(t *testing.T) {
 	bad := ids.New()
 	k := newKit(t, func(p *nodeapitest.Backend) {
 		p.Report = func(req *lifecyclev1.ReportTasksRequest) error {

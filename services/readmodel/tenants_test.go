@@ -134,7 +134,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 }
 
 // tenantCalls are the requests by which a person of a tenant reads what the methods of the people's port show of x. A
-// method that has no entry fails the test: whoever adds one decides what tenants see of it. Nil stands for a request
+// method that has no entry fails the test: its author decides what tenants see of it. Nil stands for a request
 // with the fields that fill sets.
 func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 	generic := []proto.Message{nil}

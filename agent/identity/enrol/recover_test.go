@@ -215,9 +215,9 @@ func TestWithoutItsKeyNoTokenIsSent(t *testing.T) {
 	}
 }
 
-// TestEnrolmentIsToldOfAMissingToken: with a proof of the certificate's key, and it counts as told once enrolment has
-// decided about it.
-func TestEnrolmentIsToldOfAMissingToken(t *testing.T) {
+// TestAMissingTokenIsReportedToEnrolment: with a proof of the certificate's key, and it counts as told once enrolment
+// has decided about it.
+func TestAMissingTokenIsReportedToEnrolment(t *testing.T) {
 	for reason, want := range map[commonv1.Reason]bool{
 		commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: true,
 		commonv1.Reason_REASON_INVALID_ARGUMENT:       true, // of a recovery of an earlier build

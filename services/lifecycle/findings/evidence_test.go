@@ -146,7 +146,7 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 }
 
 // A change that was made and taken back between two sweeps is reported once.
-func TestAChangeThatIsPutBackBeforeAnybodyLooks(t *testing.T) {
+func TestAChangeThatIsPutBackBeforeTheScan(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()

@@ -427,7 +427,7 @@ func TestSuccessiveProvisions(t *testing.T) {
 	wantOnly(t, b.seen())
 }
 
-func TestASightIsToldWhenItChangesAndRarelyElse(t *testing.T) {
+func TestASightIsWrittenWhenItChangesAndRarelyElse(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	if err := b.world.End(t.Context(), id, 1); err != nil {

@@ -191,8 +191,8 @@ func TestAPersonEndsTheCordonOfAVerdict(t *testing.T) {
 	k.wantCordon(node, "")
 }
 
-// TestABatchOfVerdictsLocksGatesByTheirIDs: whoever locks the gate of the lesser id, and then the other, waits for no
-// batch that waits for it.
+// TestABatchOfVerdictsLocksGatesByTheirIDs: a transaction that locks the gate of the lesser id, and then the other,
+// waits for no batch that waits for it.
 func TestABatchOfVerdictsLocksGatesByTheirIDs(t *testing.T) {
 	k := newKit(t)
 	nodes := []string{k.node(), k.node()}

@@ -404,7 +404,7 @@ func stopsAt(past []porcupine.Operation, info porcupine.LinearizationInfo) strin
 }
 
 // The specification must reject a wrong history, and accept a right one.
-func TestTheSpecificationFindsSomebodyGuilty(t *testing.T) {
+func TestTheSpecificationRefusesWrongHistories(t *testing.T) {
 	at := func(n int64, verb string, out heard) porcupine.Operation {
 		in := called{verb: verb}
 		if verb != askCreate {

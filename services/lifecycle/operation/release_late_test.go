@@ -117,7 +117,7 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 }
 
 // A release that no driver drives is late as well.
-func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
+func TestAReleaseWithoutADriverIsFoundLate(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)

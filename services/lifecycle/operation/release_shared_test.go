@@ -243,7 +243,7 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 
 // The workload database is down when a person forces the release: the schema is left with its login, and reaped as soon
 // as the database is back.
-func TestASchemaThatNobodyCouldReachIsReaped(t *testing.T) {
+func TestAnUnreachableSchemaIsReaped(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)

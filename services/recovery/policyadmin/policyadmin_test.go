@@ -85,7 +85,7 @@ func (d *desk) want(told ...string) {
 	}
 }
 
-func TestAChangeIsStoredAndToldInOneOrder(t *testing.T) {
+func TestAChangeIsStoredAndReportedInOneOrder(t *testing.T) {
 	d := newDesk(t)
 	if k := d.get(policy.SagaRetryLimit); k.GetOverridden() || k.GetValue() != k.GetDefaultValue() ||
 		k.GetMeaning() == "" {
@@ -270,7 +270,7 @@ func TestTwoChangesAreNeverDecidedSideBySide(t *testing.T) {
 	}
 }
 
-func TestApplySetsAllAndTellsEachOrNone(t *testing.T) {
+func TestApplySetsAllAndReportsEachOrNone(t *testing.T) {
 	d := newDesk(t)
 	pool := d.db.Pool(pg.RoleRecovery)
 	// The values are valid only if they are validated together: the certificate lifetime requires the longer age.

@@ -299,9 +299,9 @@ func TestOtherAlerts(t *testing.T) {
 	}
 }
 
-// TestTheToldAddressIsReadAsAgentsDo: agents are told a URL of a proxy, whose certificate is of an authority that the
-// profile names and services do not trust.
-func TestTheToldAddressIsReadAsAgentsDo(t *testing.T) {
+// TestTheAnnouncedAddressIsReadAsAgentsDo: agents are told a URL of a proxy, whose certificate is of an authority that
+// the profile names and services do not trust.
+func TestTheAnnouncedAddressIsReadAsAgentsDo(t *testing.T) {
 	i, proxies := newIssuers(t), newIssuers(t)
 	address := (&issuers{services: proxies.services}).ingress(t, bundleOf(t, i.nodes), refuses)
 	with, err := canary.New(t.Context(), i.nodes.Sign, domain, time.Now())

@@ -314,7 +314,7 @@ func TestAJoinIsAskedAgainOnceTheInstanceIsGivenUp(t *testing.T) {
 
 // While no replica of nodeapi listens, the absence of instances is not their failure, and no request is made until a
 // replica has listened for long enough.
-func TestAnInstanceIsNotReplacedWhileNobodyListens(t *testing.T) {
+func TestAnInstanceIsNotReplacedWhileNoReplicaListens(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
 	k.pass(6 * time.Minute)

@@ -135,7 +135,7 @@ func TestALagOfEventsIsNoSilence(t *testing.T) {
 
 // Silence is evidence only while a replica of nodeapi listens: if all replicas are dead there are no recreations, and
 // when they are back, absent nodes have their full time again, and ten seconds in which all come back.
-func TestNobodyListeningIsNoEvidence(t *testing.T) {
+func TestSilenceWithoutAListenerIsNoEvidence(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())
 	k.pass(10 * time.Minute) // the replica died with its session

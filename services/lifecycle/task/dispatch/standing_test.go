@@ -168,9 +168,9 @@ func TestALeaseWithoutARequestIsCheckedByTheGate(t *testing.T) {
 	}
 }
 
-// TestWhatIsUndoneIsOfferedToNobody holds that a task which is queued in a caller's transaction is offered after its
+// TestAnUncommittedTaskIsNotOffered holds that a task which is queued in a caller's transaction is offered after its
 // commit alone.
-func TestWhatIsUndoneIsOfferedToNobody(t *testing.T) {
+func TestAnUncommittedTaskIsNotOffered(t *testing.T) {
 	s := newStreamed(t)
 	n, other := s.k.node(), s.k.node()
 	stream, err := s.open("nodeapi")
