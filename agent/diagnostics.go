@@ -82,8 +82,7 @@ func (a *Agent) report(ctx context.Context) error {
 	}
 }
 
-// sendReport gives the session a report and returns whether the session took it. A session that opens later sends it in
-// Hello.
+// sendReport gives the session a report and returns whether the session took it. A later session sends it in Hello.
 func (a *Agent) sendReport(report *nodev1.DiagnosticReport) bool {
 	client := a.session()
 	return client != nil && client.Diagnose(report) == nil
