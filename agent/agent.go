@@ -76,7 +76,7 @@ type Agent struct {
 	offers         chan *commonv1.Profile // the newest profile that was offered
 	roots          *pki.Bundle            // trusts the node API; nil until there is an identity
 	over           dialled
-	toldProfile    toldProfile
+	profileDrift   profileDrift
 	expected       expected
 }
 
@@ -262,7 +262,7 @@ func (a *Agent) OpsAddr() string {
 // stopped first), and closes what New opened. It is called once.
 func (a *Agent) Run(ctx context.Context) error {
 	tasks := []app.Task{
-		{Name: "session", Phase: app.PhaseDrain, Run: a.hold},
+		{Name: "session", Phase: app.PhaseDrain, Run: a.stayEnrolled},
 		{Name: "tasks", Phase: app.PhaseLoops, Run: a.execute},
 		{Name: "workloads", Phase: app.PhaseLoops, Run: a.work.Run},
 		{Name: "observations", Phase: app.PhaseLoops, Run: a.observe},
@@ -309,7 +309,7 @@ func (a *Agent) Enrol(ctx context.Context, bundle Bundle) error {
 	if err := a.enrol.Run(ctx); err != nil {
 		return a.replaced(ctx, a.restoreAfter(ctx, bundle, err))
 	}
-	return a.recovery.Settled()
+	return a.recovery.ClearFailures()
 }
 
 // Node returns the identity of this host; false before its first enrolment.

@@ -31,21 +31,21 @@ func Diagnostics(stateDir string, now time.Time) ([]diag.Entry, error) {
 
 // helloDiagnostics returns the entries of which the control plane was not told yet.
 func (a *Agent) helloDiagnostics() []*commonv1.Diagnostic {
-	untold := a.diag.Untold()
+	unreported := a.diag.Unreported()
 	a.mu.Lock()
-	a.inHello = untold
+	a.inHello = unreported
 	a.mu.Unlock()
-	return messages(untold)
+	return messages(unreported)
 }
 
-// toldInHello notes that a session was admitted, after whose Hello nothing in it is told again. The control plane's
+// helloAccepted notes that a session was admitted, after whose Hello nothing in it is told again. The control plane's
 // clock is known now: the record has whether the host's differs by more than certificates allow.
-func (a *Agent) toldInHello(ctx context.Context) {
+func (a *Agent) helloAccepted(ctx context.Context) {
 	a.mu.Lock()
-	told := a.inHello
+	sent := a.inHello
 	a.inHello = nil
 	a.mu.Unlock()
-	a.warn(ctx, "diagnostics not noted as told, they are told again", a.noted(a.diag.Admitted(told)))
+	a.warn(ctx, "diagnostics not noted as told, they are told again", a.noted(a.diag.Admitted(sent)))
 	skew, ok := a.clock.Skew()
 	switch {
 	case ok && skew.Abs() > cause.Skewed:
@@ -66,8 +66,8 @@ func (a *Agent) report(ctx context.Context) error {
 	for {
 		wait := a.diag.Changed()
 		if news := a.diag.News(); len(news) > 0 && a.session() != nil {
-			if a.tell(&nodev1.DiagnosticReport{Diagnostics: messages(news)}) {
-				a.warn(ctx, "diagnostics not noted as told, they are told again", a.noted(a.diag.NoteTold(news)))
+			if a.sendReport(&nodev1.DiagnosticReport{Diagnostics: messages(news)}) {
+				a.warn(ctx, "diagnostics not noted as told, they are told again", a.noted(a.diag.NoteReported(news)))
 			}
 			if !app.Sleep(ctx, a.cfg.ReportLeast) {
 				return context.Cause(ctx)
@@ -82,9 +82,8 @@ func (a *Agent) report(ctx context.Context) error {
 	}
 }
 
-// tell gives the session a report and returns whether the session took it. A session that opens later sends it in
-// Hello.
-func (a *Agent) tell(report *nodev1.DiagnosticReport) bool {
+// sendReport gives the session a report and returns whether the session took it. A later session sends it in Hello.
+func (a *Agent) sendReport(report *nodev1.DiagnosticReport) bool {
 	client := a.session()
 	return client != nil && client.Diagnose(report) == nil
 }

@@ -18,7 +18,7 @@ func TestTheFirstFactsStand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := a.facts.tell()
+	told := a.facts.takeAll()
 	a.checkRoom(t.Context(), true)
 	a.facts.refresh(t.Context())
 	if changed := a.facts.changed(); changed != nil {

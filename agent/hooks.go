@@ -47,21 +47,21 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 		Hello: func(hello *nodev1.Hello) {
 			hello.AgentVersion, hello.BootId, hello.LedgerId = a.cfg.Version, a.facts.bootID(), a.ledger.ID()
 			hello.TaskTypes, hello.TasksInFlight = executor.Types(), executor.InFlight()
-			hello.Profile, hello.Host = a.profile(), a.facts.tell()
+			hello.Profile, hello.Host = a.profile(), a.facts.takeAll()
 			hello.Diagnostics = a.withDisk(a.helloDiagnostics())
 			hello.Recovery = a.recovery.Counters()
 		},
 		Admitted: func(ctx context.Context, _ int64) {
 			a.profileAdmitted(ctx)
-			a.warn(ctx, "end of the failures not recorded", a.noted(a.recovery.Settled()))
-			a.trustJudged(ctx, true)
+			a.warn(ctx, "end of the failures not recorded", a.noted(a.recovery.ClearFailures()))
+			a.noteTrust(ctx, true)
 			a.meters.session()
 			executor.Attach(a.client)
-			a.toldInHello(ctx)
+			a.helloAccepted(ctx)
 			a.wakeObserver()
 		},
 		RunList: a.runList,
-		Trust:   a.trustJudged,
+		Trust:   a.noteTrust,
 		Lost: func() {
 			a.diag.Lost()
 			executor.Detach(a.client)
@@ -73,12 +73,12 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 				a.work.SetCrashLoopRestarts(restarts)
 			}
 		},
-		TaskKeys:     a.verifiers.Store,
-		ServiceRoots: a.takeRoots,
-		Output:       a.askOutput,
-		Profile:      a.profileOffered,
-		ProfileTold:  a.compareProfile,
-		ChangedFacts: a.facts.changed,
+		TaskKeys:         a.verifiers.Store,
+		ServiceRoots:     a.takeRoots,
+		Output:           a.askOutput,
+		Profile:          a.profileOffered,
+		ProfileAnnounced: a.compareProfile,
+		ChangedFacts:     a.facts.changed,
 	}
 }
 
@@ -151,7 +151,7 @@ func (a *Agent) observe(ctx context.Context) error {
 
 // observeOnce queues an observation for each workspace whose last one differs. An observation that the session does not
 // take is sent by a later call.
-func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Digest) {
+func (a *Agent) observeOnce(ctx context.Context, sent map[string]observation.Digest) {
 	client := a.session()
 	if client == nil {
 		return
@@ -162,9 +162,9 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Dig
 	for workspace := range missing {
 		seen[workspace] = nil
 	}
-	for workspace := range told {
+	for workspace := range sent {
 		if _, still := seen[workspace]; !still {
-			delete(told, workspace)
+			delete(sent, workspace)
 			_ = client.Observe(&nodev1.Observation{WorkspaceId: workspace, ObservedAt: timestamppb.New(a.clock.Now())})
 		}
 	}
@@ -184,12 +184,12 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Dig
 			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "observation not encoded", slog.Any("error", err))
 			continue
 		}
-		if told[workspace] == digest {
+		if sent[workspace] == digest {
 			continue
 		}
 		message.ObservedAt = timestamppb.New(a.clock.Now())
 		if client.Observe(message) == nil {
-			told[workspace] = digest
+			sent[workspace] = digest
 		}
 	}
 }
@@ -214,7 +214,7 @@ type facts struct {
 	cfg  hostfacts.Config
 	mu   sync.Mutex
 	seen *commonv1.HostFacts
-	told *commonv1.HostFacts
+	sent *commonv1.HostFacts
 	room *commonv1.StateDisk
 }
 
@@ -245,11 +245,11 @@ func (f *facts) now() *commonv1.HostFacts {
 	return f.seen
 }
 
-// tell returns all facts and marks them as sent.
-func (f *facts) tell() *commonv1.HostFacts {
+// takeAll returns all facts and marks them as sent.
+func (f *facts) takeAll() *commonv1.HostFacts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.told = f.seen
+	f.sent = f.seen
 	return f.seen
 }
 
@@ -257,10 +257,10 @@ func (f *facts) tell() *commonv1.HostFacts {
 func (f *facts) changed() *commonv1.HostFacts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !hostfacts.Changed(f.told, f.seen) {
+	if !hostfacts.Changed(f.sent, f.seen) {
 		return nil
 	}
-	f.told = f.seen
+	f.sent = f.seen
 	return f.seen
 }
 

@@ -18,9 +18,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// hold keeps this host enrolled and its session open: it enrols where it must, and tries again after every refusal that
-// a person or the control plane can lift.
-func (a *Agent) hold(ctx context.Context) error {
+// stayEnrolled keeps this host enrolled and its session open: it enrols where it must, and tries again after every
+// refusal that a person or the control plane can lift.
+func (a *Agent) stayEnrolled(ctx context.Context) error {
 	roots, err := a.enrolled(ctx)
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (a *Agent) takeRoots(ctx context.Context, links []pki.RootLink) error {
 
 // enrolled waits until this host has an identity, and returns the trust bundle to use it with.
 func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
-	for !a.holds() {
+	for !a.isEnrolled() {
 		if err := a.enrolAgain(ctx, errLost); err != nil {
 			return nil, err
 		}
@@ -79,8 +79,8 @@ func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
 	return a.trustFromDisk(ctx)
 }
 
-// holds reports whether this host has an identity, be its certificate good or not.
-func (a *Agent) holds() bool {
+// isEnrolled reports whether this host has an identity, be its certificate good or not.
+func (a *Agent) isEnrolled() bool {
 	_, ok := a.store.Node()
 	return ok && (a.store.Certificate() != nil || a.store.Other() != nil)
 }

@@ -21,7 +21,7 @@ func (a *Agent) askOutput(ctx context.Context, req *nodev1.OutputRequest) {
 	select {
 	case a.outputs <- req:
 	default:
-		a.tellOutput(ctx, &nodev1.OutputChunk{
+		a.sendOutput(ctx, &nodev1.OutputChunk{
 			RequestId: req.GetRequestId(),
 			Denied: fault.ToDenial(fault.New(commonv1.Reason_REASON_AGENT_BUSY, "the agent has too many requests for output",
 				fault.Remedy("ask again")), ""),
@@ -34,7 +34,7 @@ func (a *Agent) readOutputs(ctx context.Context) error {
 	for {
 		select {
 		case req := <-a.outputs:
-			a.tellOutput(ctx, a.readOutput(ctx, req))
+			a.sendOutput(ctx, a.readOutput(ctx, req))
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -56,7 +56,7 @@ func (a *Agent) readOutput(ctx context.Context, req *nodev1.OutputRequest) *node
 	return chunk
 }
 
-func (a *Agent) tellOutput(ctx context.Context, chunk *nodev1.OutputChunk) {
+func (a *Agent) sendOutput(ctx context.Context, chunk *nodev1.OutputChunk) {
 	a.mu.Lock()
 	client := a.client
 	a.mu.Unlock()

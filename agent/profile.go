@@ -96,8 +96,8 @@ func (a *Agent) takeProfiles(ctx context.Context) error {
 			if fingerprint == "" {
 				continue
 			}
-			settled, back := a.settleProfile(ctx, fingerprint)
-			if !settled {
+			done, back := a.confirmOrRevertProfile(ctx, fingerprint)
+			if !done {
 				bound.Reset(a.cfg.ProfileWithin)
 			}
 			if back {
@@ -196,9 +196,9 @@ func (a *Agent) profileRefused(ctx context.Context, reason commonv1.Reason, deta
 	return fault.New(reason, detail)
 }
 
-// settleProfile confirms a profile over which a session was admitted, and goes back to the former one otherwise. It
-// reports whether that is on disk, and whether the former one is back.
-func (a *Agent) settleProfile(ctx context.Context, fingerprint string) (bool, bool) {
+// confirmOrRevertProfile confirms a profile over which a session was admitted, and goes back to the former one
+// otherwise. It reports whether that is on disk, and whether the former one is back.
+func (a *Agent) confirmOrRevertProfile(ctx context.Context, fingerprint string) (bool, bool) {
 	a.over.mu.Lock()
 	admitted := a.over.admitted == fingerprint
 	a.over.mu.Unlock()

@@ -195,7 +195,7 @@ func TestAProfileThatIsNotVerifiedIsRefused(t *testing.T) {
 	}
 }
 
-// TestAProfileOverWhichNoSessionIsAdmittedIsGivenUp: its endpoints are verified, and its node API admits nobody. The
+// TestAProfileOverWhichNoSessionIsAdmittedIsGivenUp: its endpoints are verified, and its node API admits no node. The
 // former profile is back after the bound, also over a restart, and the same offer is refused then.
 func TestAProfileOverWhichNoSessionIsAdmittedIsGivenUp(t *testing.T) {
 	m := newMesh(t)

@@ -55,7 +55,7 @@ func (a *Agent) enrolAgain(ctx context.Context, cause error) error {
 	}
 	a.operatorFailed = wait > 0
 	if wait == 0 {
-		a.warn(ctx, "end of the failures not recorded", a.recovery.Settled())
+		a.warn(ctx, "end of the failures not recorded", a.recovery.ClearFailures())
 		return nil
 	}
 	return a.sleep(ctx, wait)
@@ -81,7 +81,7 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 				"`gpuaas nodes bundle` ("+why+")")
 	}
 	if _, err := a.store.RecoveryTokens(); err != nil {
-		a.tellMissing(ctx, err, why)
+		a.reportMissing(ctx, err, why)
 		return a.blocked(ctx, codeTokenMissing,
 			err.Error()+": an operator must issue a bundle, `gpuaas nodes bundle` ("+why+")")
 	}
@@ -113,26 +113,26 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	return a.sleep(ctx, attempt.Wait)
 }
 
-// tellMissing reports to enrolment, at most once an hour, that this host has no recovery token to send, where its
+// reportMissing reports to enrolment, at most once an hour, that this host has no recovery token to send, where its
 // certificate has expired: recovery's own records may still have a token that it would accept, and the node would be
 // expected back for as long. lack is the error of identity.Store.RecoveryTokens, and why the reason of the refusal.
-func (a *Agent) tellMissing(ctx context.Context, lack error, why string) {
+func (a *Agent) reportMissing(ctx context.Context, lack error, why string) {
 	cert := a.store.Certificate()
 	node, ok := a.store.Node()
-	if !ok || cert == nil || !a.recovery.MayTellMissing() {
+	if !ok || cert == nil || !a.recovery.MayReportMissing() {
 		return
 	}
 	expired := why == names.Of(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
 	if !expired && a.clock.Now().Before(cert.Leaf.NotAfter) {
 		return
 	}
-	told, err := a.enrol.TellMissing(ctx, node.NodeID, cert, errors.Is(lack, identity.ErrRecoveryKeyLost))
-	if !told {
+	noted, err := a.enrol.ReportMissing(ctx, node.NodeID, cert, errors.Is(lack, identity.ErrRecoveryKeyLost))
+	if !noted {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "enrolment not told that no recovery token is held",
 			slog.Any("error", err))
 		return
 	}
-	a.warn(ctx, "what enrolment was told not recorded", a.noted(a.recovery.ToldMissing()))
+	a.warn(ctx, "what enrolment was told not recorded", a.noted(a.recovery.NoteMissingReported()))
 	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolment told that no recovery token is held", slog.Any("answer", err))
 }
 

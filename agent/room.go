@@ -143,16 +143,16 @@ func (a *Agent) checkRoom(ctx context.Context, first bool) {
 }
 
 // withDisk adds the diagnostic of a full disk that is not over, however long ago it was recorded.
-func (a *Agent) withDisk(told []*commonv1.Diagnostic) []*commonv1.Diagnostic {
+func (a *Agent) withDisk(sent []*commonv1.Diagnostic) []*commonv1.Diagnostic {
 	last, ok := a.diag.Last(codeDiskFull)
 	if !ok || !last.EndedAt.IsZero() ||
-		slices.ContainsFunc(told, func(d *commonv1.Diagnostic) bool { return d.GetCode() == codeDiskFull }) {
-		return told
+		slices.ContainsFunc(sent, func(d *commonv1.Diagnostic) bool { return d.GetCode() == codeDiskFull }) {
+		return sent
 	}
-	if len(told) == diag.MaxInHello {
-		told = told[1:]
+	if len(sent) == diag.MaxInHello {
+		sent = sent[1:]
 	}
-	return append(told, last.Proto())
+	return append(sent, last.Proto())
 }
 
 // diskOf returns the state of the disks as a fact of the host.

@@ -81,10 +81,10 @@ func (m *mesh) diagnosed(ended bool) {
 	})
 }
 
-// TestAFullDiskIsToldAndSurvived fills the disk under a connected agent: it keeps its stream and its workload, opens a
-// new session, refuses tasks that need more disk space with the reason, reports it in the host's record and over the
-// stream, and works again by itself once there is room.
-func TestAFullDiskIsToldAndSurvived(t *testing.T) {
+// TestAFullDiskIsReportedAndSurvived fills the disk under a connected agent: it keeps its stream and its workload,
+// opens a new session, refuses tasks that need more disk space with the reason, reports it in the host's record and
+// over the stream, and works again by itself once there is room.
+func TestAFullDiskIsReportedAndSurvived(t *testing.T) {
 	m := newMesh(t)
 	disk := testkit.SmallDisk(t, 24<<20)
 	cfg := config(disk)

@@ -13,9 +13,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// trustJudged keeps whether the node API was verified, and reports whether it has not been for the dwell: other trust
+// noteTrust keeps whether the node API was verified, and reports whether it has not been for the dwell: other trust
 // is to be asked of recovery then.
-func (a *Agent) trustJudged(ctx context.Context, verified bool) bool {
+func (a *Agent) noteTrust(ctx context.Context, verified bool) bool {
 	if verified {
 		a.warn(ctx, "end of the dwell of trust not recorded", a.noted(a.recovery.Trusted()))
 		return false
@@ -99,7 +99,7 @@ func (a *Agent) trustFromDisk(ctx context.Context) (*pki.Bundle, error) {
 		if err == nil {
 			return roots, nil
 		}
-		if a.trustJudged(ctx, false) {
+		if a.noteTrust(ctx, false) {
 			if err := a.bootstrapTrust(ctx, err); err != nil {
 				return nil, err
 			}

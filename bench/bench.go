@@ -28,8 +28,8 @@ type Result struct {
 	Ratio    float64 `json:"ratio"`    // of Value to Baseline
 	Required float64 `json:"required"` // bound on Ratio
 	Passed   bool    `json:"passed"`
-	// NotJudged lists the further requirements that could not be checked here, each with the reason.
-	NotJudged []string `json:"not_judged,omitempty"`
+	// NotChecked lists the further requirements that could not be checked here, each with the reason.
+	NotChecked []string `json:"not_judged,omitempty"`
 	// Details are further figures and the environment.
 	Details map[string]any `json:"details,omitempty"`
 }
@@ -50,8 +50,8 @@ func (r Result) WriteText(w io.Writer) error {
 	if !r.Passed {
 		verdict = "FAILED"
 	}
-	if len(r.NotJudged) > 0 {
-		verdict += ", not judged: " + strings.Join(r.NotJudged, "; ")
+	if len(r.NotChecked) > 0 {
+		verdict += ", not judged: " + strings.Join(r.NotChecked, "; ")
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %.4g %s, baseline %.4g, ratio %.4f (required %.4g): %s\n", r.Name, r.Value, r.Unit, r.Baseline,

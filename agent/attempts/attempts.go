@@ -46,8 +46,8 @@ type record struct {
 	// UntrustedSince is since when the node API is untrusted, by the wall clock; zero: it is not.
 	UntrustedSince time.Time `json:"untrusted_since,omitzero"`
 	TrustDwell     int64     `json:"trust_dwell_seconds,omitempty"` // of the last policy
-	// MissingToldAt is when enrolment was told last that no recovery token is held; zero: not since the last session.
-	MissingToldAt time.Time `json:"missing_told_at,omitzero"`
+	// MissingReportedAt is when enrolment was told last that no recovery token is held; zero: not since the last session.
+	MissingReportedAt time.Time `json:"missing_told_at,omitzero"`
 }
 
 type fresh struct {
@@ -77,8 +77,8 @@ type Governor struct {
 	marks []time.Duration
 	// untrusted is rec.UntrustedSince by the monotonic clock.
 	untrusted time.Duration
-	// missingTold is rec.MissingToldAt by the monotonic clock.
-	missingTold time.Duration
+	// missingReported is rec.MissingReportedAt by the monotonic clock.
+	missingReported time.Duration
 	// unwritten is set after a change that could not be written.
 	unwritten bool
 }
@@ -249,14 +249,15 @@ func (g *Governor) Refused(serial, why string) error {
 	return g.changeLocked(func(r *record) { r.Fresh = &fresh{Serial: f.Serial, Ends: f.Ends, Rejected: why} })
 }
 
-// Settled is called when a session is admitted, or when an operator has enrolled the host anew: the failures are over.
-func (g *Governor) Settled() error {
+// ClearFailures is called when a session is admitted, or when an operator has enrolled the host anew: the failures are
+// over.
+func (g *Governor) ClearFailures() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.rec.Fresh == nil && g.rec.MissingToldAt.IsZero() {
+	if g.rec.Fresh == nil && g.rec.MissingReportedAt.IsZero() {
 		return nil
 	}
-	return g.changeLocked(func(r *record) { r.Fresh, r.MissingToldAt = nil, time.Time{} })
+	return g.changeLocked(func(r *record) { r.Fresh, r.MissingReportedAt = nil, time.Time{} })
 }
 
 // Counters returns the counts as Hello reports them.

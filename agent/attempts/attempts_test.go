@@ -166,7 +166,7 @@ func TestARejectedFreshCertificateSuppresses(t *testing.T) {
 	if h.attempt() {
 		t.Error("allowed after another fresh certificate was refused")
 	}
-	h.must(h.g.Settled())
+	h.must(h.g.ClearFailures())
 	if !h.attempt() {
 		t.Error("not allowed after a session was admitted")
 	}
@@ -260,14 +260,14 @@ func TestABrokenRecordIsSetAside(t *testing.T) {
 	}
 }
 
-// TestEnrolmentIsToldOnceAnHour: that no token is held may be told once an hour, across restarts, and again after a
-// session was admitted.
-func TestEnrolmentIsToldOnceAnHour(t *testing.T) {
+// TestMissingTokenIsReportedOnceAnHour: that no token is held may be told once an hour, across restarts, and again
+// after a session was admitted.
+func TestMissingTokenIsReportedOnceAnHour(t *testing.T) {
 	h := newHost(t)
 	told := 0
 	tell := func() {
-		if h.g.MayTellMissing() {
-			h.must(h.g.ToldMissing())
+		if h.g.MayReportMissing() {
+			h.must(h.g.NoteMissingReported())
 			told++
 		}
 	}
@@ -281,16 +281,16 @@ func TestEnrolmentIsToldOnceAnHour(t *testing.T) {
 	if told != 24 {
 		t.Errorf("told %d times in a day", told)
 	}
-	h.must(h.g.Settled())
+	h.must(h.g.ClearFailures())
 	h.boot()
-	if !h.g.MayTellMissing() {
+	if !h.g.MayReportMissing() {
 		t.Error("after a session it may not be told")
 	}
-	h.must(h.g.ToldMissing())
+	h.must(h.g.NoteMissingReported())
 	h.wall = h.wall.Add(-48 * time.Hour)
 	h.boot()
 	h.pass(time.Hour)
-	if !h.g.MayTellMissing() {
+	if !h.g.MayReportMissing() {
 		t.Error("an hour after the clock was set back it may not be told")
 	}
 }

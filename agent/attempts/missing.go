@@ -2,25 +2,25 @@ package attempts
 
 import "time"
 
-// MayTellMissing reports whether the host may tell enrolment that it has no recovery token to send: at most once an
-// hour, unless a session was admitted since.
-func (g *Governor) MayTellMissing() bool {
+// MayReportMissing reports whether the host may report to enrolment that it has no recovery token to send: at most once
+// an hour, unless a session was admitted since.
+func (g *Governor) MayReportMissing() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.rec.MissingToldAt.IsZero() || g.cfg.Elapsed()-g.missingTold >= window
+	return g.rec.MissingReportedAt.IsZero() || g.cfg.Elapsed()-g.missingReported >= window
 }
 
-// ToldMissing records that enrolment was told so now.
-func (g *Governor) ToldMissing() error {
+// NoteMissingReported records that it was reported to enrolment now.
+func (g *Governor) NoteMissingReported() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.missingTold = g.cfg.Elapsed()
-	return g.changeLocked(func(r *record) { r.MissingToldAt = g.cfg.Wall() })
+	g.missingReported = g.cfg.Elapsed()
+	return g.changeLocked(func(r *record) { r.MissingReportedAt = g.cfg.Wall() })
 }
 
-// openMissing reads when enrolment was told last; a time in the future, as after the clock was set back, counts as now.
+// openMissing reads when it was reported last; a time in the future, as after the clock was set back, counts as now.
 func (g *Governor) openMissing(now time.Duration, wall time.Time) {
-	if at := g.rec.MissingToldAt; !at.IsZero() {
-		g.missingTold = now - max(wall.Sub(at), 0)
+	if at := g.rec.MissingReportedAt; !at.IsZero() {
+		g.missingReported = now - max(wall.Sub(at), 0)
 	}
 }

@@ -157,7 +157,7 @@ func bound(entries []Entry, now time.Time) []Entry {
 			continue
 		}
 		e.Count = max(e.Count, 1)
-		e.Told = min(max(e.Told, 0), e.Count)
+		e.Reported = min(max(e.Reported, 0), e.Count)
 		e.NextRetry = min(max(e.NextRetry, 0), 24*time.Hour)
 		out = append(out, e)
 	}

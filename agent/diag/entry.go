@@ -30,7 +30,7 @@ type Entry struct {
 	// RetryCorrelationID is that of the attempts that failed in a row; empty where nothing was attempted.
 	RetryCorrelationID string `json:"retry_correlation_id,omitempty"`
 	DedupeKeyHash      string `json:"dedupe_key_hash,omitempty"` // see KeyHash
-	Told               int64  `json:"told,omitempty"`            // the count that was told; zero: none was
+	Reported           int64  `json:"told,omitempty"`            // the count that was told; zero: none was
 }
 
 // local is the local port of a connection in the text of an error, which differs with each attempt.

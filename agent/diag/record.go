@@ -42,7 +42,7 @@ func (l *Log) record(code commonv1.DiagnosticCode, detail string, nextRetry time
 	}
 	next := slices.Clone(l.entries)
 	if i := earlier(next, &e); i >= 0 {
-		e.FirstSeen, e.Count, e.Told = next[i].FirstSeen, next[i].Count+1, next[i].Told
+		e.FirstSeen, e.Count, e.Reported = next[i].FirstSeen, next[i].Count+1, next[i].Reported
 		next = slices.Delete(next, i, i+1)
 	}
 	l.entries = bound(append(next, e), now)
@@ -94,7 +94,7 @@ func (l *Log) End(code commonv1.DiagnosticCode) (bool, error) {
 			return false, nil
 		}
 		l.entries = slices.Clone(l.entries)
-		l.entries[i].EndedAt, l.entries[i].LastSeen, l.entries[i].Told = now, now, 0
+		l.entries[i].EndedAt, l.entries[i].LastSeen, l.entries[i].Reported = now, now, 0
 		l.notify()
 		return true, l.write(l.entries)
 	}
@@ -124,12 +124,12 @@ func (l *Log) Correlation() string {
 
 // Admitted notes that a session was admitted, whose Hello told of the given entries: the attempts that failed are over.
 // It writes nothing if there were neither.
-func (l *Log) Admitted(told []Entry) error {
+func (l *Log) Admitted(reported []Entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.connected = true
 	l.notify() // what Hello did not have is told now
-	next, changed := l.toldLocked(told)
+	next, changed := l.reportedLocked(reported)
 	if l.outage != "" {
 		now := l.now()
 		for i := range next {
@@ -153,17 +153,17 @@ func (l *Log) Lost() {
 	l.connected = false
 }
 
-// Untold returns the entries of which the control plane was not told, or not at their present count, oldest first and
-// at most MaxInHello of the newest. The sign of life is not told: a session is one.
-func (l *Log) Untold() []Entry { return l.untold(func(e *Entry) bool { return e.Count > e.Told }) }
+// Unreported returns the entries of which the control plane was not told, or not at their present count, oldest first
+// and at most MaxInHello of the newest. The sign of life is not told: a session is one.
+func (l *Log) Unreported() []Entry { return l.unreported(func(e *Entry) bool { return e.Count > e.Reported }) }
 
-// News returns the entries to report while a session stands: of those in Untold, the ones that are new and those whose
-// count has doubled since it was told.
+// News returns the entries to report while a session stands: of those in Unreported, the ones that are new and those
+// whose count has doubled since it was told.
 func (l *Log) News() []Entry {
-	return l.untold(func(e *Entry) bool { return e.Told == 0 || e.Count >= 2*e.Told })
+	return l.unreported(func(e *Entry) bool { return e.Reported == 0 || e.Count >= 2*e.Reported })
 }
 
-func (l *Log) untold(news func(*Entry) bool) []Entry {
+func (l *Log) unreported(news func(*Entry) bool) []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []Entry
@@ -175,11 +175,11 @@ func (l *Log) untold(news func(*Entry) bool) []Entry {
 	return out[max(len(out)-MaxInHello, 0):]
 }
 
-// NoteTold notes that the control plane was told of the given entries.
-func (l *Log) NoteTold(told []Entry) error {
+// NoteReported notes that the control plane was told of the given entries.
+func (l *Log) NoteReported(reported []Entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	next, changed := l.toldLocked(told)
+	next, changed := l.reportedLocked(reported)
 	if !changed {
 		return nil
 	}
@@ -187,12 +187,12 @@ func (l *Log) NoteTold(told []Entry) error {
 	return l.write(next)
 }
 
-func (l *Log) toldLocked(told []Entry) ([]Entry, bool) {
+func (l *Log) reportedLocked(reported []Entry) ([]Entry, bool) {
 	next, changed := slices.Clone(l.entries), false
-	for i := range told {
+	for i := range reported {
 		for j := range next {
-			if next[j].same(told[i]) && next[j].EndedAt.Equal(told[i].EndedAt) && next[j].Told < told[i].Count {
-				next[j].Told, changed = told[i].Count, true
+			if next[j].same(reported[i]) && next[j].EndedAt.Equal(reported[i].EndedAt) && next[j].Reported < reported[i].Count {
+				next[j].Reported, changed = reported[i].Count, true
 			}
 		}
 	}

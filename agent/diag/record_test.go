@@ -71,7 +71,7 @@ func TestAlternatingFailuresOfAnOutage(t *testing.T) {
 }
 
 // What was told is not told again after a reconnect or a restart, unless it is over or has happened often since.
-func TestWhatIsToldIsToldOnce(t *testing.T) {
+func TestAnEntryIsReportedOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "diag.json")
 	l := open(t, path, nil)
 	codes := func(list []diag.Entry) string {
@@ -86,7 +86,7 @@ func TestWhatIsToldIsToldOnce(t *testing.T) {
 	}
 	record(t, l, refused, "a")
 	record(t, l, full, "no room")
-	hello := l.Untold()
+	hello := l.Unreported()
 	if got := codes(hello); got != "connection_refused state_disk_full" {
 		t.Fatalf("Hello has %q", got)
 	}
@@ -94,7 +94,7 @@ func TestWhatIsToldIsToldOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	l = open(t, path, nil)
-	if got := codes(l.Untold()); got != "" {
+	if got := codes(l.Unreported()); got != "" {
 		t.Errorf("told again: %q", got)
 	}
 	if err := l.Admitted(nil); err != nil {
@@ -105,7 +105,7 @@ func TestWhatIsToldIsToldOnce(t *testing.T) {
 	if got := codes(news); got != "task_poll_failed" {
 		t.Fatalf("a report has %q", got)
 	}
-	if err := l.NoteTold(news); err != nil || codes(l.News()) != "" {
+	if err := l.NoteReported(news); err != nil || codes(l.News()) != "" {
 		t.Errorf("%q, %v", codes(l.News()), err)
 	}
 	record(t, l, polled, "renewal")
@@ -113,7 +113,7 @@ func TestWhatIsToldIsToldOnce(t *testing.T) {
 	if got := codes(l.News()); got != "task_poll_failed" {
 		t.Errorf("three times, once of them told: %q", got)
 	}
-	if err := l.NoteTold(l.News()); err != nil {
+	if err := l.NoteReported(l.News()); err != nil {
 		t.Fatal(err)
 	}
 	record(t, l, polled, "renewal")
@@ -174,8 +174,8 @@ func TestRecordsOfOtherBuilds(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := open(t, path, nil).Entries()
-	if len(got) != 2 || got[0].DedupeKeyHash != diag.KeyHash("connection_refused", "a") || got[0].Told != 0 ||
-		got[1].RetryCorrelationID != "" || got[1].DedupeKeyHash == "forged" || got[1].Told != 1 {
+	if len(got) != 2 || got[0].DedupeKeyHash != diag.KeyHash("connection_refused", "a") || got[0].Reported != 0 ||
+		got[1].RetryCorrelationID != "" || got[1].DedupeKeyHash == "forged" || got[1].Reported != 1 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -212,7 +212,7 @@ func FuzzParse(f *testing.F) {
 		for _, e := range entries {
 			_, unknown := names.Parse[commonv1.DiagnosticCode](e.Code)
 			if unknown != nil || len(e.Detail) > diag.MaxDetail || strings.ContainsAny(e.Detail, "\x00\n\x1b") ||
-				e.Count < 1 || e.Told > e.Count || e.Told < 0 || e.NextRetry < 0 ||
+				e.Count < 1 || e.Reported > e.Count || e.Reported < 0 || e.NextRetry < 0 ||
 				e.RetryCorrelationID != "" && !ids.Valid(e.RetryCorrelationID) ||
 				e.DedupeKeyHash != diag.KeyHash(e.Code, e.Detail) {
 				t.Fatalf("%+v", e)

@@ -72,10 +72,10 @@ func Changed(a, b *commonv1.HostFacts) bool {
 	if a == nil || b == nil {
 		return a != b
 	}
-	return !proto.Equal(settled(a), settled(b))
+	return !proto.Equal(withoutFreeSpace(a), withoutFreeSpace(b))
 }
 
-func settled(f *commonv1.HostFacts) *commonv1.HostFacts {
+func withoutFreeSpace(f *commonv1.HostFacts) *commonv1.HostFacts {
 	out := proto.CloneOf(f)
 	for _, d := range out.GetDisks() {
 		d.FreeBytes = 0

@@ -129,7 +129,7 @@ func (b *Bundle) over(env envfile.Env) envfile.Env {
 func (s *Store) CheckBundle(b *Bundle) (*commonv1.Profile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return nil, err
 	}
 	env, err := s.checkBundleLocked(b)
@@ -187,7 +187,7 @@ const Transfer = "to give the host to another mesh, retire the node in its own, 
 func (s *Store) InstallBundle(b *Bundle) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	env, err := s.checkBundleLocked(b)
@@ -310,7 +310,7 @@ func (s *Store) beforeLocked(b *Bundle) (beforeBundle, []change, error) {
 func (s *Store) RestoreFormer() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	if s.beforeBundle.TokenHash == "" {

@@ -45,7 +45,7 @@ func hashToken(token string) string {
 func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	chain := answer.GetCertificateChainPem()

@@ -62,7 +62,7 @@ func TestEverythingIsClosedToOthers(t *testing.T) {
 	}
 }
 
-func TestOpenTokenFileIsClosedAndTold(t *testing.T) {
+func TestOpenTokenFileIsClosedAndReported(t *testing.T) {
 	w := newWorld(t)
 	must(t, os.MkdirAll(w.dirs.Etc, 0o700))
 	path := filepath.Join(w.dirs.Etc, "node-agent.env")
@@ -165,7 +165,7 @@ func TestReenrolmentOfAnotherInstanceForgetsJoinState(t *testing.T) {
 	}
 }
 
-func TestBrokenFilesAreToldAndCountAsLost(t *testing.T) {
+func TestBrokenFilesAreReportedAndCountAsLost(t *testing.T) {
 	tests := []struct {
 		file string
 		lost func(s *identity.Store) bool

@@ -151,7 +151,7 @@ func (s *Store) setIntentLogAsideLocked(why error) error {
 
 // write replaces one file: it writes and syncs the content under another name, renames it, and syncs the directory.
 func (s *Store) write(operation string, f file, content []byte) error {
-	s.unsettled = true
+	s.unfinished = true
 	path := s.path(f)
 	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+tmpMark+"0")
 	if err := s.step(operation, f, "before_write"); err != nil {
@@ -175,7 +175,7 @@ func (s *Store) write(operation string, f file, content []byte) error {
 	if err := s.step(operation, f, "after_dir_fsync"); err != nil {
 		return err
 	}
-	s.unsettled = false
+	s.unfinished = false
 	return nil
 }
 
@@ -199,14 +199,14 @@ func writeSynced(path string, content []byte) error {
 }
 
 func (s *Store) remove(operation string, f file) error {
-	s.unsettled = true
+	s.unfinished = true
 	path := s.path(f)
 	if err := s.step(operation, f, "before_remove"); err != nil {
 		return err
 	}
 	err := os.Remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		s.unsettled = false
+		s.unfinished = false
 		return nil
 	}
 	if err != nil {
@@ -218,7 +218,7 @@ func (s *Store) remove(operation string, f file) error {
 	if err := s.step(operation, f, "after_remove"); err != nil {
 		return err
 	}
-	s.unsettled = false
+	s.unfinished = false
 	return nil
 }
 

@@ -82,7 +82,7 @@ func (s *Store) ownsRecoveryBundle() bool {
 func (s *Store) StoreProfile(profile *commonv1.Profile) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return false, err
 	}
 	if !s.enrolled {
@@ -211,7 +211,7 @@ func (n Node) change() change {
 func (s *Store) UnconfirmedProfile() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = s.settleLocked() // the next change has the error
+	_ = s.finishChangeLocked() // the next change has the error
 	if s.former == nil || s.former.Stored != s.node.ProfileFingerprint {
 		return ""
 	}
@@ -223,7 +223,7 @@ func (s *Store) UnconfirmedProfile() string {
 func (s *Store) ConfirmProfile(fingerprint string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	if s.former == nil || s.former.Stored != fingerprint {
@@ -242,7 +242,7 @@ func (s *Store) ConfirmProfile(fingerprint string) error {
 func (s *Store) RevertProfile() (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return false, err
 	}
 	former := s.former

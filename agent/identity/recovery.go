@@ -144,7 +144,7 @@ func changesOf(e envfile.Env) []change {
 func (s *Store) RecoveryKey() (crypto.Signer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return nil, err
 	}
 	if s.recovery != nil {
@@ -197,7 +197,7 @@ func (s *Store) recoveryTokensLocked() ([]string, error) {
 func (s *Store) RecoveringKey(token string) (crypto.Signer, crypto.Signer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return nil, nil, err
 	}
 	held, err := s.recoveryTokensLocked()
@@ -238,7 +238,7 @@ func (s *Store) RecoveringKey(token string) (crypto.Signer, crypto.Signer, error
 func (s *Store) DropRecoveringKey(token string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	tokens := s.tokens
@@ -261,7 +261,7 @@ func (s *Store) DropRecoveringKey(token string) error {
 func (s *Store) RefuseToken(token string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	tokens := s.tokens.refuse(token)
@@ -280,7 +280,7 @@ func (s *Store) Confirm(leaf *x509.Certificate) error {
 	if s.tokens.Serial == "" || leaf == nil || s.tokens.Serial != pki.SerialString(leaf.SerialNumber) {
 		return nil
 	}
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	env, tokens := s.freshEnvLocked(), s.tokens

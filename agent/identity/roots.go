@@ -82,7 +82,7 @@ func (s *Store) givenLocked(files ...file) (listedBundles, []change) {
 func (s *Store) TakeServiceRoots(links []pki.RootLink) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return false, err
 	}
 	files := []file{fileBundle}

@@ -23,7 +23,7 @@ var ErrNotOurs = errors.New("the certificate is not for this node and its pendin
 func (s *Store) PendingKey() (crypto.Signer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return nil, err
 	}
 	if s.pending != nil {
@@ -48,7 +48,7 @@ func (s *Store) PendingKey() (crypto.Signer, error) {
 func (s *Store) DropPendingKey() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	if err := s.remove("drop_key", filePendingKey); err != nil {
@@ -64,7 +64,7 @@ func (s *Store) DropPendingKey() error {
 func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	if !envfile.Clean(recoveryToken) {
@@ -102,7 +102,7 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 func (s *Store) Flip() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
 	if s.other == nil {
@@ -178,7 +178,7 @@ func (s *Store) pairLocked(chainPEM []byte, keys ...crypto.Signer) (*tls.Certifi
 }
 
 // holds reports whether the chain's leaf is that of pair: the reply came twice, or was applied when an unfinished
-// change was settled.
+// change was finished.
 func holds(pair *tls.Certificate, chainPEM []byte) bool {
 	if pair == nil {
 		return false

@@ -77,9 +77,9 @@ type Store struct {
 	former               *formerProfile // nil: the present profile is confirmed
 	beforeBundle         beforeBundle
 	problems             []string
-	// unsettled is set when a change failed half way (a full disk, say): the files may be ahead of memory, and there may
+	// unfinished is set when a change failed half way (a full disk, say): the files may be ahead of memory, and there may
 	// be an intent log whose changes are decided.
-	unsettled bool
+	unfinished bool
 }
 
 // Option changes how Open works.
@@ -141,7 +141,7 @@ func (s *Store) loadLocked() error {
 	if err := s.sweep(); err != nil {
 		return err
 	}
-	s.unsettled = false
+	s.unfinished = false
 	if err := s.loadEnvLocked(); err != nil {
 		return err
 	}
@@ -222,10 +222,10 @@ func (s *Store) loadEnvLocked() error {
 	return nil
 }
 
-// settleLocked finishes a change that an earlier call began and could not end. Every call that changes something begins
-// with it, since a new intent log must never replace an unfinished one.
-func (s *Store) settleLocked() error {
-	if !s.unsettled {
+// finishChangeLocked finishes a change that an earlier call began and could not end. Every call that changes something
+// begins with it, since a new intent log must never replace an unfinished one.
+func (s *Store) finishChangeLocked() error {
+	if !s.unfinished {
 		return nil
 	}
 	return s.loadLocked()
@@ -313,7 +313,7 @@ func (s *Store) JoinState() ([]byte, int64) {
 func (s *Store) StoreJoinState(generation int64, signed []byte) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		return false, err
 	}
 	if !s.enrolled {

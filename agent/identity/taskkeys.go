@@ -34,7 +34,7 @@ func (s *Store) taskKeysLocked() (*pki.KeySet, error) {
 func (s *Store) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.settleLocked(); err != nil {
+	if err := s.finishChangeLocked(); err != nil {
 		held, _ := s.taskKeysLocked() // the first error is returned
 		return held, nil, err
 	}

@@ -119,8 +119,8 @@ func (l *Ledger) commit(batch []*write) {
 		}
 		return nil
 	})
-	if err != nil && l.told != nil {
-		l.told(err)
+	if err != nil && l.observe != nil {
+		l.observe(err)
 	}
 	l.mu.Lock()
 	l.stats.Commits++

@@ -65,7 +65,7 @@ func storeAt(t *testing.T, path string, failure func(made bool) error) *store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &store{path: path, db: db, held: map[slot][]byte{}, failure: failure}
+	s := &store{path: path, db: db, pending: map[slot][]byte{}, failure: failure}
 	if err := s.open(); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestACommitAfterOneThatFailedKeepsWhatIsOnDisk(t *testing.T) {
 			for n := range count {
 				deliverTo(t, l, numbered(n))
 			}
-			if err := l.store.settle(formatJournal); err != nil {
+			if err := l.store.applyPending(formatJournal); err != nil {
 				t.Fatal(err)
 			}
 			for n := range 20 {
@@ -141,7 +141,7 @@ func TestAPageThatTheMachineDropsStopsTheLedger(t *testing.T) {
 	for n := range count {
 		deliverTo(t, l, numbered(n))
 	}
-	if err := l.store.settle(formatJournal); err != nil {
+	if err := l.store.applyPending(formatJournal); err != nil {
 		t.Fatal(err)
 	}
 	meta, fail := contents(t, path)[:metaBytes], true

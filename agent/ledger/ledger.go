@@ -44,14 +44,14 @@ type Config struct {
 
 // Ledger is one open file. It is safe for concurrent use.
 type Ledger struct {
-	store *store
-	id    string
-	node  string
-	moved string
-	whose string // the node of the file that was moved aside, if it was another node's
-	now   func() time.Time
-	gate  func() error
-	told  func(error)
+	store   *store
+	id      string
+	node    string
+	moved   string
+	whose   string // the node of the file that was moved aside, if it was another node's
+	now     func() time.Time
+	gate    func() error
+	observe func(error)
 
 	queue   chan *write
 	ended   chan struct{}
@@ -90,15 +90,15 @@ func Open(cfg Config) (*Ledger, error) {
 		return nil, err
 	}
 	l := &Ledger{
-		store: f.store,
-		moved: f.moved,
-		whose: f.whose,
-		now:   cfg.Now,
-		gate:  cfg.BeforeCommit,
-		told:  cfg.Failed,
-		queue: make(chan *write, queueSize),
-		ended: make(chan struct{}),
-		open:  map[Key]Entry{},
+		store:   f.store,
+		moved:   f.moved,
+		whose:   f.whose,
+		now:     cfg.Now,
+		gate:    cfg.BeforeCommit,
+		observe: cfg.Failed,
+		queue:   make(chan *write, queueSize),
+		ended:   make(chan struct{}),
+		open:    map[Key]Entry{},
 	}
 	if l.now == nil {
 		l.now = time.Now

@@ -59,8 +59,8 @@ type store struct {
 
 	reservedTo int64 // how many bytes of the file have blocks
 
-	mu   sync.RWMutex // guards held; commits are made by one goroutine
-	held map[slot][]byte
+	mu      sync.RWMutex // guards held; commits are made by one goroutine
+	pending map[slot][]byte
 
 	// failure returns the error with which a commit of the tables fails before or after it is made. It is nil but in
 	// tests.
@@ -96,7 +96,7 @@ func readFacts(db *bbolt.DB) (facts, error) {
 // openStore puts the changes in the journal into the tables. From then on the file has the format with a journal, which
 // a build without journals refuses, until close has put everything into the tables again.
 func openStore(path string, db *bbolt.DB) (*store, error) {
-	s := &store{path: path, db: db, held: map[slot][]byte{}}
+	s := &store{path: path, db: db, pending: map[slot][]byte{}}
 	return s, s.open()
 }
 
@@ -127,9 +127,9 @@ func (s *store) open() error {
 		return errors.Join(fmt.Errorf("open %s: %w", s.path, err), s.journal.file.Close())
 	}
 	for _, c := range changes {
-		s.held[c.slot] = c.value
+		s.pending[c.slot] = c.value
 	}
-	err = s.settle(formatJournal)
+	err = s.applyPending(formatJournal)
 	if room.IsFull(err) { // the journal keeps its records, and takes more as far as they fit
 		err = s.journal.file.Sync()
 	}
@@ -154,7 +154,7 @@ func (s *store) beginJournal(f facts) error {
 		return err
 	}
 	s.journal, j.number = j, f.applied
-	if err = s.settle(formatJournal); err == nil {
+	if err = s.applyPending(formatJournal); err == nil {
 		return nil
 	}
 	if f, readErr := readFacts(s.db); room.IsFull(err) && readErr == nil && f.format == formatJournal {
@@ -174,7 +174,7 @@ func (s *store) beginJournal(f facts) error {
 func (s *store) close() error {
 	var errs []error
 	if s.journal != nil {
-		errs = append(errs, s.settle(format), s.journal.file.Close())
+		errs = append(errs, s.applyPending(format), s.journal.file.Close())
 	}
 	return errors.Join(append(errs, s.db.Close())...)
 }
@@ -186,7 +186,7 @@ func (s *store) commit(apply func(*transaction) error) error {
 	if err != nil {
 		return fmt.Errorf("read tables: %w", err)
 	}
-	t := &transaction{tables: tables, held: s.held, made: map[slot][]byte{}}
+	t := &transaction{tables: tables, pending: s.pending, made: map[slot][]byte{}}
 	err = apply(t)
 	// The reader is closed before a commit of the tables, which may have to map more of the file than the reader has
 	// mapped.
@@ -207,7 +207,7 @@ func (s *store) commit(apply func(*transaction) error) error {
 		payload = appendChange(payload, at, value)
 	}
 	if s.owed.Load() || !s.journal.fits(len(payload)) {
-		if err := s.settle(formatJournal); err != nil {
+		if err := s.applyPending(formatJournal); err != nil {
 			return err
 		}
 	}
@@ -223,7 +223,7 @@ func (s *store) commit(apply func(*transaction) error) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.Copy(s.held, t.made)
+	maps.Copy(s.pending, t.made)
 	return nil
 }
 
@@ -295,7 +295,7 @@ func (s *store) write(apply func(*bbolt.Tx) error) error {
 // read calls fn with the present value, nil if there is none. The value is valid during the call.
 func (s *store) read(from table, key []byte, fn func(value []byte) error) error {
 	s.mu.RLock()
-	value, ok := s.held[slot{from, string(key)}]
+	value, ok := s.pending[slot{from, string(key)}]
 	s.mu.RUnlock()
 	if ok {
 		return fn(value)
@@ -316,7 +316,7 @@ func (s *store) each(of table, fn func(key, value []byte) (bool, error)) error {
 	held := map[string][]byte{}
 	var order []string
 	s.mu.RLock()
-	for at, value := range s.held {
+	for at, value := range s.pending {
 		if at.table == of {
 			held[at.key] = value
 			order = append(order, at.key)

@@ -39,7 +39,7 @@ func TestACommitOfTheTablesThatFailedAtItsEnd(t *testing.T) {
 				l.store.journal.at = journalSize - 6000
 			}
 			if c.none {
-				if err := errors.Join(l.store.settle(format), l.store.journal.file.Close()); err != nil {
+				if err := errors.Join(l.store.applyPending(format), l.store.journal.file.Close()); err != nil {
 					t.Fatal(err)
 				}
 				l.store.journal, l.store.tried = nil, time.Now()
@@ -166,7 +166,7 @@ func TestALedgerOpensWithoutRoom(t *testing.T) {
 				t.Fatal(err)
 			}
 			full := true
-			s := &store{path: to, db: db, held: map[slot][]byte{}, failure: func(made bool) error {
+			s := &store{path: to, db: db, pending: map[slot][]byte{}, failure: func(made bool) error {
 				if full && made == shown {
 					return unix.ENOSPC
 				}
@@ -208,7 +208,7 @@ func TestAJournalComesWithRoom(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "l")
 	l := openAt(t, path)
 	deliverTo(t, l, numbered(0))
-	if err := errors.Join(l.store.settle(format), l.store.journal.file.Close()); err != nil {
+	if err := errors.Join(l.store.applyPending(format), l.store.journal.file.Close()); err != nil {
 		t.Fatal(err)
 	}
 	l.store.journal, l.store.tried = nil, time.Now()
@@ -226,7 +226,7 @@ func TestAJournalComesWithRoom(t *testing.T) {
 		t.Errorf("there are %d", len(again.Unfinished()))
 	}
 	// A commit of the tables that failed when the journal was begun may have named it.
-	if err := errors.Join(l.store.settle(formatJournal), l.store.journal.file.Close()); err != nil {
+	if err := errors.Join(l.store.applyPending(formatJournal), l.store.journal.file.Close()); err != nil {
 		t.Fatal(err)
 	}
 	l.store.journal, l.store.tried = nil, time.Now().Add(-journalAgain-time.Second)

@@ -4,11 +4,11 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// transaction is a commit that is being made: it reads the tables, overlaid with the held changes and its own.
+// transaction is a commit that is being made: it reads the tables, overlaid with the pending changes and its own.
 type transaction struct {
-	tables *bbolt.Tx
-	held   map[slot][]byte
-	made   map[slot][]byte
+	tables  *bbolt.Tx
+	pending map[slot][]byte
+	made    map[slot][]byte
 }
 
 // get returns a value, which is valid until the transaction ends; nil if there is none.
@@ -17,7 +17,7 @@ func (t *transaction) get(from table, key []byte) []byte {
 	if value, ok := t.made[at]; ok {
 		return value
 	}
-	if value, ok := t.held[at]; ok {
+	if value, ok := t.pending[at]; ok {
 		return value
 	}
 	if bucket := t.tables.Bucket(from.bucket()); bucket != nil {

@@ -79,7 +79,7 @@ func (c *Client) observe(server *timestamppb.Timestamp, sent time.Time) {
 	}
 }
 
-func (c *Client) tell(ctx context.Context, e event) {
+func (c *Client) send(ctx context.Context, e event) {
 	select {
 	case c.events <- e:
 	case <-ctx.Done():
@@ -223,8 +223,8 @@ func (r *runner) promote(ctx context.Context, k *conn) {
 func (r *runner) drain(k *conn) {
 	end := time.NewTimer(r.c.cfg.Drain)
 	defer end.Stop()
-	const look = 250 * time.Millisecond
-	ticker := time.NewTicker(look)
+	const poll = 250 * time.Millisecond
+	ticker := time.NewTicker(poll)
 	defer ticker.Stop()
 	for quiet := 0; quiet < 4; {
 		select {
@@ -238,7 +238,7 @@ func (r *runner) drain(k *conn) {
 			return
 		case <-ticker.C:
 			quiet++
-			if k.unsettled() > 0 {
+			if k.unacknowledged() > 0 {
 				quiet = 0
 			}
 		}

@@ -79,9 +79,9 @@ type Hooks struct {
 	// Profile is called with another version of the node's profile. It must not block: Client.AnswerProfile queues the
 	// reply.
 	Profile func(ctx context.Context, profile *commonv1.Profile)
-	// ProfileTold is called with the fingerprint in each answer to a heartbeat: of the profile that the control plane has
-	// for the node.
-	ProfileTold func(ctx context.Context, fingerprint string)
+	// ProfileAnnounced is called with the fingerprint in each answer to a heartbeat: of the profile that the control plane
+	// has for the node.
+	ProfileAnnounced func(ctx context.Context, fingerprint string)
 	// ChangedFacts is called before each heartbeat; nil: nothing changed.
 	ChangedFacts func() *commonv1.HostFacts
 	// TaskKeys is called with the keys by which tasks are verified from now on, after they are on disk.

@@ -112,22 +112,22 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 	switch f := frame.GetFrame().(type) {
 	case *nodev1.ConnectResponse_HeartbeatAck:
 		k.acknowledgeBeat(f.HeartbeatAck)
-		if hooks.ProfileTold != nil && !k.isRetired() {
-			hooks.ProfileTold(ctx, f.HeartbeatAck.GetProfileFingerprint())
+		if hooks.ProfileAnnounced != nil && !k.isRetired() {
+			hooks.ProfileAnnounced(ctx, f.HeartbeatAck.GetProfileFingerprint())
 		}
 	case *nodev1.ConnectResponse_TaskOffer:
 		if hooks.Offer != nil && !k.isRetired() {
 			k.warn(ctx, "task not taken", hooks.Offer(f.TaskOffer))
 		}
 	case *nodev1.ConnectResponse_TaskResultAck:
-		k.settle(f.TaskResultAck.GetTasks())
+		k.acknowledged(f.TaskResultAck.GetTasks())
 		if hooks.Acknowledged != nil {
 			k.warn(ctx, "acknowledgement not kept, the result is sent again",
 				hooks.Acknowledged(ctx, f.TaskResultAck.GetTasks()))
 		}
 	case *nodev1.ConnectResponse_TaskReportRefused:
 		if !f.TaskReportRefused.GetEnvelopeWanted() {
-			k.settle(f.TaskReportRefused.GetTasks())
+			k.acknowledged(f.TaskReportRefused.GetTasks())
 		}
 		if hooks.ReportRefused != nil {
 			k.warn(ctx, "refused report not dropped, it is sent again", hooks.ReportRefused(ctx, f.TaskReportRefused))
@@ -157,9 +157,9 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 			hooks.Profile(ctx, f.ProfileOffer.GetProfile())
 		}
 	case *nodev1.ConnectResponse_CertificateIssued:
-		k.client.tell(ctx, event{conn: k, issued: f.CertificateIssued})
+		k.client.send(ctx, event{conn: k, issued: f.CertificateIssued})
 	case *nodev1.ConnectResponse_Reconnect:
-		k.client.tell(ctx, event{conn: k, reconnect: f.Reconnect})
+		k.client.send(ctx, event{conn: k, reconnect: f.Reconnect})
 	case *nodev1.ConnectResponse_Challenge:
 		return k.send(answerChallenge(k.cert, k.client.nodeID(), f.Challenge))
 	case *nodev1.ConnectResponse_Denied:
@@ -294,7 +294,7 @@ func (k *conn) transmit(frame *nodev1.ConnectRequest) bool {
 	return k.stream.Send(frame) == nil
 }
 
-func (k *conn) settle(refs []*nodev1.TaskRef) {
+func (k *conn) acknowledged(refs []*nodev1.TaskRef) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, ref := range refs {
@@ -302,7 +302,7 @@ func (k *conn) settle(refs []*nodev1.TaskRef) {
 	}
 }
 
-func (k *conn) unsettled() int {
+func (k *conn) unacknowledged() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.awaited)

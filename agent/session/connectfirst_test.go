@@ -38,8 +38,8 @@ func (h *harness) givesUp(code commonv1.DiagnosticCode) {
 	}
 }
 
-// TestTheServerJudgesAnExpiredCertificate: the client connects with it, and the refusal ends Run.
-func TestTheServerJudgesAnExpiredCertificate(t *testing.T) {
+// TestTheServerDecidesAboutAnExpiredCertificate: the client connects with it, and the refusal ends Run.
+func TestTheServerDecidesAboutAnExpiredCertificate(t *testing.T) {
 	tests := map[string]struct {
 		refuse error           // of a handshake
 		deny   commonv1.Reason // of a stream: the server's clock lets the handshake pass

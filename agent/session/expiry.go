@@ -24,10 +24,10 @@ func (*expiredError) DiagnosticCode() commonv1.DiagnosticCode {
 	return commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED
 }
 
-// judged returns the error of a failure, as an expiredError if the server refused the certificate in the handshake
+// withExpiry returns the error of a failure, as an expiredError if the server refused the certificate in the handshake
 // because it has expired. Servers that tell no reason are believed to mean that if the certificate has expired by this
 // host's clock too.
-func (r *runner) judged(f failure) error {
+func (r *runner) withExpiry(f failure) error {
 	if !is[*transport.CertificateRefusedError](f.err) || f.cert == nil {
 		return f.err
 	}

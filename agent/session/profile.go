@@ -6,7 +6,7 @@ import (
 
 // Redial opens a session to the endpoint as it is now, beside the admitted one if there is one, and without waiting for
 // the next retry. The session that is being opened meanwhile is followed by another.
-func (c *Client) Redial(ctx context.Context) { c.tell(ctx, event{redial: true}) }
+func (c *Client) Redial(ctx context.Context) { c.send(ctx, event{redial: true}) }
 
 // redial opens a session anew, after the one that is being opened.
 func (r *runner) redial() {

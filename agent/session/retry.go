@@ -46,7 +46,7 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // Run was asked to end
 	}
-	f.err = r.judged(f)
+	f.err = r.withExpiry(f)
 	err := f.err
 	delay, terminal := r.decide(ctx, f)
 	if terminal == nil && r.hinted(f) {

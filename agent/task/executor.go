@@ -86,20 +86,20 @@ type Executor struct {
 	prestart prestartCancels // Run's alone
 	stats    counters
 
-	mu      sync.Mutex // guards what follows
-	sender  Sender
-	jobs    map[ledger.Key]*job
-	waiting map[commonv1.TaskType][]*job
-	running map[commonv1.TaskType]int
-	turns   map[string]*turn // by workspace
-	sent    map[ledger.Key]time.Time
-	since   time.Time           // when the sender was attached
-	asked   map[ledger.Key]bool // whose envelope the control plane has asked for in this session
-	parked  []*job              // are to be started again: their start could not be stored
-	unkept  []unkept            // have a result that could not be stored
-	logged  time.Time           // when such a failure was last logged
-	resend  *time.Timer         // wakes Run while an attempt has no acknowledged result; nil before Run
-	armed   bool                // it runs
+	mu         sync.Mutex // guards what follows
+	sender     Sender
+	jobs       map[ledger.Key]*job
+	waiting    map[commonv1.TaskType][]*job
+	running    map[commonv1.TaskType]int
+	operations map[string]*runningOperation // by workspace
+	sent       map[ledger.Key]time.Time
+	since      time.Time           // when the sender was attached
+	asked      map[ledger.Key]bool // whose envelope the control plane has asked for in this session
+	parked     []*job              // are to be started again: their start could not be stored
+	unkept     []unkept            // have a result that could not be stored
+	logged     time.Time           // when such a failure was last logged
+	resend     *time.Timer         // wakes Run while an attempt has no acknowledged result; nil before Run
+	armed      bool                // it runs
 
 	handlers sync.WaitGroup // goroutines of handlers; Run waits for them
 }
@@ -155,16 +155,16 @@ func New(deps Deps, cfg Config) (*Executor, error) {
 		return nil, fmt.Errorf("make task executor: %w", err)
 	}
 	return &Executor{
-		cfg:     cfg,
-		deps:    deps,
-		intake:  make(chan item, cfg.Queue),
-		kick:    make(chan struct{}, 1),
-		jobs:    map[ledger.Key]*job{},
-		waiting: map[commonv1.TaskType][]*job{},
-		running: map[commonv1.TaskType]int{},
-		turns:   map[string]*turn{},
-		sent:    map[ledger.Key]time.Time{},
-		asked:   map[ledger.Key]bool{},
+		cfg:        cfg,
+		deps:       deps,
+		intake:     make(chan item, cfg.Queue),
+		kick:       make(chan struct{}, 1),
+		jobs:       map[ledger.Key]*job{},
+		waiting:    map[commonv1.TaskType][]*job{},
+		running:    map[commonv1.TaskType]int{},
+		operations: map[string]*runningOperation{},
+		sent:       map[ledger.Key]time.Time{},
+		asked:      map[ledger.Key]bool{},
 	}, nil
 }
 

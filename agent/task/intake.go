@@ -112,13 +112,13 @@ func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
 	}
 	e.sendDelivered(tasks...)
 	for i, c := range candidates {
-		e.settle(ctx, c, outcomes[i])
+		e.applyOutcome(ctx, c, outcomes[i])
 	}
 	e.dispatch(ctx)
 }
 
-// settle acts on the ledger's outcome for a candidate.
-func (e *Executor) settle(ctx context.Context, c candidate, out ledger.Outcome) {
+// applyOutcome acts on the ledger's outcome for a candidate.
+func (e *Executor) applyOutcome(ctx context.Context, c candidate, out ledger.Outcome) {
 	switch {
 	case out.Known:
 		e.unreserve(c)

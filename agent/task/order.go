@@ -7,9 +7,9 @@ import (
 // order is the number of a workspace's operation. Tasks of one operation have one order, and run in parallel.
 type order struct{ epoch, opSeq int64 }
 
-// turn is a workspace's running operation: while one of its tasks runs, no task of another operation of the workspace
-// begins.
-type turn struct {
+// runningOperation is a workspace's running operation: while one of its tasks runs, no task of another operation of the
+// workspace begins.
+type runningOperation struct {
 	order   order
 	tasks   int  // running, or about to run
 	started bool // one of them is marked as started in the ledger: lower operations are superseded
@@ -34,10 +34,10 @@ func (e *Executor) enterLocked(t *Task, over bool) bool {
 		return false
 	}
 	if o, ok := t.ordered(); ok {
-		cur := e.turns[t.WorkspaceID]
+		cur := e.operations[t.WorkspaceID]
 		if cur == nil {
-			cur = &turn{order: o}
-			e.turns[t.WorkspaceID] = cur
+			cur = &runningOperation{order: o}
+			e.operations[t.WorkspaceID] = cur
 		}
 		if cur.order != o {
 			return false
@@ -56,17 +56,17 @@ func (e *Executor) leave(t *Task) {
 	if _, ok := t.ordered(); !ok {
 		return
 	}
-	cur := e.turns[t.WorkspaceID]
+	cur := e.operations[t.WorkspaceID]
 	cur.tasks--
 	if cur.tasks == 0 {
-		delete(e.turns, t.WorkspaceID)
+		delete(e.operations, t.WorkspaceID)
 	}
 }
 
 // startedLocked notes that t, which is running, is marked as started.
 func (e *Executor) startedLocked(t *Task) {
 	if _, ok := t.ordered(); ok {
-		e.turns[t.WorkspaceID].started = true
+		e.operations[t.WorkspaceID].started = true
 	}
 }
 
@@ -76,7 +76,7 @@ func (e *Executor) overtakenLocked(t *Task) bool {
 	if !ok {
 		return false
 	}
-	cur := e.turns[t.WorkspaceID]
+	cur := e.operations[t.WorkspaceID]
 	return cur != nil && cur.started && o.behind(cur.order.epoch, cur.order.opSeq)
 }
 

@@ -38,8 +38,8 @@ const (
 const (
 	// asks is the time between two questions of the API about a node, and so how exact a measurement is.
 	asks = 5 * time.Millisecond
-	// longestRest is how long a node stays connected before its stream is broken again: a random part of it.
-	longestRest = 2 * time.Second
+	// longestConnected is how long a node stays connected before its stream is broken again: a random part of it.
+	longestConnected = 2 * time.Second
 	// patience is how long one change may take before the bench gives up.
 	patience = time.Minute
 )
@@ -80,7 +80,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	details := bench.Machine()
 	details["nodes"], details["rounds"], details["replicas"] = opts.Nodes, opts.Rounds, opts.Replicas
-	return m.judge(details), nil
+	return m.evaluate(details), nil
 }
 
 // measured holds how long each change took until the API showed it.
@@ -134,7 +134,7 @@ func (m *measured) measure(ctx context.Context, c *cluster.Cluster) error {
 
 // one breaks the stream of a node once, and lets the node come back.
 func (m *measured) one(ctx context.Context, client *person.Client, agent *agents.Agent) error {
-	if !app.Sleep(ctx, rand.N(longestRest)) {
+	if !app.Sleep(ctx, rand.N(longestConnected)) {
 		return fmt.Errorf("let the node rest: %w", context.Cause(ctx))
 	}
 	agent.LetDie()
@@ -179,8 +179,8 @@ func until(ctx context.Context, client *person.Client, name string, from time.Ti
 	}
 }
 
-// judge compares the measurements with the bounds.
-func (m *measured) judge(details map[string]any) bench.Result {
+// evaluate compares the measurements with the bounds.
+func (m *measured) evaluate(details map[string]any) bench.Result {
 	median, p99 := bench.Percentile(m.broken, .5), bench.Percentile(m.broken, .99)
 	details["baseline"] = "ms at p99 that the API may need"
 	details["disconnected_ms"] = times(m.broken)

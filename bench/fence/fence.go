@@ -82,7 +82,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	details := bench.Machine()
 	details["nodes"], details["rounds"] = opts.Nodes, opts.Rounds
-	return m.judge(details), nil
+	return m.evaluate(details), nil
 }
 
 // measured holds how long each change took, by verb.
@@ -175,8 +175,8 @@ func (m *measured) change(ctx context.Context, client *person.Client, agent *age
 	return at.Sub(asked), nil
 }
 
-// judge compares the measurements with the requirements, and puts the figures of each verb into details.
-func (m *measured) judge(details map[string]any) bench.Result {
+// evaluate compares the measurements with the requirements, and puts the figures of each verb into details.
+func (m *measured) evaluate(details map[string]any) bench.Result {
 	var closed, returned []time.Duration
 	for _, verb := range verbs {
 		closed, returned = append(closed, m.closed[verb]...), append(returned, m.returned[verb]...)

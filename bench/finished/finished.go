@@ -105,7 +105,7 @@ func (o Options) compare(ctx context.Context, tmpl *plans.Template) (_ bench.Res
 			return bench.Result{}, fmt.Errorf("print a pair: %w", err)
 		}
 	}
-	return judge(o, sides[0], sides[1]), nil
+	return evaluate(o, sides[0], sides[1]), nil
 }
 
 // open makes a database and a driver of sagas on it. Full-page images are not written to its log: their number depends
@@ -183,8 +183,8 @@ func (s *side) stretch(ctx context.Context, o Options) error {
 	return nil
 }
 
-// judge compares the medians.
-func judge(o Options, few, many *side) bench.Result {
+// evaluate compares the medians.
+func evaluate(o Options, few, many *side) bench.Result {
 	details := few.rig.Details
 	maps.Copy(details, map[string]any{
 		"finished": o.Finished, "clients": o.Clients, "pairs": o.Rounds,

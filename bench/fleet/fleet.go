@@ -157,7 +157,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 			"%d days in each of which %.0f %% of as many workspaces as stand have ended, recreated once: %d",
 			o.HistoryDays, 100*plans.EndedOf, sizes[len(sizes)-1].Ended)
 	}
-	return judge(o, all, sizes, details)
+	return evaluate(o, all, sizes, details)
 }
 
 var sizeOfDatabase = pg.Define(pg.RoleOwner, "bench.size_of_database", `SELECT pg_database_size(current_database())`)
@@ -283,8 +283,8 @@ func over(m *measured, size plans.Size, inTime, inBuffers float64) string {
 	return ""
 }
 
-// judge prints the table, the costliest first, and compares it with the requirements.
-func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[string]any) (bench.Result, error) {
+// evaluate prints the table, the costliest first, and compares it with the requirements.
+func evaluate(o Options, all map[string]*measured, sizes []plans.Size, details map[string]any) (bench.Result, error) {
 	var list []*measured
 	for _, m := range all {
 		if len(m.of) == len(sizes) {

@@ -39,7 +39,7 @@ const (
 // Options describes how to measure.
 type Options struct {
 	Length  time.Duration // of the measured stretch; default 2 min
-	Settle  time.Duration // from the moment the mesh is ready; default 1 min
+	Warmup  time.Duration // from the moment the mesh is ready; default 1 min
 	Nodes   int           // default 3
 	Agent   string        // the agent's program; empty: beside this one
 	Version string
@@ -47,7 +47,7 @@ type Options struct {
 }
 
 var defaults = Options{
-	Length: 2 * time.Minute, Settle: time.Minute, Nodes: 3, Logger: slog.New(slog.DiscardHandler),
+	Length: 2 * time.Minute, Warmup: time.Minute, Nodes: 3, Logger: slog.New(slog.DiscardHandler),
 }
 
 // Run runs the bench.
@@ -74,8 +74,8 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	return result, err
 }
 
-// rest lets the mesh be for a while.
-func rest(ctx context.Context, d time.Duration) error {
+// pause lets the mesh be for a while.
+func pause(ctx context.Context, d time.Duration) error {
 	if !app.Sleep(ctx, d) {
 		return fmt.Errorf("measure the mesh: %w", context.Cause(ctx))
 	}
@@ -85,7 +85,7 @@ func rest(ctx context.Context, d time.Duration) error {
 // measure measures the mesh while it runs.
 func measure(ctx context.Context, opts Options, mesh *dev.Mesh) (bench.Result, error) {
 	const countedWithin = 20 * time.Second
-	if err := rest(ctx, opts.Settle); err != nil {
+	if err := pause(ctx, opts.Warmup); err != nil {
 		return bench.Result{}, err
 	}
 	raw, err := os.ReadFile(material.Layout{Dir: filepath.Join(mesh.Dir(), "material")}.URLFile(pg.RoleOwner))
@@ -98,11 +98,11 @@ func measure(ctx context.Context, opts Options, mesh *dev.Mesh) (bench.Result, e
 		return bench.Result{}, err
 	}
 	defer counters.close(ctx)
-	if err := settleTables(ctx, counters.url, url); err != nil {
+	if err := vacuumTables(ctx, counters.url, url); err != nil {
 		return bench.Result{}, err
 	}
 	// Right after a vacuum the counters have more than a mesh at rest makes, probably the vacuum itself.
-	if err := rest(ctx, countedWithin); err != nil {
+	if err := pause(ctx, countedWithin); err != nil {
 		return bench.Result{}, err
 	}
 	vacuums, err := countVacuums(ctx, counters.url, url)
@@ -117,7 +117,7 @@ func measure(ctx context.Context, opts Options, mesh *dev.Mesh) (bench.Result, e
 	if err := counters.begin(ctx); err != nil {
 		return bench.Result{}, err
 	}
-	if err := rest(ctx, opts.Length); err != nil {
+	if err := pause(ctx, opts.Length); err != nil {
 		return bench.Result{}, err
 	}
 	list, err := counters.end(ctx)
@@ -135,7 +135,7 @@ func measure(ctx context.Context, opts Options, mesh *dev.Mesh) (bench.Result, e
 	if err != nil {
 		return bench.Result{}, err
 	}
-	result := judge(opts, before, after, log)
+	result := evaluate(opts, before, after, log)
 	log.describe(result.Details, after.at.Sub(before.at))
 	describeStatements(result.Details, list, after.at.Sub(before.at))
 	return result, nil
@@ -187,10 +187,10 @@ func readCounters(ctx context.Context, url string) (seen, error) {
 	return out, nil
 }
 
-// judge compares the counts with the limits. How many bytes of the write-ahead log are whole pages depends on when the
-// server makes its checkpoints, and not on the writes of a mesh. Where the server does not report how many, a log that
-// is small with them passes, and any other is not judged.
-func judge(opts Options, before, after seen, log records) bench.Result {
+// evaluate compares the counts with the limits. How many bytes of the write-ahead log are whole pages depends on when
+// the server makes its checkpoints, and not on the writes of a mesh. Where the server does not report how many, a log
+// that is small with them passes, and any other is not judged.
+func evaluate(opts Options, before, after seen, log records) bench.Result {
 	minutes := after.at.Sub(before.at).Minutes()
 	per := func(n int64) float64 { return math.Round(float64(n) / minutes) }
 	pages := log.pages()
@@ -206,21 +206,21 @@ func judge(opts Options, before, after seen, log records) bench.Result {
 		"database_cpu_ms_per_minute": per((after.database - before.database).Milliseconds()),
 		"services_cpu_ms_per_minute": per(after.services.Milliseconds() - before.services.Milliseconds()),
 	})
-	var notJudged []string
+	var notChecked []string
 	if log.unknown == "" {
 		details["wal_bytes_per_minute"], details["wal_full_page_bytes_per_minute"] = wal, per(pages)
 		details["wal_vacuum_bytes_per_minute"] = per(log.vacuumed())
 	} else {
 		details["wal_bytes_per_minute_with_full_pages"] = wal
 		if wal > MostWAL {
-			notJudged = append(notJudged, "bytes of the write-ahead log: whole pages are in them, and how many is not known, "+
+			notChecked = append(notChecked, "bytes of the write-ahead log: whole pages are in them, and how many is not known, "+
 				"because "+log.unknown)
 		}
 	}
 	return bench.Result{
 		Name: "idle", Value: commits, Unit: "transactions a minute", Baseline: MostCommits, Ratio: commits / MostCommits,
-		Required:  1,
-		Passed:    commits <= MostCommits && (wal <= MostWAL || len(notJudged) > 0) && after.Connections <= MostConnections,
-		NotJudged: notJudged, Details: details,
+		Required:   1,
+		Passed:     commits <= MostCommits && (wal <= MostWAL || len(notChecked) > 0) && after.Connections <= MostConnections,
+		NotChecked: notChecked, Details: details,
 	}
 }

@@ -98,7 +98,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 		return err
 	}, func(ctx context.Context, server *pgserver.Server) error {
 		var err error
-		result, err = o.judge(ctx, m, server)
+		result, err = o.evaluate(ctx, m, server)
 		return err
 	})
 	return result, err
@@ -183,8 +183,8 @@ func connect(ctx context.Context, server *pgserver.Server) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// judge reads the remaining bytes, prints them by table, the largest first, and compares them with the limit.
-func (o Options) judge(ctx context.Context, m measured, server *pgserver.Server) (bench.Result, error) {
+// evaluate reads the remaining bytes, prints them by table, the largest first, and compares them with the limit.
+func (o Options) evaluate(ctx context.Context, m measured, server *pgserver.Server) (bench.Result, error) {
 	conn, err := connect(ctx, server)
 	if err != nil {
 		return bench.Result{}, err

@@ -25,12 +25,12 @@ import (
 	"github.com/gpuaas/mesh/mesh/dev"
 )
 
-// MostGrowth is by how much a size may rise from Settled to the end of a soak, as a share of its mean.
+// MostGrowth is by how much a size may rise from Warmup to the end of a soak, as a share of its mean.
 const MostGrowth = 0.01
 
-// Settled is the time into a soak from which on sizes are judged; of a soak shorter than three times as long, a third
+// Warmup is the time into a soak from which on sizes are judged; of a soak shorter than three times as long, a third
 // is.
-const Settled = 15 * time.Minute
+const Warmup = 15 * time.Minute
 
 // SoakOptions describes what to measure.
 type SoakOptions struct {
@@ -118,7 +118,7 @@ func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *pgserver.
 	var from, until sizes // of each table and index, when sizes begin to be judged and at the end
 	group.Go(func() error {
 		for !over() {
-			if from == nil && time.Since(began) >= min(Settled, o.Length/3) {
+			if from == nil && time.Since(began) >= min(Warmup, o.Length/3) {
 				if from, err = readBy(ctx, conn, listFiles); err != nil {
 					return err
 				}
@@ -290,9 +290,9 @@ func (o SoakOptions) printGrown(from, until sizes) error {
 	return nil
 }
 
-// settled returns the samples that are judged.
-func settled(samples []sample, length time.Duration) []sample {
-	i := slices.IndexFunc(samples, func(s sample) bool { return s.At >= min(Settled, length/3) })
+// afterWarmup returns the samples that are judged.
+func afterWarmup(samples []sample, length time.Duration) []sample {
+	i := slices.IndexFunc(samples, func(s sample) bool { return s.At >= min(Warmup, length/3) })
 	if i < 0 {
 		return nil
 	}
@@ -301,20 +301,20 @@ func settled(samples []sample, length time.Duration) []sample {
 
 // verdict judges the largest growth.
 func (o SoakOptions) verdict(samples []sample, late int64) (bench.Result, error) {
-	judged := settled(samples, o.Length)
-	if len(judged) < 3 {
-		return bench.Result{}, fmt.Errorf("bench soak: %d samples are too few to judge", len(judged))
+	kept := afterWarmup(samples, o.Length)
+	if len(kept) < 3 {
+		return bench.Result{}, fmt.Errorf("bench soak: %d samples are too few to judge", len(kept))
 	}
 	details := bench.Machine()
 	maps.Copy(details, map[string]any{
 		"baseline": "growth from the time on that is judged, as a share of the mean",
 		"minutes":  o.Length.Minutes(), "clients": o.Clients, "lives": samples[len(samples)-1].Lives,
 		"lives_left_out": late, "pace_s": o.Pace.Seconds(),
-		"judged_from": judged[0].At.Round(time.Second).String(), "samples": len(judged),
+		"judged_from": kept[0].At.Round(time.Second).String(), "samples": len(kept),
 	})
 	most := -1.0
 	for i, name := range measures {
-		rise := growth(judged, i)
+		rise := growth(kept, i)
 		details["growth_of_"+strings.ReplaceAll(name, " ", "_")] = rise
 		most = max(most, rise)
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestASoakIsJudgedByWhatGrowsAfterItHasSettled(t *testing.T) {
+func TestASoakIsMeasuredAfterItsWarmup(t *testing.T) {
 	length := 45 * time.Minute
 	for name, tc := range map[string]struct {
 		size   func(minute float64) float64 // in MB
@@ -36,7 +36,7 @@ func TestASoakIsJudgedByWhatGrowsAfterItHasSettled(t *testing.T) {
 			if err != nil || result.Passed != tc.passed {
 				t.Errorf("growth %.3f %%, passed: %t, %v", result.Value, result.Passed, err)
 			}
-			if from := settled(samples, length)[0].At; from != Settled {
+			if from := afterWarmup(samples, length)[0].At; from != Warmup {
 				t.Errorf("judged from %s on", from)
 			}
 		})
@@ -44,7 +44,7 @@ func TestASoakIsJudgedByWhatGrowsAfterItHasSettled(t *testing.T) {
 	if _, err := (SoakOptions{Length: length}).verdict(make([]sample, 2), 0); err == nil {
 		t.Error("two samples were judged")
 	}
-	if from := settled([]sample{{At: 0}, {At: time.Second}, {At: 2 * time.Second}},
+	if from := afterWarmup([]sample{{At: 0}, {At: time.Second}, {At: 2 * time.Second}},
 		3*time.Second)[0].At; from != time.Second {
 		t.Errorf("a short soak is judged from %s on", from)
 	}

@@ -44,9 +44,9 @@ type Options struct {
 	// Stable is how long sessions stand before they are killed. By default so long that an agent begins with its shortest
 	// wait again.
 	Stable time.Duration
-	// Judged is how long after the last return verdicts are read. By default so long that each agent that was not heard
-	// since is called down.
-	Judged time.Duration
+	// VerdictsAfter is how long after the last return verdicts are read. By default so long that each agent that was not
+	// heard since is called down.
+	VerdictsAfter time.Duration
 }
 
 // amnesty is how long a node is not judged after replicas began to listen, with a margin.
@@ -66,9 +66,9 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		return bench.Result{}, errors.New("bench reconnect: no command, or a number below zero")
 	}
 	opts = config.Or(opts, defaults)
-	opts.Judged = max(opts.Judged, 0)
-	if opts.Judged == 0 {
-		opts.Judged = policy.Defaults().HeartbeatStaleAfter() + amnesty
+	opts.VerdictsAfter = max(opts.VerdictsAfter, 0)
+	if opts.VerdictsAfter == 0 {
+		opts.VerdictsAfter = policy.Defaults().HeartbeatStaleAfter() + amnesty
 	}
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
@@ -97,7 +97,7 @@ func (w *world) measure(ctx context.Context) (bench.Result, error) {
 	defer w.log.close(ctx)
 	var ours, bare []outage
 	for round := range w.opts.Rounds {
-		if err := w.rest(ctx, w.opts.Stable); err != nil {
+		if err := w.pause(ctx, w.opts.Stable); err != nil {
 			return bench.Result{}, err
 		}
 		one, err := w.killNodeAPI(ctx)
@@ -107,7 +107,7 @@ func (w *world) measure(ctx context.Context) (bench.Result, error) {
 		w.say("round %d: nodeapi down for %.1f s, all agents back after %.2f s", round+1, one.down.Seconds(),
 			one.took().Seconds())
 		// What follows an admission, such as probes and projections, is not part of the baseline.
-		if err := w.rest(ctx, w.opts.Stable); err != nil {
+		if err := w.pause(ctx, w.opts.Stable); err != nil {
 			return bench.Result{}, err
 		}
 		if err := w.readWork(ctx, &one); err != nil {
@@ -122,7 +122,7 @@ func (w *world) measure(ctx context.Context) (bench.Result, error) {
 		ours, bare = append(ours, one), append(bare, other)
 	}
 	last := ours[len(ours)-1]
-	if err := w.rest(ctx, time.Until(last.all.Add(w.opts.Judged))); err != nil {
+	if err := w.pause(ctx, time.Until(last.all.Add(w.opts.VerdictsAfter))); err != nil {
 		return bench.Result{}, err
 	}
 	blamed, err := w.check(ctx)
@@ -133,11 +133,11 @@ func (w *world) measure(ctx context.Context) (bench.Result, error) {
 	if err := w.log.describe(ctx, details, w.opts.Agents, w.opts.Rounds); err != nil {
 		return bench.Result{}, err
 	}
-	return judge(w.opts, ours, bare, blamed, details), nil
+	return evaluate(w.opts, ours, bare, blamed, details), nil
 }
 
-// judge compares the medians of the rounds.
-func judge(opts Options, ours, bare []outage, blamed faults, details map[string]any) bench.Result {
+// evaluate compares the medians of the rounds.
+func evaluate(opts Options, ours, bare []outage, blamed faults, details map[string]any) bench.Result {
 	our, base := medianOf(ours), medianOf(bare)
 	describe(details, "agents", ours)
 	describe(details, "bare", bare)
@@ -157,7 +157,7 @@ func judge(opts Options, ours, bare []outage, blamed faults, details map[string]
 // say writes a line about the progress of the bench.
 func (w *world) say(format string, args ...any) { fmt.Fprintf(w.opts.Out, format+"\n", args...) }
 
-func (w *world) rest(ctx context.Context, d time.Duration) error {
+func (w *world) pause(ctx context.Context, d time.Duration) error {
 	if !app.Sleep(ctx, max(d, 0)) {
 		return fmt.Errorf("let the mesh rest: %w", context.Cause(ctx))
 	}

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 func TestBenchRuns(t *testing.T) {
 	testkit.IO(t)
 	r, err := reconnect.Run(testkit.Context(t), reconnect.Options{
-		Agents: 50, Replicas: 1, Rounds: 1, Stable: time.Millisecond, Judged: time.Millisecond,
+		Agents: 50, Replicas: 1, Rounds: 1, Stable: time.Millisecond, VerdictsAfter: time.Millisecond,
 		Programs: meshtest.Programs(t), Logger: testkit.Logger(t),
 		Command: func(kind string) *exec.Cmd {
 			cmd := exec.Command(os.Args[0]) // this very test

@@ -166,7 +166,7 @@ func (w *world) startBare(ctx context.Context, i int, after time.Duration) error
 	} else {
 		w.bare = append(w.bare, server)
 	}
-	if err := w.rest(ctx, time.Until(began.Add(after))); err != nil {
+	if err := w.pause(ctx, time.Until(began.Add(after))); err != nil {
 		return err
 	}
 	m := w.cluster.Material

@@ -121,7 +121,7 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 			return bench.Result{}, err
 		}
 	}
-	return t.judge(counts, figures), nil
+	return t.evaluate(counts, figures), nil
 }
 
 // size fills the database up to a number of schemas and measures each call.
@@ -227,8 +227,8 @@ func readNames(ctx context.Context, t *tester, _ string) error {
 	return nil
 }
 
-// judge compares how processor time grew.
-func (t *tester) judge(counts []int, figures map[string][]figure) bench.Result {
+// evaluate compares how processor time grew.
+func (t *tester) evaluate(counts []int, figures map[string][]figure) bench.Result {
 	details, worst := t.rig.Details, math.Inf(-1)
 	last := len(counts) - 1
 	times := math.Log(float64(counts[last]) / float64(counts[0]))

@@ -41,11 +41,11 @@ type Options struct {
 	Command  process.Command // makes a child of this binary
 	Logger   *slog.Logger
 	Every    time.Duration // between heartbeats; default 15 s
-	Settle   time.Duration // after the last agent's first acknowledged heartbeat; default 5 s
+	Warmup   time.Duration // after the last agent's first acknowledged heartbeat; default 5 s
 }
 
 var defaults = Options{
-	Agents: 5000, Every: 15 * time.Second, Settle: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+	Agents: 5000, Every: 15 * time.Second, Warmup: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
 }
 
 // mesh is the environment of the measured servers.
@@ -196,7 +196,7 @@ func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footpri
 	if err := load.Ask(ctx, soon, "leave", nil, nil); err != nil {
 		return f, err
 	}
-	if err := pause(ctx, r.opts.Settle); err != nil {
+	if err := pause(ctx, r.opts.Warmup); err != nil {
 		return f, err
 	}
 	if err := server.Ask(ctx, soon, "measure", nil, &f.zero); err != nil {
@@ -210,7 +210,7 @@ func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footpri
 		return f, err
 	}
 	f.connected = time.Since(began)
-	if err := pause(ctx, r.opts.Settle); err != nil {
+	if err := pause(ctx, r.opts.Warmup); err != nil {
 		return f, err
 	}
 	if err := server.Ask(ctx, soon, "measure", nil, &f.full); err != nil {

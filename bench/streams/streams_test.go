@@ -43,7 +43,7 @@ func TestBenchRuns(t *testing.T) {
 		}
 	})
 	opts := streams.Options{
-		Agents: 40, Database: db, Every: 300 * time.Millisecond, Settle: 2 * time.Second, Logger: testkit.Logger(t),
+		Agents: 40, Database: db, Every: 300 * time.Millisecond, Warmup: 2 * time.Second, Logger: testkit.Logger(t),
 		Command: func(kind string) *exec.Cmd {
 			cmd := exec.Command(os.Args[0]) // this very test
 			cmd.Env = append(os.Environ(), childKind+"="+kind)
@@ -51,7 +51,7 @@ func TestBenchRuns(t *testing.T) {
 		},
 	}
 	if n, err := strconv.Atoi(os.Getenv("GPUAAS_BENCH_AGENTS")); err == nil {
-		opts.Agents, opts.Every, opts.Settle = n, 0, 0
+		opts.Agents, opts.Every, opts.Warmup = n, 0, 0
 	}
 	r, err := streams.Run(testkit.Context(t), opts)
 	if err != nil {

@@ -76,7 +76,7 @@ func runCluster(cmd *cobra.Command, cfg cluster.Config, level, contextName strin
 		if err := c.Start(ctx); err != nil {
 			return err
 		}
-		if err := tellCluster(ctx, cmd, c, cfg, contextName, time.Since(began)); err != nil {
+		if err := printCluster(ctx, cmd, c, cfg, contextName, time.Since(began)); err != nil {
 			return err
 		}
 		<-ctx.Done()
@@ -111,7 +111,7 @@ func placeCluster(cfg *cluster.Config) error {
 	return nil
 }
 
-func tellCluster(ctx context.Context, cmd *cobra.Command, c *cluster.Cluster, cfg cluster.Config, contextName string,
+func printCluster(ctx context.Context, cmd *cobra.Command, c *cluster.Cluster, cfg cluster.Config, contextName string,
 	took time.Duration,
 ) error {
 	roots, err := pki.ReadFile(c.Material.ServiceRoots())

@@ -226,7 +226,7 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 		}
 	}
 	if o.runs > 1 {
-		return judgeSlowest(cmd.ErrOrStderr(), results, o.runs)
+		return checkSlowest(cmd.ErrOrStderr(), results, o.runs)
 	}
 	return nil
 }

@@ -33,9 +33,9 @@ func slowest(results []drillkit.Result) []drillkit.Result {
 	return out
 }
 
-// judgeSlowest writes the slowest detection of each drill, and returns an error if one took longer than half its
+// checkSlowest writes the slowest detection of each drill, and returns an error if one took longer than half its
 // budget, or than the whole one where the budget is a deadline (`detection_p95_seconds`).
-func judgeSlowest(w io.Writer, results []drillkit.Result, runs int) error {
+func checkSlowest(w io.Writer, results []drillkit.Result, runs int) error {
 	var late error
 	for _, r := range slowest(results) {
 		fmt.Fprintf(w, "slowest of %d runs: %s detected after %s of %s\n", runs, r.Name, seconds(r.DetectedSeconds),

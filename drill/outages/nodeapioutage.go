@@ -118,7 +118,7 @@ func runNodeAPIOutage(ctx context.Context, r *kit.Run) error {
 		return err
 	}
 	r.Note("all were back %.1f s after the replicas were started", time.Since(back).Seconds())
-	if err := o.nobodyBlamed(ctx, back); err != nil {
+	if err := o.noneBlamed(ctx, back); err != nil {
 		return stage.At(stage.Evidence, err)
 	}
 	return r.Retire(ctx, held.ID)
@@ -326,9 +326,9 @@ func (o *blackout) cost(ctx context.Context) error {
 	return nil
 }
 
-// nobodyBlamed checks, once a node that had not returned by now would have been called down, that none had a verdict of
+// noneBlamed checks, once a node that had not returned by now would have been called down, that none had a verdict of
 // its own, that no incident beside that verdict was opened, and that each node is the same instance.
-func (o *blackout) nobodyBlamed(ctx context.Context, back time.Time) error {
+func (o *blackout) noneBlamed(ctx context.Context, back time.Time) error {
 	const amnesty, margin = 10 * time.Second, 2 * time.Second
 	if err := await.Sleep(ctx, time.Until(back.Add(o.after+amnesty+margin))); err != nil {
 		return err

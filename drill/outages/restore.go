@@ -327,8 +327,8 @@ func neverTwice(m *mesh.Mesh, l *lost) error {
 		return err
 	}
 	for _, id := range []string{l.recreated, l.gone, l.made} {
-		_, _, judged := host.CheckLaunches(ledger, id)
-		err = errors.Join(err, judged, host.CheckRising(ledger, id))
+		_, _, wrong := host.CheckLaunches(ledger, id)
+		err = errors.Join(err, wrong, host.CheckRising(ledger, id))
 	}
 	return err
 }

@@ -69,7 +69,7 @@ func runEndpointDrift(ctx context.Context, r *kit.Run) error {
 			if now, _, err := u.held.Machine.Endpoints(); err != nil || now != oldHosts {
 				return errors.Join(err, fmt.Errorf("the host has %s as the node API", now))
 			}
-			return errors.Join(nobodyAt(ctx, strings.TrimPrefix(oldHosts, "https://")), host.Gone(u.pid, u.agent))
+			return errors.Join(unusedAddress(ctx, strings.TrimPrefix(oldHosts, "https://")), host.Gone(u.pid, u.agent))
 		})
 	if err != nil {
 		return err
@@ -166,8 +166,8 @@ func (u *unheard) enrolledAgain(ctx context.Context) error {
 	return r.Retire(ctx, u.held.ID)
 }
 
-// nobodyAt checks, by a connection of the drill's own, that nothing listens at an address.
-func nobodyAt(ctx context.Context, address string) error {
+// unusedAddress checks, by a connection of the drill's own, that nothing listens at an address.
+func unusedAddress(ctx context.Context, address string) error {
 	const patience = 2 * time.Second
 	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", address)
 	if err == nil {

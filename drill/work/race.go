@@ -61,7 +61,7 @@ func runRace(ctx context.Context, r *kit.Run) error {
 	if m.Own() && r.Control == kit.None { // the controls are about the race and its verifier, and need only one round
 		races = append(races, x.Flush, x.Beside, x.Hold)
 	}
-	for _, run := range append(races, x.Judge) {
+	for _, run := range append(races, x.Check) {
 		if err := run(ctx); err != nil {
 			return err
 		}

@@ -251,7 +251,7 @@ func TestShownNamesAndHelpHaveTheWordsOfTheGlossary(t *testing.T) {
 				continue
 			}
 			texts(f.ast, func(text string, at token.Pos) {
-				if wrong := misnamed(words, text); wrong != "" {
+				if wrong := misnamed(words, f.path, text); wrong != "" {
 					t.Errorf("%s: %s", tr.fset.Position(at), wrong)
 				}
 			}, func(text string, at token.Pos) {

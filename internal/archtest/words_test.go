@@ -23,6 +23,7 @@ const glossary = "docs/glossary.md"
 type unused struct {
 	write  string
 	except []string // names, or parts of names, that have it nevertheless
+	within []string // directories and files in which it has the one meaning that the glossary gives it
 }
 
 // unusedWords reads the second table of the glossary.
@@ -45,7 +46,10 @@ func unusedWords(t *testing.T) map[string]unused {
 		}
 		u := unused{write: strings.TrimSpace(cells[2])}
 		for name := range strings.SplitSeq(cells[3], ",") {
-			if name = strings.TrimSpace(name); name != "" {
+			switch name = strings.TrimSpace(name); {
+			case strings.Contains(name, "/"):
+				u.within = append(u.within, name)
+			case name != "":
 				u.except = append(u.except, name)
 			}
 		}
@@ -110,11 +114,12 @@ func wordsOf(name string) []string {
 	return words
 }
 
-// misnamed returns what is wrong with a name, or "".
-func misnamed(words map[string]unused, name string) string {
+// misnamed returns what is wrong with a name in the file of a path, or "".
+func misnamed(words map[string]unused, file, name string) string {
 	for _, word := range wordsOf(name) {
 		u, found := words[word]
-		if found && !slices.ContainsFunc(u.except, func(part string) bool { return strings.Contains(name, part) }) {
+		if found && !slices.ContainsFunc(u.except, func(part string) bool { return strings.Contains(name, part) }) &&
+			!slices.ContainsFunc(u.within, func(place string) bool { return strings.HasPrefix(file, place) }) {
 			return fmt.Sprintf("%s: write %q in place of %q (%s)", name, u.write, word, glossary)
 		}
 	}
@@ -172,14 +177,14 @@ func TestGoNamesHaveTheWordsOfTheGlossary(t *testing.T) {
 	words, tr := unusedWords(t), load(t)
 	for _, p := range tr.pkgs {
 		for _, f := range p.files {
-			if wrong := misnamed(words, strings.TrimSuffix(path.Base(f.path), ".go")); wrong != "" {
+			if wrong := misnamed(words, f.path, strings.TrimSuffix(path.Base(f.path), ".go")); wrong != "" {
 				t.Errorf("%s: the file %s", f.path, wrong)
 			}
 			if f.generated {
 				continue
 			}
 			declared(f.ast, func(name string, at token.Pos) {
-				if wrong := misnamed(words, name); wrong != "" {
+				if wrong := misnamed(words, f.path, name); wrong != "" {
 					t.Errorf("%s: %s", tr.fset.Position(at), wrong)
 				}
 			})
@@ -221,7 +226,7 @@ func TestSQLAndProtoNamesHaveTheWordsOfTheGlossary(t *testing.T) {
 			text = re.ReplaceAll(text, nil)
 		}
 		for _, at := range sqlName.FindAllIndex(text, -1) {
-			if wrong := misnamed(words, string(text[at[0]:at[1]])); wrong != "" {
+			if wrong := misnamed(words, rel, string(text[at[0]:at[1]])); wrong != "" {
 				t.Errorf("%s:%d: %s", rel, 1+bytes.Count(text[:at[0]], []byte("\n")), wrong)
 			}
 		}
@@ -241,11 +246,16 @@ func TestWordsOf(t *testing.T) {
 			t.Errorf("the words of %s are %q, want %q", name, got, want)
 		}
 	}
-	words := map[string]unused{"plane": {write: "cluster", except: []string{"ControlPlane"}}}
-	if wrong := misnamed(words, "TestAnOlderControlPlane"); wrong != "" {
+	words := map[string]unused{
+		"plane": {write: "cluster", except: []string{"ControlPlane"}, within: []string{"drill/kit/"}},
+	}
+	if wrong := misnamed(words, "mesh/dev/dev.go", "TestAnOlderControlPlane"); wrong != "" {
 		t.Error(wrong)
 	}
-	if misnamed(words, "newPlane") == "" {
+	if wrong := misnamed(words, "drill/kit/plane.go", "newPlane"); wrong != "" {
+		t.Error(wrong)
+	}
+	if misnamed(words, "mesh/dev/dev.go", "newPlane") == "" {
 		t.Error("newPlane is not refused")
 	}
 }

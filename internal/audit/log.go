@@ -59,7 +59,7 @@ type counter struct {
 	known time.Time // when the count was last written to the database, by this process's monotonic clock
 }
 
-type keys struct{ key, settles string }
+type keys struct{ key, successKey string }
 
 // New returns a Log and checks its dependencies; it does not touch the database.
 func New(deps Deps) (*Log, error) {
@@ -78,8 +78,9 @@ func keysOf(e Entry, p *commonv1.AuditEntry) keys {
 		why = p.GetReason()
 	}
 	return keys{
-		key:     hash(p.GetActor(), p.GetAction(), p.GetOutcome(), p.GetSubjectType(), p.GetSubjectId(), e.AllocationID, why),
-		settles: hash(p.GetActor(), p.GetAction(), p.GetSubjectType(), p.GetSubjectId()),
+		key: hash(p.GetActor(), p.GetAction(), p.GetOutcome(), p.GetSubjectType(), p.GetSubjectId(), e.AllocationID,
+			why),
+		successKey: hash(p.GetActor(), p.GetAction(), p.GetSubjectType(), p.GetSubjectId()),
 	}
 }
 
@@ -90,25 +91,25 @@ func (l *Log) Record(ctx context.Context, tx pgx.Tx, e Entry) (string, error) {
 	if l == nil {
 		return Record(ctx, tx, e)
 	}
-	if err := l.settle(ctx, tx, e); err != nil {
+	if err := l.recordSuccess(ctx, tx, e); err != nil {
 		return "", err
 	}
 	return Record(ctx, tx, e)
 }
 
-func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
+func (l *Log) recordSuccess(ctx context.Context, tx pgx.Tx, e Entry) error {
 	p := e.proto(ctx)
 	p.Reason = "what was refused before went through"
 	put(p, "recovered", "true")
-	settles := keysOf(e, p).settles
-	p.DedupeKeyHash = settles
+	successKey := keysOf(e, p).successKey
+	p.DedupeKeyHash = successKey
 	payload, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(p)
 	if err != nil {
 		return fmt.Errorf("encode audit entry: %w", err)
 	}
 	ev := event(p, e.AllocationID)
-	pending := l.take(tx, settles)
-	err = pg.Queue(ctx, tx, settleWindows.For(l.deps.Schema), settles, ev.ID, ev.Kind, ev.AggregateType, ev.AggregateID,
+	pending := l.take(tx, successKey)
+	err = pg.Queue(ctx, tx, closeWindows.For(l.deps.Schema), successKey, ev.ID, ev.Kind, ev.AggregateType, ev.AggregateID,
 		string(payload), ev.CorrelationID, ev.TenantID, ev.WorkspaceID, ev.WorkflowID, ev.AllocationID, ev.NodeID, pending)
 	if err != nil {
 		return fmt.Errorf("settle audit windows: %w", err)
@@ -116,16 +117,16 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 	return nil
 }
 
-// take returns how many occurrences with the key settles are counted here and not yet written, for a transaction to
+// take returns how many occurrences with the key successKey are counted here and not yet written, for a transaction to
 // write them. They are counted here again if the transaction does not commit, and forgotten if it does or may have.
 // From a transaction whose end cannot be observed take returns 0: those occurrences are written later, as a window of
 // their own.
-func (l *Log) take(tx pgx.Tx, settles string) int64 {
+func (l *Log) take(tx pgx.Tx, successKey string) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var taken []*counter
 	for _, c := range l.counted {
-		if c.keys.settles == settles {
+		if c.keys.successKey == successKey {
 			taken = append(taken, &counter{entry: c.entry, keys: c.keys, n: c.n, known: c.known})
 		}
 	}
@@ -185,7 +186,7 @@ func (l *Log) Repeated(ctx context.Context, e Entry) error {
 		l.counted[k.key] = &counter{entry: p, keys: k, known: time.Now()}
 	}
 	l.mu.Unlock()
-	err := l.tell(ctx, p, k, 1)
+	err := l.count(ctx, p, k, 1)
 	if err == nil || errors.Is(err, pg.ErrCommitUnknown) {
 		return err
 	}
@@ -214,16 +215,16 @@ func (l *Log) Refuse(ctx context.Context, e Entry, err error) error {
 	return err
 }
 
-// tell adds n occurrences to the window in the database, and appends an entry if they are the first or if a summary is
+// count adds n occurrences to the window in the database, and appends an entry if they are the first or if a summary is
 // due.
-func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64) error {
+func (l *Log) count(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64) error {
 	payload, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(p)
 	if err != nil {
 		return fmt.Errorf("encode audit entry: %w", err)
 	}
 	appended := false
 	err = pg.InTx(ctx, l.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		w, err := pg.One[window](ctx, tx, countInWindow.For(l.deps.Schema), k.key, k.settles, string(payload), n,
+		w, err := pg.One[window](ctx, tx, countInWindow.For(l.deps.Schema), k.key, k.successKey, string(payload), n,
 			l.window().Seconds())
 		if err != nil {
 			return fmt.Errorf("count repeated decision: %w", err)
@@ -315,7 +316,7 @@ func (l *Log) flush(ctx context.Context, all bool) error {
 	l.mu.Unlock()
 	var errs []error
 	for _, c := range due {
-		if err := l.tell(ctx, c.entry, c.keys, c.n); err != nil {
+		if err := l.count(ctx, c.entry, c.keys, c.n); err != nil {
 			errs = append(errs, err)
 			if errors.Is(err, pg.ErrCommitUnknown) {
 				continue

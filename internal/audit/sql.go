@@ -29,7 +29,7 @@ type passed struct {
 }
 
 var (
-	settleWindows = pg.DefineByRole(roles, "audit.settle_windows", func(schema string) string {
+	closeWindows = pg.DefineByRole(roles, "audit.close_windows", func(schema string) string {
 		return `
 		WITH gone AS (DELETE FROM ` + schema + `.audit_window WHERE settles = $1 RETURNING count, first_at, last_at)
 		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id,

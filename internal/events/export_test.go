@@ -48,7 +48,7 @@ func Paced(ctx context.Context, wake *Signal) int {
 	cfg := SequencerConfig{}.withDefaults()
 	for n := 1; ; n++ {
 		woken, urged := wake.C(), wake.urgent()
-		if !cfg.rest(ctx, time.Now(), cfg.Poll, woken, urged) {
+		if !cfg.waitForWork(ctx, time.Now(), cfg.Poll, woken, urged) {
 			return n
 		}
 	}

@@ -47,9 +47,9 @@ func (d days) at(n int, of time.Duration) {
 	testkit.SetClockOffset(d.Database, time.Until(d.today.AddDate(0, 0, n).Add(of)))
 }
 
-// settled waits until every transaction of the server that has begun is over: seqs that one of another test's database
-// might have been given stay open until then.
-func (d days) settled() {
+// awaitOpenTransactions waits until every transaction of the server that has begun is over: seqs that one of another
+// test's database might have been given stay open until then.
+func (d days) awaitOpenTransactions() {
 	d.t.Helper()
 	ctx := testkit.Context(d.t)
 	var begun string
@@ -68,7 +68,7 @@ func (d days) settled() {
 func (d days) append(n int) {
 	d.t.Helper()
 	for i := range n {
-		d.settled() // the next round closes the seqs that a round has left open
+		d.awaitOpenTransactions() // the next round closes the seqs that a round has left open
 		appendEvents(d.t, d.Pool(pg.RoleLifecycle), event("probe", "x", int64(i)))
 		must(d.t, d.seq.Drain(testkit.Context(d.t)))
 	}

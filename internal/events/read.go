@@ -57,8 +57,8 @@ var (
 
 var fetchSQL = `SELECT ` + pg.Columns[stored]("e") + ` FROM events.event e WHERE `
 
-// mostLooked bounds the positions that one statement of Read examines if few events are of the wanted kinds.
-const mostLooked = 4000
+// mostExamined bounds the positions that one statement of Read examines if few events are of the wanted kinds.
+const mostExamined = 4000
 
 // Horizon returns the highest position given so far, zero in an empty log.
 func Horizon(ctx context.Context, q pg.Querier) (int64, error) {
@@ -73,7 +73,7 @@ func Horizon(ctx context.Context, q pg.Querier) (int64, error) {
 // position to read on from, which passes over events of other kinds. At the end of the log it equals the horizon.
 func Read(ctx context.Context, q pg.Querier, after int64, kinds []string, limit int) ([]Record, int64, error) {
 	var records []Record
-	for look := limit; ; look = max(limit, min(4*look, mostLooked)) {
+	for look := limit; ; look = max(limit, min(4*look, mostExamined)) {
 		// The numbers are read first: the events of all numbers that this statement sees are visible to every later
 		// statement.
 		part, err := numbersAfter(ctx, q, after, look)

@@ -121,7 +121,7 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 			failing.reset()
 		default:
 			failing.reset()
-			if !s.cfg.rest(ctx, began, s.deps.Numbered.Period(s.cfg.Poll), wake, urged) {
+			if !s.cfg.waitForWork(ctx, began, s.deps.Numbered.Period(s.cfg.Poll), wake, urged) {
 				return nil
 			}
 			continue
@@ -132,9 +132,9 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 	}
 }
 
-// rest sleeps after the round that began at began until the next one is due: at a wake, but not before Linger is over,
-// or MinInterval if the sequencer is urged; at the latest after poll. It reports whether ctx is still alive.
-func (c SequencerConfig) rest(ctx context.Context, began time.Time, poll time.Duration, wake,
+// waitForWork sleeps after the round that began at began until the next one is due: at a wake, but not before Linger is
+// over, or MinInterval if the sequencer is urged; at the latest after poll. It reports whether ctx is still alive.
+func (c SequencerConfig) waitForWork(ctx context.Context, began time.Time, poll time.Duration, wake,
 	urged <-chan struct{},
 ) bool {
 	if !sleep(ctx, poll, wake) {

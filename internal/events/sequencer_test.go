@@ -64,7 +64,7 @@ func readAll(t *testing.T, d *testkit.Database) []string {
 
 // A seq below numbered ones stays open as long as a transaction may still commit it, whichever sequencer does the next
 // round, and no longer. Two sequencers take turns; neither keeps state in memory.
-func TestAHoleStaysOpenUntilNobodyCanFillIt(t *testing.T) {
+func TestAHoleStaysOpenUntilNoTransactionCanFillIt(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	writer := d.Pool(pg.RoleLifecycle)

@@ -46,7 +46,7 @@ func TestAReplicaSignsNoLongerThanItKnowsThatItsKeySigns(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.round(a)
-	b.later(liveFor+settle, a)
+	b.later(liveFor+leastAge, a)
 	b.round(a)
 	b.want("verifying_after signing")
 	before := apart.signs()

@@ -212,7 +212,7 @@ func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 			return c.name(ctx, tx, asked, next[0].KeyID)
 		}
 		// It has endorsed another key, so it has signed: the database has lost that state.
-		if err := c.move(ctx, tx, next[0].KeyID, VerifyOnly, VerifyingAfter, "key.succeeded",
+		if err := c.transition(ctx, tx, next[0].KeyID, VerifyOnly, VerifyingAfter, "key.succeeded",
 			"it has signed before the database was restored"); err != nil {
 			return err
 		}
@@ -288,13 +288,13 @@ func (c *change) name(ctx context.Context, tx pgx.Tx, asked *Rotation, keyID str
 	return nil
 }
 
-// errMoved is returned if a key, under the lock of its kind, is not in the state in which it was read.
-var errMoved = errors.New("its state was changed by another")
+// errChanged is returned if a key, under the lock of its kind, is not in the state in which it was read.
+var errChanged = errors.New("its state was changed by another")
 
-func (c *change) move(ctx context.Context, tx pgx.Tx, keyID, from, to, action, reason string) error {
+func (c *change) transition(ctx context.Context, tx pgx.Tx, keyID, from, to, action, reason string) error {
 	tag, err := pg.Exec(ctx, tx, moveKey, string(c.part.Kind), keyID, from, to)
 	if err == nil && tag.RowsAffected() != 1 {
-		err = errMoved
+		err = errChanged
 	}
 	if err != nil {
 		return fmt.Errorf("move key %s to %s: %w", keyID, to, err)

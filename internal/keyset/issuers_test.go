@@ -171,7 +171,7 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 		func(p string) bool { return strings.Contains(p, "is not trusted by all yet") }) {
 		t.Errorf("problems: %q", nodeapi.problems)
 	}
-	b.later(settle)
+	b.later(leastAge)
 	round(lifecycle)
 	b.want("signing verify_only") // recovery has not read it
 	later(0)
@@ -331,7 +331,7 @@ func TestReplicasOfTwoIssuersStart(t *testing.T) {
 	b.round(nodeapi.unit)
 	b.want("signing verify_only")
 	recovery := start(pg.RoleRecovery, two)
-	b.later(settle)
+	b.later(leastAge)
 	for range 2 {
 		for _, c := range []*certified{recovery, nodeapi, lifecycle} {
 			b.round(c.unit)

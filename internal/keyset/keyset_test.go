@@ -317,7 +317,7 @@ func (b *bench) restartEach(dir string) {
 	b.t.Helper()
 	a := b.signer(dir)
 	b.want("signing verify_only")
-	b.later(settle+time.Second, a)
+	b.later(leastAge+time.Second, a)
 	a = b.signer(dir)
 	for range 2 {
 		b.later(liveFor+time.Second, a) // the replicas that were killed no longer count as live
@@ -349,7 +349,7 @@ func TestARotationThatTheDatabaseLostIsMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.round(a)
-	b.later(settle+time.Second, a)
+	b.later(leastAge+time.Second, a)
 	b.round(a)
 	b.want("verifying_after signing")
 	second := a.signs()

@@ -53,7 +53,7 @@ func TestTheKeyOfTasksIsRotatedByReplicasOfThisBuildAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.round(now)
-	b.later(settle, now, relay)
+	b.later(leastAge, now, relay)
 	next := relay.view.Rows[len(relay.view.Rows)-1]
 	if next.State != VerifyOnly || next.EndorsedBy != first {
 		t.Fatalf("the relay passes on %+v", relay.view.Rows)

@@ -40,12 +40,12 @@ func (c *change) promote(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 		return nil
 	}
 	for _, row := range in(Signing, p.Kind, c.rows) {
-		if err := c.move(ctx, tx, row.KeyID, Signing, VerifyingAfter, "key.succeeded",
+		if err := c.transition(ctx, tx, row.KeyID, Signing, VerifyingAfter, "key.succeeded",
 			"key "+key.KeyID+" signs in its place"); err != nil {
 			return err
 		}
 	}
-	if err := c.move(ctx, tx, key.KeyID, VerifyOnly, Signing, "key.sign", "each replica holds it"); err != nil {
+	if err := c.transition(ctx, tx, key.KeyID, VerifyOnly, Signing, "key.sign", "each replica holds it"); err != nil {
 		return err
 	}
 	return c.read(ctx, tx)
@@ -57,7 +57,7 @@ func (c *change) lacking(ctx context.Context, tx pgx.Tx, key Key) (string, error
 	if err != nil {
 		return "", fmt.Errorf("read clock: %w", err)
 	}
-	if now.Sub(key.MadeAt) < settle {
+	if now.Sub(key.MadeAt) < leastAge {
 		return "replicas that are starting", nil
 	}
 	live, err := pg.All[replica](ctx, tx, readReplicas, liveFor.Seconds())
@@ -107,7 +107,7 @@ func (c *change) retire(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 			}
 			continue
 		}
-		if err := c.move(ctx, tx, key.KeyID, VerifyingAfter, Retired, "key.retire",
+		if err := c.transition(ctx, tx, key.KeyID, VerifyingAfter, Retired, "key.retire",
 			"nothing that it signed is outstanding"); err != nil {
 			return err
 		}

@@ -25,7 +25,7 @@ func (b *bench) rolled(n int) (string, []string) {
 			b.t.Fatal(err)
 		}
 		b.round(a)
-		b.later(settle+time.Second, a)
+		b.later(leastAge+time.Second, a)
 		b.round(a)
 		ids = append(ids, a.signs())
 		b.later(JoinState.Overlap()+time.Second, a)
@@ -77,7 +77,7 @@ func TestADatabaseThatLostManyRotationsGetsThemBack(t *testing.T) {
 					exec(`UPDATE mesh.signing_key SET state = 'signing', state_at = mesh.clock() WHERE key_id = $1`, kept[len(kept)-2])
 				}
 				a := b.signer(dir)
-				b.later(liveFor+settle, a)
+				b.later(liveFor+leastAge, a)
 				b.round(a)
 				b.round(a)
 				if a.signs() != ids[3] {

@@ -59,7 +59,7 @@ func (s *Set) round(ctx context.Context, start bool) error {
 		failed = append(failed, err)
 		holds, problems = append(holds, held...), append(problems, bad...)
 	}
-	s.tellProblems(ctx, problems)
+	s.logProblems(ctx, problems)
 	// A request for an issuer of services waits for a file, whose change ends the pause.
 	s.underWay = slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind != Services }) ||
 		slices.ContainsFunc(rows, func(row Key) bool { return row.State == VerifyOnly }) || errors.Join(failed...) != nil
@@ -101,7 +101,7 @@ func texts(list []string) []string {
 	return list
 }
 
-func (s *Set) tellProblems(ctx context.Context, problems []string) {
+func (s *Set) logProblems(ctx context.Context, problems []string) {
 	if !slices.Equal(problems, s.problems) {
 		for _, problem := range problems {
 			s.deps.Logger.ErrorContext(ctx, "a key cannot be used; what was loaded before goes on serving",

@@ -34,9 +34,9 @@ const (
 	// liveFor is how long a report counts: one may be lost. For replicas of an earlier build a report counts for 30 s: a
 	// report that fails is repeated at the next poll, before these are over.
 	liveFor = 45 * time.Second
-	// settle is the least age at which a key may sign: a replica that was starting when the key was made has reported by
+	// leastAge is the least age at which a key may sign: a replica that was starting when the key was made has reported by
 	// then.
-	settle = 2 * PollEvery
+	leastAge = 2 * PollEvery
 	// retireEvery is how often a replica checks whether a former key is still needed.
 	retireEvery = 15 * time.Second
 )
@@ -230,7 +230,7 @@ func (s *Set) pause() func(context.Context) bool {
 				return true
 			default:
 			}
-			if s.busy() || s.reportIsDue() || s.files() != files || time.Since(began) >= s.rest() {
+			if s.busy() || s.reportIsDue() || s.files() != files || time.Since(began) >= s.pollPeriod() {
 				return true
 			}
 		}
@@ -259,8 +259,8 @@ func (s *Set) reportIsDue() bool {
 // reportIsDueLocked reports whether it is time to report that this replica lives.
 func (s *Set) reportIsDueLocked() bool { return time.Since(s.reportedAt) >= reportEvery }
 
-// rest returns the longest time between two reads of the tables.
-func (s *Set) rest() time.Duration {
+// pollPeriod returns the longest time between two reads of the tables.
+func (s *Set) pollPeriod() time.Duration {
 	if s.listening() {
 		return reportEvery
 	}

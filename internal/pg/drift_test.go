@@ -11,7 +11,7 @@ import (
 
 // Scenario: a database of an earlier build has nodes whose events may have been cut. The migration makes evidence of
 // their identities and sessions, and has them judged.
-func TestNodesOfAnEarlierBuildAreJudged(t *testing.T) {
+func TestNodesOfAnEarlierBuildHaveAJudgement(t *testing.T) {
 	testkit.IO(t)
 	file, err := migrations.FS.ReadFile("00260_recovery_drift.sql")
 	if err != nil {

@@ -307,7 +307,7 @@ func (p *commitProxy) serve(client net.Conn, target string) error {
 	return nil
 }
 
-func TestErrorsAreTold(t *testing.T) {
+func TestErrorsAreClassified(t *testing.T) {
 	t.Parallel()
 	unique := fmt.Errorf("insert: %w", &pgconn.PgError{Code: "23505", ConstraintName: "name_taken"})
 	tests := []struct {

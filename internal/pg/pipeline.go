@@ -128,7 +128,7 @@ func (p *pipelined) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
 	if len(args) == 0 && strings.Contains(sql, ";") { // several statements, which no pipeline takes as one
-		if err := p.settle(ctx); err != nil {
+		if err := p.sendPending(ctx); err != nil {
 			return pgconn.CommandTag{}, err
 		}
 	}
@@ -247,14 +247,14 @@ func (p *pipelined) Rollback(ctx context.Context) error {
 func (p *pipelined) release() {
 	p.conn.Release()
 	p.conn, p.pending = nil, nil
-	p.tell(0, p.committed)
+	p.callOnEnd(0, p.committed)
 }
 
-// tell calls the functions of OnEnd, from the one at index from on.
-func (p *pipelined) tell(from int, committed bool) {
-	told := p.onEnd[from:]
+// callOnEnd calls the functions of OnEnd, from the one at index from on.
+func (p *pipelined) callOnEnd(from int, committed bool) {
+	calls := p.onEnd[from:]
 	p.onEnd = p.onEnd[:from:from]
-	for _, fn := range told {
+	for _, fn := range calls {
 		fn(committed)
 	}
 }
@@ -267,8 +267,8 @@ func (p *pipelined) Conn() *pgx.Conn {
 	return p.conn.Conn()
 }
 
-// settle sends the pending statements, before the connection itself is used.
-func (p *pipelined) settle(ctx context.Context) error {
+// sendPending sends the pending statements, before the connection itself is used.
+func (p *pipelined) sendPending(ctx context.Context) error {
 	if p.conn == nil {
 		return pgx.ErrTxClosed
 	}
@@ -286,7 +286,7 @@ func (p *pipelined) settle(ctx context.Context) error {
 func (p *pipelined) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
 	from pgx.CopyFromSource,
 ) (int64, error) {
-	if err := p.settle(ctx); err != nil {
+	if err := p.sendPending(ctx); err != nil {
 		return 0, err
 	}
 	return p.conn.CopyFrom(ctx, table, columns, from)
@@ -297,7 +297,7 @@ func (p *pipelined) LargeObjects() pgx.LargeObjects { return pgx.LargeObjects{} 
 
 // Prepare implements pgx.Tx.
 func (p *pipelined) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := p.settle(ctx); err != nil {
+	if err := p.sendPending(ctx); err != nil {
 		return nil, err
 	}
 	return p.conn.Conn().Prepare(ctx, name, sql)

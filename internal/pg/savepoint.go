@@ -23,7 +23,7 @@ func (s *savepoint) Rollback(ctx context.Context) error {
 		return pgx.ErrTxClosed
 	}
 	s.pending = nil
-	s.tell(s.ends, false)
+	s.callOnEnd(s.ends, false)
 	if err := s.end(ctx, "rollback to savepoint "+s.name); err != nil {
 		return err
 	}

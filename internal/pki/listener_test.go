@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestWhoNeverSpeaksKeepsNobodyOut: silent connections far above the limit push out each other. Scenario: D03.
-func TestWhoNeverSpeaksKeepsNobodyOut(t *testing.T) {
+// TestASilentClientBlocksNoOther: silent connections far above the limit push out each other. Scenario: D03.
+func TestASilentClientBlocksNoOther(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
 	inner, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")

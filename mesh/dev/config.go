@@ -96,16 +96,16 @@ func (e *ConfigError) Error() string { return errors.Join(e.Problems...).Error()
 // Unwrap returns the problems.
 func (e *ConfigError) Unwrap() []error { return e.Problems }
 
-// settled is a configuration with all defaults filled in.
-type settled struct {
+// completeConfig is a configuration with all defaults filled in.
+type completeConfig struct {
 	Config
 
 	policy map[string]string
 	agent  string
 }
 
-// settle fills in the defaults and reports every problem.
-func (c *Config) settle(find func(string) (string, error)) (settled, error) {
+// complete fills in the defaults and reports every problem.
+func (c *Config) complete(find func(string) (string, error)) (completeConfig, error) {
 	var problems []error
 	for _, addr := range []struct {
 		value *string
@@ -139,7 +139,7 @@ func (c *Config) settle(find func(string) (string, error)) (settled, error) {
 	if c.Ephemeral && c.DataDir != "" {
 		problems = append(problems, errors.New("--ephemeral makes its own directory: leave out --data-dir"))
 	}
-	out := settled{policy: map[string]string{}}
+	out := completeConfig{policy: map[string]string{}}
 	var err error
 	if c.PolicyFile != "" {
 		if out.policy, err = policy.LoadFile(c.PolicyFile); err != nil {

@@ -65,7 +65,7 @@ type Deps struct {
 // Mesh is a mesh that has been built.
 type Mesh struct {
 	deps      Deps
-	cfg       settled
+	cfg       completeConfig
 	dir       string
 	scratch   *scratch.Dir // nil unless ephemeral
 	lock      *os.File
@@ -91,7 +91,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Mesh, error) {
 	if deps.Began.IsZero() {
 		deps.Began = time.Now()
 	}
-	good, err := cfg.settle(agents.Find)
+	good, err := cfg.complete(agents.Find)
 	if err != nil {
 		return nil, err
 	}

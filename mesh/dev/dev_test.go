@@ -298,9 +298,9 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 	})
 }
 
-// TestThePolicyFileIsToldAsAnyOtherChange: the event log has the values that a file set, and a start with the same file
-// changes nothing.
-func TestThePolicyFileIsToldAsAnyOtherChange(t *testing.T) {
+// TestThePolicyFileIsReportedAsAnyOtherChange: the event log has the values that a file set, and a start with the same
+// file changes nothing.
+func TestThePolicyFileIsReportedAsAnyOtherChange(t *testing.T) {
 	cfg := config(t)
 	cfg.Nodes, cfg.DataDir = 0, migrated(t)
 	cfg.PolicyFile = filepath.Join(t.TempDir(), "policy.yaml")

@@ -67,8 +67,8 @@ func (m *Mesh) demoTenantID(ctx context.Context) (string, error) {
 // PersonContext returns the name of the context of the person of a role, given the name of the mesh's own.
 func PersonContext(mesh, role string) string { return mesh + "-" + role }
 
-// tellPeople prints the contexts of the people, in lines of at most 80 columns.
-func (m *Mesh) tellPeople() {
+// printPeople prints the contexts of the people, in lines of at most 80 columns.
+func (m *Mesh) printPeople() {
 	if m.context == "" || len(m.people) == 0 {
 		return
 	}

@@ -46,7 +46,7 @@ func (m *Mesh) start(ctx context.Context, began chan<- struct{}) error {
 		return err
 	}
 	m.took = time.Since(m.deps.Began)
-	m.tell(connected, absent)
+	m.printSummary(connected, absent)
 	close(m.ready)
 	if m.cfg.NoDemo {
 		return nil
@@ -81,8 +81,8 @@ func (m *Mesh) announce(ctx context.Context) error {
 	return nil
 }
 
-// tell prints what a person needs next: addresses and commands.
-func (m *Mesh) tell(connected int, absent []agents.Absent) {
+// printSummary prints what a person needs next: addresses and commands.
+func (m *Mesh) printSummary(connected int, absent []agents.Absent) {
 	out := m.deps.Out
 	fate := "delete it to begin anew"
 	if m.cfg.Ephemeral {
@@ -106,7 +106,7 @@ func (m *Mesh) tell(connected int, absent []agents.Absent) {
 	}
 	fmt.Fprintf(out, "Try:       gpuaas status · gpuaas nodes list · gpuaas nodes probe n1\n")
 	fmt.Fprintf(out, "           gpuaas workspaces create demo2 --tenant %s --wait\n", demoTenant)
-	m.tellPeople()
+	m.printPeople()
 	fmt.Fprintf(m.deps.Err, "ready in %.1f s\n", m.took.Seconds())
 }
 

@@ -106,7 +106,7 @@ func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 			t.Errorf("%s: %v, want %v", is.what, got, is.want)
 		}
 	}
-	awaitSettled(t, c, 2*time.Minute)
+	awaitRest(t, c, 2*time.Minute)
 	quiet(t, c)
 	if launched, _ := checkLedger(t, c); launched != 2 {
 		t.Errorf("%d boxes were launched for two epochs of one workspace", launched)

@@ -111,7 +111,7 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 			t.Error(err)
 		}
 		probe(ctx)
-		awaitSettled(t, c, time.Minute, batch...)
+		awaitRest(t, c, time.Minute, batch...)
 		for _, w := range batch {
 			if w.doomed {
 				continue
@@ -144,10 +144,10 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 		t.Logf("killed at %s", name)
 	}
 	t.Logf("%d kill points in %.0f s", len(points), time.Since(began).Seconds())
-	awaitSettled(t, c, time.Minute)
+	awaitRest(t, c, time.Minute)
 	t.want("all workspaces to be gone", time.Minute, func(context.Context) error {
 		for _, ws := range workspaces(t, c) {
-			if s := ws.GetState(); s == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || !settled(s) {
+			if s := ws.GetState(); s == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || !atRest(s) {
 				return fmt.Errorf("%s is %s", ws.GetName(), s)
 			}
 		}

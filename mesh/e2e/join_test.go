@@ -47,7 +47,7 @@ func TestAHundredCreatesOfOneNameAreOneOperation(tt *testing.T) {
 	} {
 		t.run(tc.name, func(t test) { joinOne(t, c, "one-"+tc.name, tc.disturb, tc.mend) })
 	}
-	awaitSettled(t, c, time.Minute)
+	awaitRest(t, c, time.Minute)
 	if launched, _ := checkLedger(t, c); launched != 4 {
 		t.Errorf("%d boxes were launched for 4 workspaces", launched)
 	}

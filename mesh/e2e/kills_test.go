@@ -240,7 +240,7 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 		}
 		// The rare requests of this test hold and reactivate the machines, and an agent that was held comes back at its slow
 		// cadence.
-		awaitSettled(t, c, 4*time.Minute, batch...)
+		awaitRest(t, c, 4*time.Minute, batch...)
 		t.Logf("round %d: %d points are to be hit after %.0f s", round, len(missing()), time.Since(began).Seconds())
 	}
 	// Points that only a rare request passes get a little longer.
@@ -257,7 +257,7 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 		p.BeforeStart(nil)
 	}
 	healed(t, c, before)
-	t.Logf("settled: %v", awaitSettled(t, c, time.Minute))
+	t.Logf("settled: %v", awaitRest(t, c, time.Minute))
 	points, _ := hits(t, c)
 	for _, name := range slices.Sorted(maps.Keys(points)) {
 		t.Logf("killed at %-45s %d", name, points[name])
@@ -330,7 +330,7 @@ func TestKillsAtRandom(tt *testing.T) {
 		app.Sleep(ctx, 500*time.Millisecond) {
 		open := kills.Load() < enough
 		for _, ws := range workspaces(t, c) {
-			open = open || !settled(ws.GetState())
+			open = open || !atRest(ws.GetState())
 		}
 		if !open {
 			break
@@ -340,7 +340,7 @@ func TestKillsAtRandom(tt *testing.T) {
 	t.Logf("killed: %v", tally)
 	heal := time.Now()
 	healed(t, c, before)
-	t.Logf("settled: %v, %.1f s after the last kill", awaitSettled(t, c, 2*time.Minute), time.Since(heal).Seconds())
+	t.Logf("settled: %v, %.1f s after the last kill", awaitRest(t, c, 2*time.Minute), time.Since(heal).Seconds())
 	quiet(t, c)
 	measured.check(t, 0)
 	checkRequests(t, c, all)

@@ -21,7 +21,7 @@ import (
 )
 
 // TestANodeMovesToAnotherAddressAndBack moves a node to a second address of the node API by `profiles set`, while the
-// first one admits nobody, and back. Between the two it refuses a version whose node API it cannot verify, though
+// first one admits no node, and back. Between the two it refuses a version whose node API it cannot verify, though
 // recovery could, and stays connected.
 func TestANodeMovesToAnotherAddressAndBack(tt *testing.T) {
 	t := beside(tt, 8*time.Minute)

@@ -246,7 +246,7 @@ func TestARunGoesOnByAnotherReplica(tt *testing.T) {
 			return nil
 		})
 		dead := armed.PID()
-		awaitSettled(t, c, 90*time.Second, batch...)
+		awaitRest(t, c, 90*time.Second, batch...)
 		if pid := armed.PID(); pid != dead {
 			t.Errorf("%s was to stay dead and runs as %d", armed.Name, pid)
 		}

@@ -70,7 +70,7 @@ func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
 		p.BeforeStart(nil)
 	}
 	checkRecovery(t, c, w)
-	awaitSettled(t, c, 2*time.Minute)
+	awaitRest(t, c, 2*time.Minute)
 	quiet(t, c)
 	if launched, _ := checkLedger(t, c); launched != 2 {
 		t.Errorf("%d boxes were launched for two epochs of one workspace", launched)

@@ -73,7 +73,7 @@ func TestAWipedMachineGetsItsWorkspacesBack(tt *testing.T) {
 		}
 		return nil
 	})
-	awaitSettled(t, c, 2*time.Minute)
+	awaitRest(t, c, 2*time.Minute)
 	got := column(t, database(t, c, pg.DatabaseMesh),
 		`SELECT concat_ws(' ', kind, state, epoch, requester) FROM lifecycle.saga_run ORDER BY created_at`)
 	if len(got) != 2 || !strings.HasPrefix(got[0], "create succeeded 1 ") ||

@@ -162,8 +162,8 @@ func workspaces(t test, c *cluster.Cluster) []*readmodelv1.Workspace {
 	return out
 }
 
-// settled reports whether a workspace will not change by itself.
-func settled(s commonv1.WorkspaceState) bool {
+// atRest reports whether a workspace will not change by itself.
+func atRest(s commonv1.WorkspaceState) bool {
 	switch s {
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
@@ -173,9 +173,9 @@ func settled(s commonv1.WorkspaceState) bool {
 	}
 }
 
-// awaitSettled waits until every workspace is settled, or those of some requests alone, and returns how many of each
+// awaitRest waits until every workspace is settled, or those of some requests alone, and returns how many of each
 // state there are.
-func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*request) map[string]int {
+func awaitRest(t test, c *cluster.Cluster, limit time.Duration, only ...*request) map[string]int {
 	t.Helper()
 	meant := func(name string) bool {
 		return len(only) == 0 || slices.ContainsFunc(only, func(w *request) bool { return w.name == name })
@@ -186,7 +186,7 @@ func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*requ
 		var open []string
 		for _, ws := range workspaces(t, c) {
 			states[names.Of(ws.GetState())]++
-			if !settled(ws.GetState()) && meant(ws.GetName()) {
+			if !atRest(ws.GetState()) && meant(ws.GetName()) {
 				open = append(open, fmt.Sprintf("%s %s %s: %s (%s)", ws.GetName(), ws.GetWorkspaceId(), names.Of(ws.GetState()),
 					ws.GetCurrentStep(), ws.GetWhyWaiting()))
 			}

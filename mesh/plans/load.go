@@ -342,7 +342,7 @@ func (t *Template) Load(ctx context.Context, url string, size Size) error {
 	if err != nil {
 		return err
 	}
-	return t.settle(ctx, conn, size)
+	return t.finish(ctx, conn, size)
 }
 
 // loadAll replaces the rows of every table.

@@ -156,7 +156,7 @@ func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *pgserver.
 		return nil, fmt.Errorf("connect to the database of the template: %w", err)
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) // nothing is kept
-	if err := rest(ctx, conn); err != nil {
+	if err := awaitRest(ctx, conn); err != nil {
 		return nil, err
 	}
 	tmpl, err := capture(ctx, conn, src.Instances)
@@ -234,8 +234,8 @@ var atRest = pg.Define(pg.RoleOwner, "plans.at_rest", `
 		AND NOT EXISTS (SELECT FROM lifecycle.task t WHERE t.open)
 		AND (SELECT min(c.pos) FROM readmodel.event_cursor c) >= (SELECT max(c.pos) FROM lifecycle.event_cursor c)`)
 
-// rest waits until the workspace's first report is projected and nothing is under way.
-func rest(ctx context.Context, conn *pgx.Conn) error {
+// awaitRest waits until the workspace's first report is projected and nothing is under way.
+func awaitRest(ctx context.Context, conn *pgx.Conn) error {
 	for {
 		done, err := pg.Value[bool](ctx, conn, atRest)
 		if err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// TestTheFleetIsNotReadWhileNobodyListens: the watchdog, which scans every few seconds, reads no rows of a fleet at
+// TestTheFleetIsNotReadWhileNoReplicaListens: the watchdog, which scans every few seconds, reads no rows of a fleet at
 // rest; none either while no replica of nodeapi listens, since a silent node is no evidence then; and the rows of
 // workspaces that are not served while one listens.
-func TestTheFleetIsNotReadWhileNobodyListens(t *testing.T) {
+func TestTheFleetIsNotReadWhileNoReplicaListens(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
 	admin, err := pgx.Connect(ctx, db.AdminURL())

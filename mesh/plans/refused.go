@@ -9,7 +9,7 @@ var refused = map[string]bool{
 	"allocation.account_instance": true, "allocation.hold_devices": true, "allocation.hold_slot_again": true,
 	"allocation.insert_allocation_row": true, "allocation.insert_instance": true,
 	"allocation.note_unaccounted_rows": true, "ask.want": true, "audit.count_in_window": true,
-	"audit.settle_windows": true, "churn.set_buckets": true, "claims.change": true, "claims.intend": true,
+	"audit.close_windows": true, "churn.set_buckets": true, "claims.change": true, "claims.intend": true,
 	"detect.make_cursor": true, "diagnostics.write_record": true, "drift.write_facts": true,
 	"drift.write_profile": true, "enrol.insert_claim": true, "enrol.insert_operator_token": true,
 	"events.append_many": true, "events.append_many_uuids": true, "events.append_one": true,

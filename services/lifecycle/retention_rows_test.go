@@ -81,7 +81,7 @@ const (
 	// byHand changes a workspace as a session does that is not the product's, which leaves evidence.
 	byHand = `WITH hand AS (SELECT set_config('gpuaas.writer', '', true) AS writer)
 		UPDATE lifecycle.workspace w SET last_error = 'mine' FROM hand WHERE w.id = @id AND hand.writer = ''`
-	settle = `INSERT INTO lifecycle.row_evidence_settled (evidence_id, how, settled_at)
+	settleEvidence = `INSERT INTO lifecycle.row_evidence_settled (evidence_id, how, settled_at)
 		SELECT e.evidence_id, 'acknowledged', @at FROM lifecycle.row_evidence e WHERE e.row_id = @id`
 )
 
@@ -132,12 +132,12 @@ var rowsOfTerms = []endedRow{
 	)},
 	{cut: "findings", name: "resolved", insert: []string{insertFinding(atEnd)}},
 	{cut: "findings", name: "open", stays: true, insert: []string{insertFinding(never)}},
-	{cut: "evidence", name: "settled", insert: append(slices.Clone(changed), settle)},
-	{cut: "evidence", name: "settled, of a finding that is resolved", insert: append(slices.Clone(changed), settle,
-		insertFinding(atEnd))},
+	{cut: "evidence", name: "settled", insert: append(slices.Clone(changed), settleEvidence)},
+	{cut: "evidence", name: "settled, of a finding that is resolved", insert: append(slices.Clone(changed),
+		settleEvidence, insertFinding(atEnd))},
 	{cut: "evidence", name: "not settled", stays: true, insert: changed},
-	{cut: "evidence", name: "settled, of an open finding", stays: true, insert: append(slices.Clone(changed), settle,
-		insertFinding(never))},
+	{cut: "evidence", name: "settled, of an open finding", stays: true, insert: append(slices.Clone(changed),
+		settleEvidence, insertFinding(never))},
 	{cut: "unaccounted", name: "ended", insert: []string{insertUnaccounted("ended", atEnd)}},
 	{cut: "unaccounted", name: "live", stays: true, insert: []string{insertUnaccounted("live", never)}},
 	{cut: "workspaces", name: "decommissioned", with: ofWorkspace, insert: goneRows()},

@@ -134,7 +134,7 @@ func (s *Service) build(ctx context.Context) error {
 			},
 		},
 		app.Task{Name: "ingress-rejections", Run: rejections.Run},
-		app.Task{Name: "policy-frames", Run: s.tellPolicy},
+		app.Task{Name: "policy-frames", Run: s.sendPolicy},
 	)
 	return nil
 }

@@ -144,9 +144,9 @@ func TestRefusedHandshakesAreReportedWithTheirClaims(t *testing.T) {
 	})
 }
 
-// TestEveryConnectionIsJudged checks that the agents' port resumes no TLS session: a client that would gets none to
-// resume, and is judged by its certificate again.
-func TestEveryConnectionIsJudged(t *testing.T) {
+// TestEveryConnectionIsAdmittedOrRefused checks that the agents' port resumes no TLS session: a client that would gets
+// none to resume, and is judged by its certificate again.
+func TestEveryConnectionIsAdmittedOrRefused(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()
 	a := k.node()

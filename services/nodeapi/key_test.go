@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestRecoveryIsToldTheKey opens over TLS: recovery is told the key that the handshake proved, to compare it with the
+// TestTheKeyIsSentToRecovery opens over TLS: recovery is told the key that the handshake proved, to compare it with the
 // one it certified.
-func TestRecoveryIsToldTheKey(t *testing.T) {
+func TestTheKeyIsSentToRecovery(t *testing.T) {
 	k := newKit(t)
 	a := k.session(k.replica())
 	want := sha256.Sum256(a.cert.Leaf.RawSubjectPublicKeyInfo)

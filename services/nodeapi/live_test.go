@@ -346,9 +346,9 @@ func TestRenewalOverTheStream(t *testing.T) {
 	}
 }
 
-// TestOneBadReportHoldsUpNobody: lifecycle refuses the report of one node; the others are acknowledged and that session
+// TestOneBadReportDelaysNoOther: lifecycle refuses the report of one node; the others are acknowledged and that session
 // ends.
-func TestOneBadReportHoldsUpNobody(t *testing.T) {
+func TestOneBadReportDelaysNoOther(t *testing.T) {
 	bad := ids.New()
 	k := newKit(t, func(p *nodeapitest.Backend) {
 		p.Report = func(req *lifecyclev1.ReportTasksRequest) error {
@@ -495,7 +495,7 @@ func TestIdleSessionsCostNoGoroutine(t *testing.T) {
 	t.Cleanup(plain.Stop)
 	r := k.replica()
 	k.session(r)
-	settled := func() int {
+	done := func() int {
 		n := runtime.NumGoroutine()
 		testkit.Eventually(t, patience, func() error {
 			before := n
@@ -506,7 +506,7 @@ func TestIdleSessionsCostNoGoroutine(t *testing.T) {
 		})
 		return n
 	}
-	before := settled()
+	before := done()
 	for range sessions {
 		k.connect(k.node(), lis.Addr().String(), true)
 	}
@@ -516,8 +516,8 @@ func TestIdleSessionsCostNoGoroutine(t *testing.T) {
 		}
 		return nil
 	})
-	cost := settled() - before
-	before = settled()
+	cost := done() - before
+	before = done()
 	for range sessions {
 		k.session(r)
 	}

@@ -76,8 +76,8 @@ func nodePolicy(p policy.Set, nodes int) *commonv1.NodePolicy {
 	}
 }
 
-// tellPolicy sends a changed policy to connected agents.
-func (s *Service) tellPolicy(ctx context.Context) error {
+// sendPolicy sends a changed policy to connected agents.
+func (s *Service) sendPolicy(ctx context.Context) error {
 	sent := s.base.Policy.Current()
 	for {
 		// The channel is taken before the policy is sent, so that a change meanwhile ends the wait.

@@ -20,7 +20,7 @@ func TestTheCauseOfAFailureIsForOperators(t *testing.T) {
 		Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED,
 		Error: "no schema today", ErrorCode: "schema_failed", Cause: cause,
 	})
-	k.settle()
+	k.awaitProjected()
 	for tenantID, want := range map[string]string{"": cause, k.A.ID: ""} {
 		roles := []string{"operator"}
 		if tenantID != "" {

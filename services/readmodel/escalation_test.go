@@ -100,7 +100,7 @@ func troubled(t *testing.T) *kit {
 			audit.Entry{Action: "workspace.reset", Reason: "again " + x.Name},
 			audit.Entry{Action: "tenant.provisioning.failed", Outcome: audit.Failed})
 	}
-	k.settle()
+	k.awaitProjected()
 	k.untilAudited("tenant.provisioning.failed", 2)
 	return k
 }

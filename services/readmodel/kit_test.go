@@ -213,12 +213,12 @@ func newKit(t *testing.T) *kit {
 	k := &kit{World: projecttest.NewWorld(t), t: t, authorities: rpctest.NewAuthorities(t), owners: &owners{}}
 	k.config = k.configure()
 	k.service = k.start(k.config)
-	k.settle()
+	k.awaitProjected()
 	return k
 }
 
-// settle waits until all numbered events are projected.
-func (k *kit) settle() {
+// awaitProjected waits until all numbered events are projected.
+func (k *kit) awaitProjected() {
 	k.t.Helper()
 	pool := k.DB.Pool(pg.RoleReadmodel)
 	testkit.Eventually(k.t, testkit.Patience, func() error {

@@ -27,7 +27,7 @@ func (k *kit) notifications(token string) readmodelv1connect.NotificationService
 // notified waits until the running notifier has worked on all that is projected.
 func (k *kit) notified() {
 	k.t.Helper()
-	k.settle()
+	k.awaitProjected()
 	testkit.Eventually(k.t, testkit.Patience, func() error {
 		var due int
 		err := k.DB.Pool(pg.RoleReadmodel).QueryRow(testkit.Context(k.t), `SELECT count(*) FROM readmodel.impact_due`).Scan(

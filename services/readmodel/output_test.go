@@ -44,7 +44,7 @@ func TestLastOutputIsForTheTenantAndOperators(t *testing.T) {
 		Cause: "a cause for the operator", LastOutput: output,
 	}
 	last := k.Append(attempt)
-	k.settle()
+	k.awaitProjected()
 	for name, v := range k.viewers() {
 		timeline, err := k.query(v.token).GetTimeline(testkit.Context(t),
 			&readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceID, MinPos: last})
@@ -146,8 +146,8 @@ func TestOutputIsReadByTheTenantAndOperators(t *testing.T) {
 		}
 		return err.Error()
 	}
-	if foreign, nobody := read(k.B.WorkspaceID), read(ids.New()); foreign != nobody {
-		t.Errorf("another tenant's: %s; nobody's: %s", foreign, nobody)
+	if foreign, absent := read(k.B.WorkspaceID), read(ids.New()); foreign != absent {
+		t.Errorf("another tenant's: %s; nobody's: %s", foreign, absent)
 	}
 	if asked := k.owners.take(); len(asked) != 0 {
 		t.Errorf("lifecycle is asked %v", asked)

@@ -123,7 +123,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 		},
 		audit.Entry{Action: "workspace.retry", Actor: "olga", Reason: "moved off " + hiddenNode},
 		audit.Entry{Action: "node.hold", Reason: hiddenReason + " " + hiddenText, NodeID: x.NodeID})
-	k.settle()
+	k.awaitProjected()
 	k.untilAudited("node.hold", 1)
 	k.notified()
 	return []string{
@@ -134,7 +134,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 }
 
 // tenantCalls are the requests by which a person of a tenant reads what the methods of the people's port show of x. A
-// method that has no entry fails the test: whoever adds one decides what tenants see of it. Nil stands for a request
+// method that has no entry fails the test: its author decides what tenants see of it. Nil stands for a request
 // with the fields that fill sets.
 func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 	generic := []proto.Message{nil}
@@ -405,7 +405,7 @@ func TestATenantWaitsWhileItsMachineIsRepaired(t *testing.T) {
 	}
 	// The verdict is over: nothing is refused any more.
 	k.Put(&recoveryv1.NodeVerdict{NodeId: k.A.NodeID, DetectedAt: timestamppb.New(k.Now())})
-	k.settle()
+	k.awaitProjected()
 	_, err = k.command(tenant).OperateWorkspace(testkit.Context(t), &readmodelv1.OperateWorkspaceRequest{
 		Workspace: k.A.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Reason: "because",
 	})

@@ -95,8 +95,8 @@ func canaries(x projecttest.Tenant) []string {
 	}
 }
 
-// foreign returns the references to another tenant's objects; nobody returns references of the same forms to objects
-// that do not exist.
+// foreign returns the references to another tenant's objects; nonexistent returns references of the same forms to
+// objects that do not exist.
 func foreign(x projecttest.Tenant) map[string][]string {
 	return map[string][]string{
 		"workspace": {x.WorkspaceID, x.Name + "/" + x.WorkspaceName, x.WorkspaceName}, "workspace_id": {x.WorkspaceID},
@@ -108,7 +108,7 @@ func foreign(x projecttest.Tenant) map[string][]string {
 	}
 }
 
-func nobody() map[string][]string {
+func nonexistent() map[string][]string {
 	return map[string][]string{
 		"workspace": {ids.New(), "gone/ws-gone", "ws-gone"}, "workspace_id": {ids.New()},
 		"node": {ids.New(), "box-gone"}, "node_id": {ids.New()}, "task_id": {ids.New()}, "tenant": {ids.New(), "gone"},
@@ -149,7 +149,7 @@ func required(d protoreflect.MessageDescriptor, _ protoreflect.FieldDescriptor) 
 // A person of one tenant, with every role there is, names the other tenant's objects in every field of every method
 // that can name one: each answer is, byte for byte, the answer for an object that does not exist, and contains nothing
 // of the other tenant's; no owner gets a request.
-func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
+func TestAnotherTenantsObjectsDoNotExist(t *testing.T) {
 	k := newKit(t)
 	client := k.http(k.token(k.A.ID, "tenant", "operator", "security", "viewer"), false)
 	scan := func(what, body string) {
@@ -167,7 +167,7 @@ func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
 		}
 		input := p.Method().Input()
 		scan(p.Procedure, k.post(client, p.Procedure, fill(input, "", "")).Body)
-		nothing := nobody()
+		nothing := nonexistent()
 		for field, values := range foreign(k.B) {
 			if input.Fields().ByName(protoreflect.Name(field)) == nil {
 				continue

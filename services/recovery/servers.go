@@ -39,7 +39,7 @@ func (s *sessions) OpenSessions(ctx context.Context,
 	results, moment, err := s.identities.Open(ctx, req.GetSessions())
 	return &recoveryv1.OpenSessionsResponse{
 		Results: results, ServerTime: timestamppb.New(moment.Now), Policy: enrol.NodePolicy(s.policy.Current()),
-		ProfileFingerprint: s.profiles.Told().GetFingerprint(),
+		ProfileFingerprint: s.profiles.Default().GetFingerprint(),
 	}, shown(err)
 }
 

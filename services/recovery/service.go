@@ -79,7 +79,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 }
 
 // signals wake the loops of this process after its own commits.
-type signals struct{ changed, told events.Signal }
+type signals struct{ changed, notices events.Signal }
 
 func (s *Service) build(ctx context.Context) error {
 	b := s.base
@@ -107,14 +107,14 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	identities, err := identity.New(identity.Deps{
 		Logger: b.Logger, Pool: b.DB, Keys: &s.keys.join, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed,
-		Told: &wakes.told, Audit: b.Audit, Policy: b.Policy,
+		Notices: &wakes.notices, Audit: b.Audit, Policy: b.Policy,
 	})
 	if err != nil {
 		return err
 	}
 	notifier, err := fences.New(fences.Deps{
 		Logger: b.Logger, Pool: b.DB, Gate: lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Told: &wakes.told, Wake: b.Wake,
+		Notices: &wakes.notices, Wake: b.Wake,
 		Numbered: b.Numbered,
 	}, fences.Config{})
 	if err != nil {
@@ -123,7 +123,7 @@ func (s *Service) build(ctx context.Context) error {
 	enroller, err := enrol.New(enrol.Deps{
 		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profiles: s.profiles,
 		TaskKeys: s.keys.taskKeys, RecoveryTokens: s.keys.tokens, JoinStates: &s.keys.join, Wake: b.Wake,
-		Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
+		Changed: &wakes.changed, Notices: &wakes.notices, Audit: b.Audit,
 	}, enrol.Config{
 		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, MintWait: s.cfg.MintWait,
 		SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
@@ -133,7 +133,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	prepared, err := instance.New(instance.Deps{
-		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told,
+		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Changed: &wakes.changed, Notices: &wakes.notices,
 	}, instance.Config{LaunchSecretLife: s.cfg.LaunchSecretLife})
 	if err != nil {
 		return err

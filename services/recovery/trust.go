@@ -28,8 +28,9 @@ func (s *Service) addTrust(signer ca.Signer, changed *events.Signal) error {
 	preflight, err := trust.New(trust.Deps{
 		Logger: b.Logger, Pool: b.DB, Signer: signer, Rotating: rotating, Changed: changed, Audit: b.Audit,
 		Services: b.Services, TrustDomain: b.Config.TrustDomain,
-		Replica: b.ReplicaID, Address: func() string { return s.profiles.Told().GetApiUrl() }, Told: s.toldRoots,
-		Wake: b.Wake, Numbered: b.Numbered,
+		Replica: b.ReplicaID, Address: func() string { return s.profiles.Default().GetApiUrl() },
+		AgentRoots: s.announcedRoots,
+		Wake:       b.Wake, Numbered: b.Numbered,
 		Stopped: func(ctx context.Context, tx pgx.Tx, stop trust.Stop) error {
 			return tokens.Untrusted(ctx, tx, stop.From, stop.Until) // time in which nothing is issued ages no token
 		},
@@ -47,10 +48,10 @@ func (s *Service) addTrust(signer ca.Signer, changed *events.Signal) error {
 		s.internal.Mount(recoveryv1connect.NewAuthorityServiceHandler(preflight, opts...)))
 }
 
-// toldRoots returns the roots of the profile that agents are told, with those of the services' issuer, which agents
-// learn of when it has changed. It returns nil if there are none.
-func (s *Service) toldRoots() *pki.Bundle {
-	told, err := pki.DecodeCertificates(s.profiles.Told().GetCaBundlePem())
+// announcedRoots returns the roots of the profile that agents are told, with those of the services' issuer, which
+// agents learn of when it has changed. It returns nil if there are none.
+func (s *Service) announcedRoots() *pki.Bundle {
+	told, err := pki.DecodeCertificates(s.profiles.Default().GetCaBundlePem())
 	if err != nil {
 		return nil
 	}

@@ -71,11 +71,11 @@ type Config struct {
 
 // Enroller makes this host a node.
 type Enroller struct {
-	deps  Deps
-	cfg   Config
-	retry *backoff.Backoff
-	last  error // of the last attempt that failed, whatever it was
-	turn  int   // of the recovery tokens: one that is refused is followed by the other
+	deps       Deps
+	cfg        Config
+	retry      *backoff.Backoff
+	last       error // of the last attempt that failed, whatever it was
+	tokenIndex int   // of the recovery tokens: one that is refused is followed by the other
 }
 
 // New checks deps and returns an Enroller. It connects to nothing.

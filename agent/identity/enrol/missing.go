@@ -13,10 +13,12 @@ import (
 	"github.com/gpuaas/mesh/internal/recoverykey"
 )
 
-// TellMissing reports to enrolment, over the pinned way, that this host is the node of an expired certificate, and that
-// it has no recovery token to send, or has lost the key that proves the token. It reports whether enrolment has taken
-// note. Enrolment refuses each such request, so that the error is never nil.
-func (e *Enroller) TellMissing(ctx context.Context, nodeID string, cert *tls.Certificate, keyLost bool) (bool, error) {
+// ReportMissing reports to enrolment, over the pinned way, that this host is the node of an expired certificate, and
+// that it has no recovery token to send, or has lost the key that proves the token. It reports whether enrolment has
+// taken note. Enrolment refuses each such request, so that the error is never nil.
+func (e *Enroller) ReportMissing(ctx context.Context, nodeID string, cert *tls.Certificate, keyLost bool) (bool,
+	error,
+) {
 	key, ok := cert.PrivateKey.(crypto.Signer)
 	if !ok {
 		return false, fmt.Errorf("certificate has a key of type %T", cert.PrivateKey)

@@ -52,7 +52,7 @@ func (e *Enroller) recover(ctx context.Context, trust bool) (Recovery, error) {
 	if err != nil {
 		return Recovery{}, err
 	}
-	token := tokens[e.turn%len(tokens)]
+	token := tokens[e.tokenIndex%len(tokens)]
 	var reached atomic.Bool
 	var taken *bool
 	if trust {
@@ -66,7 +66,7 @@ func (e *Enroller) recover(ctx context.Context, trust bool) (Recovery, error) {
 	// A local file that cannot be read is no attempt.
 	out.Counts = out.Sent && !busy(err) || out.Untrusted && !errors.Is(err, ErrNotPinned)
 	if err == nil {
-		e.turn = 0
+		e.tokenIndex = 0
 		return out, nil
 	}
 	if ctx.Err() != nil {
@@ -83,7 +83,7 @@ func (e *Enroller) recover(ctx context.Context, trust bool) (Recovery, error) {
 		if !fault.Has(err, commonv1.Reason_REASON_TOKEN_NOT_YET_VALID) {
 			code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING
 		}
-		if e.turn++; e.turn%len(tokens) != 0 {
+		if e.tokenIndex++; e.tokenIndex%len(tokens) != 0 {
 			out.Wait = time.Duration(e.cfg.Draw(int64(time.Second)))
 		}
 	}

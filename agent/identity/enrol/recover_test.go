@@ -215,9 +215,9 @@ func TestWithoutItsKeyNoTokenIsSent(t *testing.T) {
 	}
 }
 
-// TestEnrolmentIsToldOfAMissingToken: with a proof of the certificate's key, and it counts as told once enrolment has
-// decided about it.
-func TestEnrolmentIsToldOfAMissingToken(t *testing.T) {
+// TestAMissingTokenIsReportedToEnrolment: with a proof of the certificate's key, and it counts as told once enrolment
+// has decided about it.
+func TestAMissingTokenIsReportedToEnrolment(t *testing.T) {
 	for reason, want := range map[commonv1.Reason]bool{
 		commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: true,
 		commonv1.Reason_REASON_INVALID_ARGUMENT:       true, // of a recovery of an earlier build
@@ -232,7 +232,7 @@ func TestEnrolmentIsToldOfAMissingToken(t *testing.T) {
 				return nil, fault.ToConnect(fault.New(reason, ""), "")
 			}
 			cert := h.store.Certificate()
-			told, err := h.enroller().TellMissing(t.Context(), h.nodeID, cert, true)
+			told, err := h.enroller().ReportMissing(t.Context(), h.nodeID, cert, true)
 			if told != want || !fault.Has(err, reason) || len(h.requests) != 1 {
 				t.Fatalf("%v: told %t, %v, %d requests", reason, told, err, len(h.requests))
 			}

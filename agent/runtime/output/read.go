@@ -94,7 +94,7 @@ func (r *Reader) excerpt(ctx context.Context, src Source, req Request) (*excerpt
 			masks: &r.masks,
 		}
 	}
-	if present.runFile, err = present.settled(present.path); err != nil {
+	if present.runFile, err = present.finished(present.path); err != nil {
 		return nil, err
 	}
 	return choose(src.Name, req, present, previous)
@@ -264,9 +264,9 @@ func (e *excerpt) see(in stretch, to int64) error {
 func (e *excerpt) masked() *nodev1.WorkloadOutput {
 	run, to, waits := e.run, e.to, false
 	if e.grows {
-		settled := max(e.at, e.begin+int64(len(e.window)-e.mask.Held(e.window, e.cutBefore)))
-		waits = settled < to
-		to = min(to, settled)
+		shown := max(e.at, e.begin+int64(len(e.window)-e.mask.Held(e.window, e.cutBefore)))
+		waits = shown < to
+		to = min(to, shown)
 	}
 	if to == e.to && to < e.end {
 		if n := int64(showable.Unfinished(e.window[:to-e.begin])); to-n > e.at {

@@ -16,8 +16,8 @@ type Recorder struct {
 	Limit  int64    // of a run's file, in bytes, above which it is cut; zero: none
 	Masked []string // the values that are hidden in the output of the runs that are opened
 
-	// settled is true if no rotation of the output is half done. It is false at first: an earlier shim may have left one.
-	settled bool
+	// whole is true if no rotation of the output is half done. It is false at first: an earlier shim may have left one.
+	whole bool
 }
 
 // Exit is the exit status of a run.
@@ -67,7 +67,7 @@ func (r *Recorder) Open(run string, last Exit) (*os.File, error) {
 	return out, nil
 }
 
-// contents returns the content of output.json, brought up to date with the present files: it settles a rotation that
+// contents returns the content of output.json, brought up to date with the present files: it finishes a rotation that
 // did not complete, and records a file whose inode is not in output.json, since such a file would not be found after a
 // rename.
 func (r *Recorder) contents() (contents, error) {
@@ -80,7 +80,7 @@ func (r *Recorder) contents() (contents, error) {
 		files = contents{runFile: runFile{Masked: r.Masked}}
 	}
 	changed := files.Rotating != nil
-	if files.runFile, err = files.settled(path); err != nil {
+	if files.runFile, err = files.finished(path); err != nil {
 		return contents{}, err
 	}
 	if file := inodeOf(path); file != 0 && files.File != file && !files.moved(r.Dir) {
@@ -97,11 +97,11 @@ func (r *Recorder) contents() (contents, error) {
 
 // Rotate copies the end of an output that has grown too large aside and cuts it. The file is open in append mode, so
 // the workload goes on at its new end; output written between the copy and the cut is lost, and counted up to the last
-// read of the file's size. A failure before the cut leaves the output as it is, for the next call, which first settles
+// read of the file's size. A failure before the cut leaves the output as it is, for the next call, which first finishes
 // a rotation that an earlier one began.
 func (r *Recorder) Rotate() {
 	limit, path := r.Limit, filepath.Join(r.Dir, filePresent)
-	if limit <= 0 || r.settled && sizeOf(path) <= limit {
+	if limit <= 0 || r.whole && sizeOf(path) <= limit {
 		return
 	}
 	lock, err := lockBriefly(r.Dir)
@@ -113,7 +113,7 @@ func (r *Recorder) Rotate() {
 	if err != nil {
 		return
 	}
-	r.settled = true
+	r.whole = true
 	size := sizeOf(path)
 	if size <= limit {
 		return
@@ -121,7 +121,7 @@ func (r *Recorder) Rotate() {
 	cut := &rotation{dir: r.Dir, path: path, files: files, from: size - limit, to: size}
 	for _, step := range cut.steps() {
 		if step() != nil {
-			r.settled = false
+			r.whole = false
 			_ = removeFile(path + formerPiece + nextPiece)
 			return
 		}

@@ -28,7 +28,7 @@ type rotation struct {
 	cutAt     int64 // the size of the file when it was cut
 }
 
-// steps returns the steps of a rotation, in order. After a crash behind any of them, settled can repair output.json
+// steps returns the steps of a rotation, in order. After a crash behind any of them, finished can repair output.json
 // from the files.
 func (r *rotation) steps() []func() error {
 	return []func() error{r.copyPiece, r.announce, r.placePiece, r.cut, r.record}
@@ -67,9 +67,9 @@ func (o runFile) cutBehind(from, at int64) runFile {
 	return o
 }
 
-// settled returns the output without a rotation under way: a rotation that did not get to the cut counts as not made,
+// finished returns the output without a rotation under way: a rotation that did not get to the cut counts as not made,
 // and for one that did not get to its record the size at the cut is taken to be the size that was copied.
-func (o runFile) settled(path string) (runFile, error) {
+func (o runFile) finished(path string) (runFile, error) {
 	was := o.Rotating
 	if was == nil {
 		return o, nil
@@ -80,7 +80,7 @@ func (o runFile) settled(path string) (runFile, error) {
 	}
 	uncut, err := was.holds(path)
 	if err != nil {
-		return o, fmt.Errorf("settle the rotation of the output: %w", err)
+		return o, fmt.Errorf("finish the rotation of the output: %w", err)
 	}
 	if uncut {
 		return o.cutBehind(was.From, 0), nil // the former piece is gone, and the file still has the content of the new one

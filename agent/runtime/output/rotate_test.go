@@ -92,8 +92,8 @@ func TestWhatIsWrittenDuringARotationIsCounted(t *testing.T) {
 }
 
 // TestAKillDuringARotation: a shim is killed after each step of a rotation, and the workload goes on. A reader gets the
-// same before the next shim settles the rotation, after that, and once a new run has begun; before the cut no output is
-// lost, and after it all offsets are right.
+// same before the next shim finishes the rotation, after that, and once a new run has begun; before the cut no output
+// is lost, and after it all offsets are right.
 func TestAKillDuringARotation(t *testing.T) {
 	const whole, lost, size = "0123456789abcdefuvw", "<4>456789abcdef", 16
 	wants := []string{whole, whole, whole, whole, lost + "<1>uvw", lost + "<1>uvw"}
@@ -107,7 +107,7 @@ func TestAKillDuringARotation(t *testing.T) {
 					t.Fatalf("before it is settled: %q, want %q", got, want+more)
 				}
 				next := &Recorder{Dir: w.dir, Limit: w.shim.Limit, Masked: w.shim.Masked}
-				next.Limit = 1000 // it is settled by the next shim, whether it is too large or not
+				next.Limit = 1000 // it is finished by the next shim, whether it is too large or not
 				next.Rotate()
 				if got, _ := w.follow("run-1"); got != want+more {
 					t.Errorf("once it is settled: %q, want %q", got, want+more)

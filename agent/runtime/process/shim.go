@@ -65,7 +65,7 @@ func ShimMain(args []string) int {
 		s.out = os.NewFile(reportFD, "report")
 	}
 	code, err := s.run()
-	s.tell(err)
+	s.reportStart(err)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s shim: %v\n", time.Now().UTC().Format(time.RFC3339), err)
 	}
@@ -222,7 +222,7 @@ func (s *shim) supervise() (int, error) {
 			}
 		}
 		fresh = false
-		s.tell(nil)
+		s.reportStart(nil)
 		ended, err := s.watch()
 		if err != nil {
 			return shimFailed, err
@@ -325,8 +325,9 @@ func (s *shim) restore() {
 	}
 }
 
-// tell sends the report to the waiting agent, once. The agent may be gone: then the write fails, which is no error.
-func (s *shim) tell(err error) {
+// reportStart sends the report to the waiting agent, once. The agent may be gone: then the write fails, which is no
+// error.
+func (s *shim) reportStart(err error) {
 	if s.out == nil {
 		return
 	}

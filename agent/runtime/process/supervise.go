@@ -241,7 +241,7 @@ func (r *Runtime) end(ctx context.Context, w *workload, grace time.Duration) err
 	if err := t.Kill(nil); err != nil {
 		return err
 	}
-	r.settle(w)
+	r.recordLostEnd(w)
 	w.adopted = false
 	r.notify()
 	return nil
@@ -263,8 +263,8 @@ func await(ctx context.Context, process procfs.Process, d time.Duration) bool {
 	return !process.Alive()
 }
 
-// settle records the end of a workload whose shim could not.
-func (r *Runtime) settle(w *workload) {
+// recordLostEnd records the end of a workload whose shim could not.
+func (r *Runtime) recordLostEnd(w *workload) {
 	s := w.state()
 	if s.Child.IsZero() && (s.Phase == phaseStopped || s.Phase == phaseExited || s.Phase == "") {
 		return

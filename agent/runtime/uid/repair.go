@@ -25,10 +25,10 @@ const (
 	leftoverAge = time.Minute
 )
 
-// repair removes leftovers of unfinished writes, and settles claims that cannot be read: one whose id owns directories
-// of a workspace becomes that workspace's again, one whose id owns nothing is taken back, and any other stays taken. It
-// returns the owners of all ids. It needs the exclusive lock of the table; while others use the table it does nothing,
-// returns nil, and leaves the repair to the next start.
+// repair removes leftovers of unfinished writes, and repairs or removes claims that cannot be read: one whose id owns
+// directories of a workspace becomes that workspace's again, one whose id owns nothing is taken back, and any other
+// stays taken. It returns the owners of all ids. It needs the exclusive lock of the table; while others use the table
+// it does nothing, returns nil, and leaves the repair to the next start.
 func (t *Table) repair() (_ map[int]string, err error) {
 	release, err := t.lock(unix.LOCK_EX, 0)
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
@@ -61,7 +61,7 @@ func (t *Table) repair() (_ map[int]string, err error) {
 		if whole(owner) {
 			continue
 		}
-		if err := t.settle(id); err != nil {
+		if err := t.repairClaim(id); err != nil {
 			return nil, err
 		}
 		if owners[id], err = t.owner(id); err != nil {
@@ -95,8 +95,8 @@ func whole(owner string) bool {
 	return len(owner) == 36 || strings.ContainsFunc(owner, func(c rune) bool { return !ofID(c) })
 }
 
-// settle repairs, removes or keeps one claim that cannot be read. The caller has locked the table.
-func (t *Table) settle(id int) error {
+// repairClaim repairs, removes or keeps one claim that cannot be read. The caller has locked the table.
+func (t *Table) repairClaim(id int) error {
 	roots, err := t.roots()
 	if err != nil {
 		return nil //nolint:nilerr // whose directories to ask cannot be told: the id stays taken

@@ -7,7 +7,7 @@
 //
 // Guarantees: the same workspace gets the same id as long as it has anything on the host; agents that share the
 // directory (instances on one host) never give one id twice, because claiming is an exclusive creation and taking back
-// excludes every other use of the table. A claim that is empty or cut is settled by the files that its id owns on the
+// excludes every other use of the table. A claim that is empty or cut is repaired by the files that its id owns on the
 // host; until then its id is given to no workspace.
 package uid
 

@@ -51,7 +51,7 @@ type Phases struct {
 	timer   *time.Timer
 	current Phase
 	address string
-	turn    int // counts timer starts, so that an earlier timer that fires late is ignored
+	starts  int // counts timer starts, so that an earlier timer that fires late is ignored
 	over    bool
 	err     error
 }
@@ -96,7 +96,7 @@ func (p *Phases) End() error {
 }
 
 func (p *Phases) stopLocked() {
-	p.turn++
+	p.starts++
 	if p.timer != nil {
 		p.timer.Stop()
 	}
@@ -107,10 +107,10 @@ func (p *Phases) restartLocked() {
 	if p.over {
 		return
 	}
-	turn, failed := p.turn, &PhaseError{phase: p.current, address: p.address, within: p.Limit(p.current)}
+	starts, failed := p.starts, &PhaseError{phase: p.current, address: p.address, within: p.Limit(p.current)}
 	p.timer = time.AfterFunc(failed.within, func() {
 		p.mu.Lock()
-		late := p.over || p.turn != turn
+		late := p.over || p.starts != starts
 		if !late {
 			p.over, p.err = true, failed
 		}

@@ -247,11 +247,11 @@ func stock(f *fake) {
 		},
 	})
 	always(f, "GetFinding", &readmodelv1.GetFindingResponse{Finding: finding()})
-	settled := finding()
-	settled.ResolvedAt, settled.AcknowledgedBy, settled.AcknowledgeReason = at(10), "ana@example.org", "it was the runbook"
+	done := finding()
+	done.ResolvedAt, done.AcknowledgedBy, done.AcknowledgeReason = at(10), "ana@example.org", "it was the runbook"
 	always(f, "AcknowledgeFinding",
 		&readmodelv1.AcknowledgeFindingResponse{Response: &lifecyclev1.AcknowledgeFindingResponse{
-			Finding: settled,
+			Finding: done,
 			Pos:     "1:9",
 		}})
 	always(f, "ListFindings", &readmodelv1.ListFindingsResponse{Items: []*lifecyclev1.Finding{finding()}})

@@ -59,7 +59,7 @@ func (g *Guard) unary(ctx context.Context, req connect.AnyRequest, next connect.
 		return nil, err
 	}
 	if asserted != nil {
-		if err := g.settle(*asserted, req.Any()); err != nil {
+		if err := g.spend(*asserted, req.Any()); err != nil {
 			return nil, err
 		}
 	}
@@ -128,10 +128,10 @@ func (c *guardedConn) Receive(message any) error {
 	}
 	asserted := *c.asserted
 	c.asserted = nil
-	return c.guard.settle(asserted, message)
+	return c.guard.spend(asserted, message)
 }
 
-func (g *Guard) settle(a assertion.Assertion, message any) error {
+func (g *Guard) spend(a assertion.Assertion, message any) error {
 	if err := a.CheckDigest(message); err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func (r *readSignal) Read(p []byte) (int, error) {
 }
 
 // A request whose body never comes takes no place from others, and is refused long before a stream of a stranger ends.
-func TestBodiesThatNeverComeKeepNobodyFromTheHealth(t *testing.T) {
+func TestBodiesThatNeverComeDoNotBlockTheHealth(t *testing.T) {
 	const stalled = 3
 	testkit.IO(t)
 	authorities := rpctest.NewAuthorities(t)

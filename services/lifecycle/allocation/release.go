@@ -45,7 +45,7 @@ func BeginRelease(ctx context.Context, tx pgx.Tx, a Allocation, within time.Dura
 	if placement.HasOwnInstance(a.Placement) {
 		within = max(within, InstanceRelease)
 	}
-	_, err := Move(ctx, tx, a, Change{
+	_, err := Transition(ctx, tx, a, Change{
 		State: commonv1.AllocationState_ALLOCATION_STATE_RELEASING, Occupancy: "cleanup", ReleaseWithin: within,
 	})
 	return err

@@ -51,7 +51,7 @@ func FailRelease(ctx context.Context, tx pgx.Tx, a Allocation, why string) error
 	if a.State == commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 		return nil
 	}
-	moved, err := Move(ctx, tx, a, Change{
+	moved, err := Transition(ctx, tx, a, Change{
 		State: commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, Occupancy: "cleanup", why: why,
 	})
 	if err != nil || moved.NodeID == "" {

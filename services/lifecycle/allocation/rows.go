@@ -137,7 +137,7 @@ func Live(ctx context.Context, q pg.Querier, workspaceID string) (Allocation, bo
 func Set(ctx context.Context, tx pgx.Tx, a Allocation, state commonv1.AllocationState,
 	occupancy string,
 ) (Allocation, error) {
-	return Move(ctx, tx, a, Change{State: state, Occupancy: occupancy})
+	return Transition(ctx, tx, a, Change{State: state, Occupancy: occupancy})
 }
 
 // Change is a change of an allocation's state.
@@ -158,9 +158,9 @@ var changeAllocation = pg.Define(pg.RoleLifecycle, "allocation.change_allocation
 				END, version = a.version + 1
 		WHERE a.allocation_id = $1 AND a.state = $2 RETURNING `+Columns)
 
-// Move changes the state of an allocation by compare-and-set, and appends its event. It frees the devices of one that
-// is released.
-func Move(ctx context.Context, tx pgx.Tx, a Allocation, m Change) (Allocation, error) {
+// Transition changes the state of an allocation by compare-and-set, and appends its event. It frees the devices of one
+// that is released.
+func Transition(ctx context.Context, tx pgx.Tx, a Allocation, m Change) (Allocation, error) {
 	if m.State == commonv1.AllocationState_ALLOCATION_STATE_RELEASED {
 		if _, err := pg.Exec(ctx, tx, freeDevices, a.ID); err != nil {
 			return Allocation{}, fmt.Errorf("free devices: %w", err)

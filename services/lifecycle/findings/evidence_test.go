@@ -146,7 +146,7 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 }
 
 // A change that was made and taken back between two sweeps is reported once.
-func TestAChangeThatIsPutBackBeforeAnybodyLooks(t *testing.T) {
+func TestAChangeThatIsPutBackBeforeTheScan(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()
@@ -261,7 +261,7 @@ func TestAQuietLookReadsNoRow(t *testing.T) {
 }
 
 // An acknowledgement settles the evidence that the finding names, and none that came after.
-func TestAnAcknowledgementSettlesWhatWasTold(t *testing.T) {
+func TestAnAcknowledgementSettlesWhatWasListed(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()

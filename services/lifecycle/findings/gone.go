@@ -37,7 +37,7 @@ var openOfGone = pg.Define(pg.RoleLifecycle, "findings.open_of_gone",
 		ORDER BY f.finding_id LIMIT $4`)
 
 // endGone resolves the findings of sources that are gone, or hands them over, and deletes the suspicions of these
-// sources, in transactions of settleBatch. It does nothing if this process runs all sources of the list.
+// sources, in transactions of applyBatch. It does nothing if this process runs all sources of the list.
 func (s *Sweeper) endGone(ctx context.Context, standing []string, total *Swept) error {
 	if !slices.ContainsFunc(standing, func(source string) bool { return !slices.Contains(s.sources, source) }) {
 		return nil
@@ -59,8 +59,8 @@ func (s *Sweeper) endGone(ctx context.Context, standing []string, total *Swept) 
 			if err := pg.Queue(ctx, tx, finding.TakeTurn); err != nil {
 				return fmt.Errorf("wait for turn: %w", err)
 			}
-			tag, err := pg.Exec(ctx, tx, forgetGone, s.sources, s.cfg.GoneAfter.Seconds(), settleBatch)
-			more = tag.RowsAffected() == settleBatch
+			tag, err := pg.Exec(ctx, tx, forgetGone, s.sources, s.cfg.GoneAfter.Seconds(), applyBatch)
+			more = tag.RowsAffected() == applyBatch
 			return err
 		})
 		if err != nil {
@@ -83,11 +83,11 @@ func (s *Sweeper) endPageOfGone(ctx context.Context, after string) (int, string,
 		if err := pg.Queue(ctx, tx, finding.TakeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
-		page, err := pg.All[finding.Stored](ctx, tx, openOfGone, s.sources, s.cfg.GoneAfter.Seconds(), after, settleBatch)
+		page, err := pg.All[finding.Stored](ctx, tx, openOfGone, s.sources, s.cfg.GoneAfter.Seconds(), after, applyBatch)
 		if err != nil {
 			return fmt.Errorf("read open findings: %w", err)
 		}
-		if len(page) == settleBatch {
+		if len(page) == applyBatch {
 			last = page[len(page)-1].ID
 		}
 		rows, err := finding.Parse(ctx, page)

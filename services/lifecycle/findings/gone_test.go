@@ -39,14 +39,14 @@ func (b *bed) occupiedNode() (node string, sight finding.Seen, subject string, c
 func TestAFindingIsNotHandedToADetectorThatIsGone(t *testing.T) {
 	b := newBed(t, Config{})
 	_, sight, subject, cordonOf := b.occupiedNode()
-	b.settles(goneSource, sight)
-	b.settles("records", sight)
+	b.appliesScan(goneSource, sight)
+	b.appliesScan("records", sight)
 	b.pass(2 * time.Hour)
-	b.settles("records", sight)
+	b.appliesScan("records", sight)
 	if first := wantOnly(t, b.open(), subject)[0]; first.Source != "records" || cordonOf() != finding.CordonBy(first.ID) {
 		t.Fatalf("the finding of %q cordons the machine, which is cordoned by %q", first.Source, cordonOf())
 	}
-	if got := b.settles("records"); got.Resolved != 1 {
+	if got := b.appliesScan("records"); got.Resolved != 1 {
 		t.Errorf("its detector no longer sees it and %+v", got)
 	}
 	wantOnly(t, b.open())
@@ -61,18 +61,18 @@ func TestAFindingIsNotHandedToADetectorThatIsGone(t *testing.T) {
 func TestAFindingIsHandedToADetectorThatRunsElsewhereOrFails(t *testing.T) {
 	b := newBed(t, Config{})
 	node, sight, subject, _ := b.occupiedNode()
-	b.settles("agents", sight)
+	b.appliesScan("agents", sight)
 	b.pass(2 * time.Hour)
-	b.settles(goneSource, sight)
-	b.settles("records", sight)
+	b.appliesScan(goneSource, sight)
+	b.appliesScan("records", sight)
 	b.pass(b.sweeper.cfg.Grace + time.Second)
-	b.settles("records", sight)
+	b.appliesScan("records", sight)
 	wantOnly(t, b.open(), subject)
-	b.settles("records")
+	b.appliesScan("records")
 	if held := wantOnly(t, b.open(), subject)[0]; held.Source != "agents" {
 		t.Errorf("the finding was handed to %q, want the detector of this replica that fails", held.Source)
 	}
-	b.settles("agents")
+	b.appliesScan("agents")
 	if held := wantOnly(t, b.open(), subject)[0]; held.Source != goneSource {
 		t.Errorf("the finding was handed to %q, want the detector of the other replica", held.Source)
 	}
@@ -86,9 +86,9 @@ func TestAFindingIsHandedToADetectorThatRunsElsewhereOrFails(t *testing.T) {
 func TestWhatADetectorFoundEndsAfterTheDetector(t *testing.T) {
 	b := newBed(t, Config{})
 	node, sight, subject, cordonOf := b.occupiedNode()
-	b.settles(goneSource, sight)
+	b.appliesScan(goneSource, sight)
 	b.pass(b.sweeper.cfg.Grace + time.Second)
-	b.settles(goneSource, sight)
+	b.appliesScan(goneSource, sight)
 	first := wantOnly(t, b.open(), subject)[0]
 	b.pass(59 * time.Minute)
 	b.sweep()

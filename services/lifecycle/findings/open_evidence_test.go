@@ -81,9 +81,9 @@ func TestOpenEvidenceIsWrittenByTriggersAlone(t *testing.T) {
 	wantOnly(t, b.open(), "row_changed_outside workspace "+id)
 }
 
-// TestAFindingTellsTheFirstChangesAndTheLast: of many changes of a row by hand the first and the last ones are shown,
+// TestAFindingListsTheFirstChangesAndTheLast: of many changes of a row by hand the first and the last ones are shown,
 // over pages of evidence.
-func TestAFindingTellsTheFirstChangesAndTheLast(t *testing.T) {
+func TestAFindingListsTheFirstChangesAndTheLast(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.byHand(`DO $$ BEGIN FOR i IN 1..1001 LOOP

@@ -41,7 +41,7 @@ var hostsChanged = pg.Define(pg.RoleLifecycle, "findings.hosts_changed", `
 // opens or resolves the findings about their agents' disks at once. It ignores a report of any session but the gate's
 // own. Most of a fleet that returns change nothing: one statement finds the others.
 func OnSessions(ctx context.Context, tx pgx.Tx, reports []*nodev1.SessionChanged) error {
-	var told []*nodev1.SessionChanged
+	var applied []*nodev1.SessionChanged
 	var nodes, sessions, hosts []string
 	var full []bool
 	for _, f := range reports {
@@ -52,17 +52,17 @@ func OnSessions(ctx context.Context, tx pgx.Tx, reports []*nodev1.SessionChanged
 		if err != nil {
 			return fmt.Errorf("encode host facts: %w", err)
 		}
-		told, nodes, sessions = append(told, f), append(nodes, f.GetNodeId()), append(sessions, f.GetSessionId())
+		applied, nodes, sessions = append(applied, f), append(nodes, f.GetNodeId()), append(sessions, f.GetSessionId())
 		hosts, full = append(hosts, string(host)), append(full, f.GetHost().GetStateDisk().GetFull())
 	}
-	if len(told) == 0 {
+	if len(applied) == 0 {
 		return nil
 	}
 	changed, err := pg.Values[string](ctx, tx, hostsChanged, nodes, sessions, hosts, full, names.Of(detect.NodeDiskFull))
 	if err != nil {
 		return fmt.Errorf("compare facts of hosts: %w", err)
 	}
-	for _, f := range told {
+	for _, f := range applied {
 		if !slices.Contains(changed, f.GetNodeId()) {
 			continue
 		}

@@ -16,11 +16,11 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
-// settles settles a scan of a source that saw the given contradictions.
-func (b *bed) settles(source string, seen ...finding.Seen) Swept {
+// appliesScan applies a scan of a source that saw the given contradictions.
+func (b *bed) appliesScan(source string, seen ...finding.Seen) Swept {
 	b.t.Helper()
 	var out Swept
-	if err := b.sweeper.settle(b.t.Context(), source, seen, &out); err != nil {
+	if err := b.sweeper.applyScan(b.t.Context(), source, seen, &out); err != nil {
 		b.t.Fatal(err)
 	}
 	return out
@@ -55,9 +55,9 @@ func TestTwoDetectorsKeepTheirOwnSuspicions(t *testing.T) {
 	}
 
 	// One scan of each is no second scan of either.
-	b.settles("records", sight("gpu_hold"))
+	b.appliesScan("records", sight("gpu_hold"))
 	later()
-	if got := b.settles("agents", sight("workload")); got.Open != 0 || got.Suspected != 1 {
+	if got := b.appliesScan("agents", sight("workload")); got.Open != 0 || got.Suspected != 1 {
 		t.Errorf("the first scan of the second detector makes %+v", got)
 	}
 	if got := b.suspected(node); !slices.Equal(got, []string{"agents", "records"}) {
@@ -66,20 +66,20 @@ func TestTwoDetectorsKeepTheirOwnSuspicions(t *testing.T) {
 	wantOnly(t, b.open())
 
 	// What the first no longer sees is not taken from the second, which needs no further grace.
-	b.settles("records")
+	b.appliesScan("records")
 	if got := b.suspected(node); !slices.Equal(got, []string{"agents"}) {
 		t.Errorf("%v suspect the machine, want agents alone", got)
 	}
 	later()
-	b.settles("agents", sight("workload"))
+	b.appliesScan("agents", sight("workload"))
 	first := wantOnly(t, b.open(), subject)[0]
 	if first.Source != "agents" || cordonOf() != finding.CordonBy(first.ID) {
 		t.Errorf("the finding of %q cordons the machine, which is cordoned by %q", first.Source, cordonOf())
 	}
 
 	// The one that opened it sees it no longer, the other does: it stays, with its cordon.
-	b.settles("records", sight("gpu_hold"))
-	if got := b.settles("agents"); got.Resolved != 0 {
+	b.appliesScan("records", sight("gpu_hold"))
+	if got := b.appliesScan("agents"); got.Resolved != 0 {
 		t.Errorf("a finding is over that another detector sees: %+v", got)
 	}
 	held := wantOnly(t, b.open(), subject)[0]
@@ -88,13 +88,13 @@ func TestTwoDetectorsKeepTheirOwnSuspicions(t *testing.T) {
 			first.ID)
 	}
 	later()
-	b.settles("records", sight("gpu_hold"))
+	b.appliesScan("records", sight("gpu_hold"))
 	if again := wantOnly(t, b.open(), subject)[0]; again.ID != first.ID || !strings.Contains(again.Summary, "devices") {
 		t.Errorf("it is told as before: %+v", again)
 	}
 
 	// The last one sees it no longer.
-	if got := b.settles("records"); got.Resolved != 1 {
+	if got := b.appliesScan("records"); got.Resolved != 1 {
 		t.Errorf("nobody sees it and %+v", got)
 	}
 	wantOnly(t, b.open())

@@ -197,12 +197,12 @@ func (s *Sweeper) standing(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// check runs one check and settles what it saw. If it saw nothing, and had no suspicion or open finding when the sweep
-// began, there is nothing to settle.
+// check runs one check and applies what it saw. If it saw nothing, and had no suspicion or open finding when the sweep
+// began, there is nothing to write.
 func (s *Sweeper) check(ctx context.Context, d detector, standing []string, total *Swept) error {
 	seen, err := d.run(ctx)
 	if err == nil && (len(seen) > 0 || slices.Contains(standing, d.name)) {
-		err = s.settle(ctx, d.name, seen, total)
+		err = s.applyScan(ctx, d.name, seen, total)
 	}
 	if err != nil {
 		s.failed.WithLabelValues(d.name).Inc()

@@ -62,8 +62,8 @@ func TestNothingIsFoundOnWhatIsWell(t *testing.T) {
 	wantOnly(t, b.seen())
 }
 
-// TestASweepThatSeesNothingSettlesNothing: it does not wait for the lock of findings, which another session holds.
-func TestASweepThatSeesNothingSettlesNothing(t *testing.T) {
+// TestASweepThatSeesNothingWritesNothing: it does not wait for the lock of findings, which another session holds.
+func TestASweepThatSeesNothingWritesNothing(t *testing.T) {
 	b := newBed(t, Config{})
 	b.live("one")
 	b.sweep()
@@ -427,7 +427,7 @@ func TestSuccessiveProvisions(t *testing.T) {
 	wantOnly(t, b.seen())
 }
 
-func TestASightIsToldWhenItChangesAndRarelyElse(t *testing.T) {
+func TestASightIsWrittenWhenItChangesAndRarelyElse(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	if err := b.world.End(t.Context(), id, 1); err != nil {
@@ -526,7 +526,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 				}
 				kind := []commonv1.OperationKind{kCancel, kReset, kRetry, kRecreate, kDecommission, kDecommission}[rng.IntN(6)]
 				_ = b.operate(ctx, kind, mine[rng.IntN(len(mine))]) // most are refused at one moment or another
-				settled(ctx, b, mine[rng.IntN(len(mine))], rng.IntN(2) == 0)
+				awaitEnd(ctx, b, mine[rng.IntN(len(mine))], rng.IntN(2) == 0)
 			}
 		})
 	}
@@ -534,7 +534,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 	n := 0
 	all.Range(func(id, _ any) bool {
 		n++
-		settled(ctx, b, id.(string), true)
+		awaitEnd(ctx, b, id.(string), true)
 		return true
 	})
 	for range 5 {
@@ -568,8 +568,8 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 	t.Logf("%d sweeps over %d workspaces", sweeps.Load(), n)
 }
 
-// settled waits until the workspace is active, decommissioned or failed, if wait is set.
-func settled(ctx context.Context, b *bed, workspaceID string, wait bool) {
+// awaitEnd waits until the workspace is active, decommissioned or failed, if wait is set.
+func awaitEnd(ctx context.Context, b *bed, workspaceID string, wait bool) {
 	if !wait {
 		return
 	}

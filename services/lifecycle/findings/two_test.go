@@ -136,7 +136,7 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 					}()
 					testkit.Eventually(t, 2*time.Minute, func() error {
 						if looks() == before {
-							return errors.New("the placement that answers is not settled")
+							return errors.New("the scan of the placement that answers is not applied")
 						}
 						return nil
 					})

@@ -19,8 +19,8 @@ func TestAnUnknownSeverityStopsNoOtherFinding(t *testing.T) {
 	_, gone, goneSubject, _ := b.occupiedNode()
 	full, other := b.machine(), b.machine()
 	for range 2 {
-		b.settles("records", odd, plain)
-		b.settles(goneSource, gone)
+		b.appliesScan("records", odd, plain)
+		b.appliesScan(goneSource, gone)
 		b.pass(b.sweeper.cfg.Grace + time.Second)
 	}
 	full.reports(full.session, true)
@@ -38,10 +38,10 @@ func TestAnUnknownSeverityStopsNoOtherFinding(t *testing.T) {
 	restore := names.Without(finding.P2)
 	defer func() { restore() }()
 
-	if got := b.settles("records", odd, plain); got.Opened != 0 || got.Resolved != 0 {
+	if got := b.appliesScan("records", odd, plain); got.Opened != 0 || got.Resolved != 0 {
 		t.Errorf("seen again: %+v", got)
 	}
-	if got := b.settles("records"); got.Opened != 0 || got.Resolved != 1 {
+	if got := b.appliesScan("records"); got.Opened != 0 || got.Resolved != 1 {
 		t.Errorf("seen no longer: %+v", got)
 	}
 	b.pass(2 * b.sweeper.cfg.GoneAfter)

@@ -34,7 +34,7 @@ func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 		seen, err = s.detect.Woken(ctx)
 	}
 	if err == nil && (state.Standing || len(seen) > 0) {
-		err = s.settle(ctx, wokenSource, seen, &total)
+		err = s.applyScan(ctx, wokenSource, seen, &total)
 	}
 	if err == nil && state.Refused {
 		err = s.detect.ForgetRefused(ctx)

@@ -39,9 +39,9 @@ func (k *kit) allocated(tenant, state, placement string, epoch int64, node, slot
 	return id
 }
 
-// TestASessionIsToldWhatMayRun: a workspace with a slot of the machine, or the epoch that an instance was launched for,
+// TestASessionGetsWhatMayRun: a workspace with a slot of the machine, or the epoch that an instance was launched for,
 // while its allocation lasts; none that was released or was never there.
-func TestASessionIsToldWhatMayRun(t *testing.T) {
+func TestASessionGetsWhatMayRun(t *testing.T) {
 	k := newKit(t)
 	tenant := ids.New()
 	if _, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, 'acme')`,

@@ -167,7 +167,7 @@ func (s *Server) SessionsReady(ctx context.Context,
 			g, ok := raised[i]
 			var result *lifecyclev1.SessionReadyResult
 			if ok {
-				result, err = s.settle(ctx, tx, gates[r.GetNodeId()], g, r, busy)
+				result, err = s.reconcile(ctx, tx, gates[r.GetNodeId()], g, r, busy)
 			} else {
 				g, result, err = s.open(ctx, tx, gates[r.GetNodeId()], req.GetReplicaId(), r, busy)
 			}
@@ -250,7 +250,7 @@ func (s *Server) open(ctx context.Context, tx pgx.Tx, g Gate, replicaID string, 
 			return err
 		}
 		raised = rows[r.GetNodeId()]
-		res, err = s.settle(ctx, tx, g, raised, r, busy)
+		res, err = s.reconcile(ctx, tx, g, raised, r, busy)
 		return err
 	})
 	return raised, res, err
@@ -288,15 +288,15 @@ func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
 	return nil
 }
 
-// settle compares the tasks of a session whose gate was raised with those of the agent, if the node is busy or the
+// reconcile compares the tasks of a session whose gate was raised with those of the agent, if the node is busy or the
 // agent reports any, and notifies the workspace of an instance.
-func (s *Server) settle(ctx context.Context, tx pgx.Tx, before, raised Gate, r *lifecyclev1.SessionReady,
+func (s *Server) reconcile(ctx context.Context, tx pgx.Tx, before, raised Gate, r *lifecyclev1.SessionReady,
 	busy map[string]bool,
 ) (*lifecyclev1.SessionReadyResult, error) {
-	var settled Reconciled
+	var reconciled Reconciled
 	if busy[raised.NodeID] || len(r.GetTasksInFlight()) > 0 {
 		var err error
-		settled, err = s.deps.Tasks.Reconcile(ctx, tx, raised, before.renewsLedger(r), r.GetTasksInFlight())
+		reconciled, err = s.deps.Tasks.Reconcile(ctx, tx, raised, before.renewsLedger(r), r.GetTasksInFlight())
 		if err != nil {
 			return nil, fmt.Errorf("reconcile tasks: %w", err)
 		}
@@ -306,6 +306,7 @@ func (s *Server) settle(ctx context.Context, tx pgx.Tx, before, raised Gate, r *
 			return nil, fmt.Errorf("tell workspace of its instance: %w", err)
 		}
 	}
-	return &lifecyclev1.SessionReadyResult{Accepted: true, Acknowledged: settled.Acknowledged, Cancel: settled.Cancel},
-		nil
+	return &lifecyclev1.SessionReadyResult{
+		Accepted: true, Acknowledged: reconciled.Acknowledged, Cancel: reconciled.Cancel,
+	}, nil
 }

@@ -67,14 +67,14 @@ func (c Cordons) OnVerdict(ctx context.Context, tx pgx.Tx, r events.Record) erro
 // OnVerdicts cordons the nodes whose hosts are not as they were accepted, as recovery has judged, and ends such a
 // cordon when the verdict on the node ends. A cordon by others stays, and one that a person has ended is not set
 // again for the same reason. Of each node the newest verdict counts, in whichever order they are read. If verdicts
-// want to cordon too many nodes at once, new cordons wait (see settle).
+// want to cordon too many nodes at once, new cordons wait (see setCordons).
 func (c Cordons) OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 	requests, err := readRequests(ctx, tx, records)
 	if err != nil {
 		return err
 	}
 	if len(requests) == 0 {
-		_, err := c.settle(ctx, tx, nil)
+		_, err := c.setCordons(ctx, tx, nil)
 		return err
 	}
 	// Gates are locked first, as by everyone who changes a cordon, and in one statement by their ids.
@@ -107,7 +107,7 @@ func (c Cordons) OnVerdicts(ctx context.Context, tx pgx.Tx, records []events.Rec
 	if err := reportWaiting(ctx, tx, hideWaiting, over); err != nil {
 		return err
 	}
-	_, err = c.settle(ctx, tx, wanted)
+	_, err = c.setCordons(ctx, tx, wanted)
 	return err
 }
 

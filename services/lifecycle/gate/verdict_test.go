@@ -24,9 +24,9 @@ const (
 	byVerdict    = "verdict:host_runtime_drift"
 )
 
-// judged applies a verdict on a node as its event does: what it is for, the reason that it ends, and whether it has
-// evidence of a runtime that differs.
-func (k *kit) judged(node string, version int64, reason, ended commonv1.DriftReason, differs bool) {
+// applyVerdict applies a verdict on a node as its event does: what it is for, the reason that it ends, and whether it
+// has evidence of a runtime that differs.
+func (k *kit) applyVerdict(node string, version int64, reason, ended commonv1.DriftReason, differs bool) {
 	k.t.Helper()
 	k.applied(k.verdict(node, version, reason, ended, differs))
 }
@@ -37,7 +37,7 @@ func (k *kit) applied(records ...events.Record) {
 	k.tx(func(ctx context.Context, tx pgx.Tx) error { return k.cordons().OnVerdicts(ctx, tx, records) })
 }
 
-// verdict returns the event that judged applies.
+// verdict returns the event that applyVerdict applies.
 func (k *kit) verdict(node string, version int64, reason, ended commonv1.DriftReason, differs bool) events.Record {
 	k.t.Helper()
 	v := &recoveryv1.NodeVerdict{NodeId: node, Reason: reason, Version: version}
@@ -84,50 +84,50 @@ func TestAParkedVerdictThatIsReplayedCordonsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.judged(node, 5, 0, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, false)
-	k.judged(node, 4, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, true)
+	k.applyVerdict(node, 5, 0, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, false)
+	k.applyVerdict(node, 4, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, true)
 	k.wantCordon(node, "")
-	k.judged(node, 6, runtimeDrift, 0, true)
+	k.applyVerdict(node, 6, runtimeDrift, 0, true)
 	k.wantCordon(node, byVerdict)
 }
 
 func TestAVerdictCordonsForAsLongAsItStands(t *testing.T) {
 	k := newKit(t)
 	node := k.node()
-	k.judged(node, 1, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, false)
+	k.applyVerdict(node, 1, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, false)
 	k.wantCordon(node, "")
-	k.judged(node, 2, runtimeDrift, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, true)
+	k.applyVerdict(node, 2, runtimeDrift, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, true)
 	k.wantCordon(node, byVerdict)
 	events := len(k.versions(node))
-	k.judged(node, 2, runtimeDrift, 0, true) // announced again
+	k.applyVerdict(node, 2, runtimeDrift, 0, true) // announced again
 	if got := len(k.versions(node)); got != events {
 		t.Errorf("%d events of the gate for a repeated verdict", got-events)
 	}
-	k.judged(node, 3, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, runtimeDrift, true)
+	k.applyVerdict(node, 3, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, runtimeDrift, true)
 	k.wantCordon(node, byVerdict)
-	k.judged(node, 4, 0, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, false)
+	k.applyVerdict(node, 4, 0, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, false)
 	k.wantCordon(node, "")
-	k.judged(ids.New(), 1, runtimeDrift, 0, true) // of a node without a gate
+	k.applyVerdict(ids.New(), 1, runtimeDrift, 0, true) // of a node without a gate
 }
 
 // TestALateVerdictUndoesNoNewerOne: verdicts are read again after a replay, and one that was set aside is read late.
 func TestALateVerdictUndoesNoNewerOne(t *testing.T) {
 	k := newKit(t)
 	node := k.node()
-	k.judged(node, 3, 0, runtimeDrift, false)
-	k.judged(node, 2, runtimeDrift, 0, true)
+	k.applyVerdict(node, 3, 0, runtimeDrift, false)
+	k.applyVerdict(node, 2, runtimeDrift, 0, true)
 	k.wantCordon(node, "")
-	k.judged(node, 4, runtimeDrift, 0, true)
-	k.judged(node, 3, 0, runtimeDrift, false)
-	k.judged(node, 2, runtimeDrift, 0, true)
+	k.applyVerdict(node, 4, runtimeDrift, 0, true)
+	k.applyVerdict(node, 3, 0, runtimeDrift, false)
+	k.applyVerdict(node, 2, runtimeDrift, 0, true)
 	k.wantCordon(node, byVerdict)
-	k.judged(node, 6, commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, 0, false)
-	k.judged(node, 5, runtimeDrift, 0, true)
+	k.applyVerdict(node, 6, commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, 0, false)
+	k.applyVerdict(node, 5, runtimeDrift, 0, true)
 	k.wantCordon(node, "")
 	other := k.node()
 	k.applied(k.verdict(other, 1, commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW, 0, false),
 		k.verdict(other, 3, 0, runtimeDrift, false))
-	k.judged(other, 2, runtimeDrift, 0, true)
+	k.applyVerdict(other, 2, runtimeDrift, 0, true)
 	k.wantCordon(other, "")
 }
 
@@ -136,15 +136,15 @@ func TestACordonOfAPersonStays(t *testing.T) {
 	k := newKit(t)
 	node := k.node()
 	k.personCordons(node, true)
-	k.judged(node, 1, runtimeDrift, 0, true)
+	k.applyVerdict(node, 1, runtimeDrift, 0, true)
 	k.wantCordon(node, "ann")
-	k.judged(node, 2, 0, runtimeDrift, false)
+	k.applyVerdict(node, 2, 0, runtimeDrift, false)
 	k.wantCordon(node, "ann")
-	k.judged(node, 3, runtimeDrift, 0, true)
+	k.applyVerdict(node, 3, runtimeDrift, 0, true)
 	k.personCordons(node, false)
 	k.wantCordon(node, byVerdict)
 	k.personCordons(node, true)
-	k.judged(node, 4, 0, runtimeDrift, false)
+	k.applyVerdict(node, 4, 0, runtimeDrift, false)
 	k.wantCordon(node, "ann")
 	k.personCordons(node, false)
 	k.wantCordon(node, "")
@@ -157,11 +157,11 @@ func TestTheCordonOfAVerdictPassesOn(t *testing.T) {
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		return gate.CordonFor(ctx, tx, node, "occupied", "finding:one")
 	})
-	k.judged(node, 1, runtimeDrift, 0, true)
+	k.applyVerdict(node, 1, runtimeDrift, 0, true)
 	k.wantCordon(node, "finding:one")
 	k.tx(func(ctx context.Context, tx pgx.Tx) error { return gate.EndCordonOf(ctx, tx, node, "finding:one") })
 	k.wantCordon(node, byVerdict)
-	k.judged(node, 2, 0, runtimeDrift, false)
+	k.applyVerdict(node, 2, 0, runtimeDrift, false)
 	k.wantCordon(node, "")
 }
 
@@ -169,18 +169,18 @@ func TestTheCordonOfAVerdictPassesOn(t *testing.T) {
 func TestAPersonEndsTheCordonOfAVerdict(t *testing.T) {
 	k := newKit(t)
 	node := k.node()
-	k.judged(node, 1, runtimeDrift, 0, true)
+	k.applyVerdict(node, 1, runtimeDrift, 0, true)
 	k.personCordons(node, false)
-	k.judged(node, 2, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, runtimeDrift, true)
-	k.judged(node, 3, runtimeDrift, 0, true)
+	k.applyVerdict(node, 2, commonv1.DriftReason_DRIFT_REASON_NODE_DISK_FULL, runtimeDrift, true)
+	k.applyVerdict(node, 3, runtimeDrift, 0, true)
 	k.wantCordon(node, "")
-	k.judged(node, 4, runtimeDrift, 0, false) // in other words
+	k.applyVerdict(node, 4, runtimeDrift, 0, false) // in other words
 	if g := k.get(node); g.CordonedBy != byVerdict {
 		t.Errorf("for another reason it is cordoned by %q", g.CordonedBy)
 	}
 	k.personCordons(node, false)
-	k.judged(node, 5, 0, runtimeDrift, false)
-	k.judged(node, 6, runtimeDrift, 0, true)
+	k.applyVerdict(node, 5, 0, runtimeDrift, false)
+	k.applyVerdict(node, 6, runtimeDrift, 0, true)
 	k.wantCordon(node, byVerdict)
 	// It ends and begins again within one batch.
 	k.personCordons(node, false)
@@ -191,8 +191,8 @@ func TestAPersonEndsTheCordonOfAVerdict(t *testing.T) {
 	k.wantCordon(node, "")
 }
 
-// TestABatchOfVerdictsLocksGatesByTheirIDs: whoever locks the gate of the lesser id, and then the other, waits for no
-// batch that waits for it.
+// TestABatchOfVerdictsLocksGatesByTheirIDs: a transaction that locks the gate of the lesser id, and then the other,
+// waits for no batch that waits for it.
 func TestABatchOfVerdictsLocksGatesByTheirIDs(t *testing.T) {
 	k := newKit(t)
 	nodes := []string{k.node(), k.node()}

@@ -64,11 +64,11 @@ var (
 		RETURNING v.node_id::text AS node_id, v.reason`)
 )
 
-// settle sets the cordons that verdicts newly want, unless verdicts want to cordon more nodes than may fail at once:
-// then the cause is likely the mesh itself, and a cordon of them all would leave no place for workspaces. Those cordons
-// wait until fewer are wanted. Cordons that were set before stay. It returns how many of those that waited are set, at
-// most releaseBatch.
-func (c Cordons) settle(ctx context.Context, tx pgx.Tx, wanted []waiting) (int, error) {
+// setCordons sets the cordons that verdicts newly want, unless verdicts want to cordon more nodes than may fail at
+// once: then the cause is likely the mesh itself, and a cordon of them all would leave no place for workspaces. Those
+// cordons wait until fewer are wanted. Cordons that were set before stay. It returns how many of those that waited are
+// set, at most releaseBatch.
+func (c Cordons) setCordons(ctx context.Context, tx pgx.Tx, wanted []waiting) (int, error) {
 	if len(wanted) == 0 {
 		if waits, err := pg.Value[bool](ctx, tx, anyWithheld); err != nil || !waits {
 			return 0, err
@@ -122,7 +122,7 @@ func (c Cordons) Release(ctx context.Context, db pg.Beginner) (int, error) {
 		released := 0
 		err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 			var err error
-			released, err = c.settle(ctx, tx, nil)
+			released, err = c.setCordons(ctx, tx, nil)
 			return err
 		})
 		if err != nil {

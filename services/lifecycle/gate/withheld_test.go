@@ -50,7 +50,7 @@ func (k *kit) nodes(count int) []string {
 func TestVerdictsDoNotCordonTheFleet(t *testing.T) {
 	k := newKit(t)
 	nodes := k.nodes(20)
-	k.judged(nodes[0], 1, runtimeDrift, 0, true)
+	k.applyVerdict(nodes[0], 1, runtimeDrift, 0, true)
 	var batch []events.Record
 	for _, node := range nodes[1:] {
 		batch = append(batch, k.verdict(node, 1, runtimeDrift, 0, true))
@@ -59,7 +59,7 @@ func TestVerdictsDoNotCordonTheFleet(t *testing.T) {
 	if got := k.cordoned(nodes); got != 1 {
 		t.Fatalf("%d of 20 nodes are cordoned, want the one that was alone", got)
 	}
-	k.judged(nodes[1], 2, runtimeDrift, 0, true) // repeated
+	k.applyVerdict(nodes[1], 2, runtimeDrift, 0, true) // repeated
 	k.personCordons(nodes[1], true)
 	k.personCordons(nodes[1], false) // it passes to no cordon that waits
 	batch = nil
@@ -72,7 +72,7 @@ func TestVerdictsDoNotCordonTheFleet(t *testing.T) {
 	}
 	k.applied(batch[0])
 	// What waited is set with the next verdict on any node.
-	k.judged(k.node(), 1, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, false)
+	k.applyVerdict(k.node(), 1, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, false)
 	for _, node := range nodes[:4] {
 		k.wantCordon(node, byVerdict)
 	}
@@ -90,7 +90,7 @@ func TestAWithheldCordonEndsWithItsVerdict(t *testing.T) {
 	if got := k.cordoned(nodes); got != 0 {
 		t.Fatalf("%d nodes are cordoned, want none", got)
 	}
-	k.judged(nodes[0], 2, 0, runtimeDrift, false)
+	k.applyVerdict(nodes[0], 2, 0, runtimeDrift, false)
 	k.wantCordon(nodes[0], "")
 	k.wantCordon(nodes[1], byVerdict)
 	k.wantCordon(nodes[2], byVerdict)
@@ -142,14 +142,14 @@ func TestGatesShowTheCordonsThatWait(t *testing.T) {
 	k.applied(batch...)
 	want("four of four differ", nodes, 4)
 	since := k.get(nodes[1]).WaitingCordonSince
-	k.judged(nodes[0], 2, 0, runtimeDrift, false)
+	k.applyVerdict(nodes[0], 2, 0, runtimeDrift, false)
 	want("one is over", nodes, 3)
 	if now := k.get(nodes[1]).WaitingCordonSince; !now.Equal(*since) {
 		t.Errorf("it waits since %v, then since %v", since, now)
 	}
 	k.personCordons(nodes[1], true)
 	want("a person cordons one", nodes, 3)
-	k.judged(nodes[2], 2, 0, runtimeDrift, false)
+	k.applyVerdict(nodes[2], 2, 0, runtimeDrift, false)
 	want("two are left, which are few", nodes, 0)
 	k.wantCordon(nodes[3], byVerdict)
 }
@@ -228,13 +228,13 @@ func TestMoreWithheldCordonsThanOneBatchAreSet(t *testing.T) {
 func TestACordonThatStandsIsNotWithheld(t *testing.T) {
 	k := newKit(t)
 	nodes := k.nodes(20)
-	k.judged(nodes[0], 1, runtimeDrift, 0, true)
+	k.applyVerdict(nodes[0], 1, runtimeDrift, 0, true)
 	var batch []events.Record
 	for _, node := range nodes[1:8] {
 		batch = append(batch, k.verdict(node, 1, runtimeDrift, 0, true))
 	}
 	k.applied(batch...)
-	k.judged(nodes[0], 2, runtimeDrift, 0, false) // for another reason
+	k.applyVerdict(nodes[0], 2, runtimeDrift, 0, false) // for another reason
 	k.personCordons(nodes[0], true)
 	k.personCordons(nodes[0], false)
 	if g := k.get(nodes[0]); g.CordonedBy != byVerdict {

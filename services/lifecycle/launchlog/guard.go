@@ -37,9 +37,9 @@ type Deps struct {
 
 // Guard compares the launch logs of this process's placements with the database.
 type Guard struct {
-	deps    Deps
-	mu      sync.Mutex // one comparison at a time
-	settled atomic.Bool
+	deps     Deps
+	mu       sync.Mutex // one comparison at a time
+	compared atomic.Bool
 	// whole is when the whole log of a placement was compared last and nothing differed.
 	whole map[commonv1.PlacementDriver]time.Time
 }
@@ -56,10 +56,10 @@ const wholeEvery = 10 * time.Minute
 // reportMost bounds the reports of one comparison: further ones would report the same of other workspaces.
 const reportMost = 32
 
-// Settled reports whether the last Check of this process returned nil: its comparison is done, and all its differences
+// Compared reports whether the last Check of this process returned nil: its comparison is done, and all its differences
 // are reported to recovery. Nothing is launched before the first such Check, nor after one that failed until the next
 // that does not. A nil Guard has nothing to compare.
-func (g *Guard) Settled() bool { return g == nil || g.settled.Load() }
+func (g *Guard) Compared() bool { return g == nil || g.compared.Load() }
 
 // Check compares every log once. It returns nil if all differences are reported and acknowledged, or accepted.
 func (g *Guard) Check(ctx context.Context) error {
@@ -79,7 +79,7 @@ func (g *Guard) Check(ctx context.Context) error {
 		}
 	}
 	err := errors.Join(errs...)
-	g.settled.Store(err == nil)
+	g.compared.Store(err == nil)
 	return err
 }
 
@@ -129,7 +129,7 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 			return nil
 		}
 		if err := g.forget(ctx, kind, driver, over(entries, rows)); err != nil {
-			// The comparison is settled nevertheless; a later one compacts the log.
+			// The comparison counts nevertheless; a later one compacts the log.
 			g.deps.Logger.WarnContext(ctx, "launch log not compacted", slog.String("placement", names.Of(kind)), obs.Err(err))
 			return nil
 		}
@@ -259,9 +259,9 @@ func (g *Guard) forget(ctx context.Context, kind commonv1.PlacementDriver, drive
 	return nil
 }
 
-// Await checks until the first comparison is settled, or ctx ends.
+// Await checks until the first comparison is done, or ctx ends.
 func (g *Guard) Await(ctx context.Context, sleep func(context.Context) bool) {
-	for !g.Settled() {
+	for !g.Compared() {
 		err := g.Check(ctx)
 		if err == nil || ctx.Err() != nil {
 			return

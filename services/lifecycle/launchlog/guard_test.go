@@ -145,8 +145,8 @@ func (b *bench) instanceOf(ws string, epoch int64) string {
 func (b *bench) wants(g *launchlog.Guard, want ...string) {
 	b.t.Helper()
 	b.recovery.reports = nil
-	if err := g.Check(b.t.Context()); err != nil || !g.Settled() {
-		b.t.Fatalf("check: %v, settled %v", err, g.Settled())
+	if err := g.Check(b.t.Context()); err != nil || !g.Compared() {
+		b.t.Fatalf("check: %v, compared %v", err, g.Compared())
 	}
 	var got []string
 	for _, r := range b.recovery.reports {
@@ -352,17 +352,17 @@ func TestALogThatIsBehindIsReportedOnce(t *testing.T) {
 }
 
 // A difference that recovery has not acknowledged keeps the process from launching.
-func TestNothingIsSettledBeforeRecoveryHasHeard(t *testing.T) {
+func TestNothingCountsAsComparedBeforeRecoveryHasHeard(t *testing.T) {
 	b := newBench(t)
 	b.recovery.refuse = errors.New("recovery is away")
 	ws, _ := b.workspace(1, "ended")
 	b.log.write(ws, 2, ids.New())
 	g := b.guard()
-	if g.Settled() {
-		t.Fatal("settled before any comparison")
+	if g.Compared() {
+		t.Fatal("compared before any comparison")
 	}
-	if err := g.Check(t.Context()); err == nil || g.Settled() {
-		t.Fatalf("settled %v without recovery: %v", g.Settled(), err)
+	if err := g.Check(t.Context()); err == nil || g.Compared() {
+		t.Fatalf("compared %v without recovery: %v", g.Compared(), err)
 	}
 	b.recovery.refuse = nil
 	b.wants(g, report(ahead, ws, 2, 1))
@@ -435,8 +435,8 @@ func TestForgetsWhatTheDatabaseHasForgotten(t *testing.T) {
 	// A log that cannot be compacted is compared nevertheless, and launches go on; the next comparison compacts it.
 	b.log.full = errors.New("no space left on device")
 	guard := b.guard()
-	if err := guard.Check(t.Context()); err != nil || !guard.Settled() {
-		t.Fatalf("settled %t, with a log that cannot be compacted: %v", guard.Settled(), err)
+	if err := guard.Check(t.Context()); err != nil || !guard.Compared() {
+		t.Fatalf("compared %t, with a log that cannot be compacted: %v", guard.Compared(), err)
 	}
 	b.log.full = nil
 	if err := guard.Check(t.Context()); err != nil {

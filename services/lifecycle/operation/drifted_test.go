@@ -21,8 +21,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/provision"
 )
 
-// judged applies the version of a node's verdict that its host is not as it was accepted, or that it is again.
-func (p *cluster) judged(nodeID string, version int64, drifted bool) {
+// applyVerdict applies the version of a node's verdict that its host is not as it was accepted, or that it is again.
+func (p *cluster) applyVerdict(nodeID string, version int64, drifted bool) {
 	p.t.Helper()
 	const drift = commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT
 	verdict := &recoveryv1.NodeVerdict{NodeId: nodeID, Version: version, Ended: &recoveryv1.VerdictPeriod{Reason: drift}}
@@ -58,8 +58,8 @@ func TestOnADriftedHostAWorkspaceIsNotRecreated(t *testing.T) {
 	tenant := p.tenant()
 	id, own := p.create(tenant, "demo", byStatic), p.create(tenant, "own", byProcess)
 	was := p.workspace(id)
-	p.judged(node, 1, true)
-	p.judged(p.workspace(own).NodeID, 1, true)
+	p.applyVerdict(node, 1, true)
+	p.applyVerdict(p.workspace(own).NodeID, 1, true)
 	a := p.actionOf(id, kRecreate)
 	if a.GetPossible() || a.GetReason() != commonv1.Reason_REASON_HOST_RUNTIME_DRIFT || len(a.GetUnmet()) != 1 ||
 		a.GetUnmet()[0] != "machine m1 is "+ofDrift+"; nothing is started on it until that ends" {
@@ -79,9 +79,9 @@ func TestOnADriftedHostAWorkspaceIsNotRecreated(t *testing.T) {
 	if a := p.actionOf(id, kDecommission); !a.GetPossible() {
 		t.Errorf("the row says %v", a)
 	}
-	p.judged(node, 2, false)
+	p.applyVerdict(node, 2, false)
 	p.recreated(id)
-	p.judged(node, 3, true)
+	p.applyVerdict(node, 3, true)
 	if _, err := p.seats[0].ask(t.Context(), kDecommission, id); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestOnADriftedHostARecreationWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.parked(op.GetOperationId(), provision.StepPrevious, "waiting for the agent to remove")
-	p.judged(node, 1, true)
+	p.applyVerdict(node, 1, true)
 	p.mutes(false)
 	p.parked(op.GetOperationId(), provision.StepStorage, "; the node is "+ofDrift)
 	if n := p.count(`SELECT count(*) FROM lifecycle.task WHERE workspace_id = $1 AND epoch = 2 AND state <> 'queued'
@@ -111,7 +111,7 @@ func TestOnADriftedHostARecreationWaits(t *testing.T) {
 		WHERE workspace_id = $1 AND state = 'queued'`, id)
 	p.wake(id)
 	p.parked(op.GetOperationId(), provision.StepStorage, "; the node is "+ofDrift)
-	p.judged(node, 2, false)
+	p.applyVerdict(node, 2, false)
 	p.rests(id, "active")
 }
 
@@ -132,9 +132,9 @@ func TestOnADriftedHostADeployWaits(t *testing.T) {
 		}
 		return nil
 	})
-	p.judged(node, 1, true)
+	p.applyVerdict(node, 1, true)
 	p.parked(run, provision.StepDeploy, "; the node is "+ofDrift)
 	refuse("")
-	p.judged(node, 2, false)
+	p.applyVerdict(node, 2, false)
 	p.rests(id, "active")
 }

@@ -20,7 +20,7 @@ import (
 type joinHint struct {
 	workspaceID string
 	runID       string
-	leased      lock.Outcome
+	outcome     lock.Outcome
 }
 
 // joinHintOf asks the lock store which run serves the workspace, for the kinds that join each other. The lock store
@@ -28,7 +28,7 @@ type joinHint struct {
 func (s *Server) joinHintOf(ctx context.Context, req *lifecyclev1.RequestOperationRequest) joinHint {
 	h := joinHint{workspaceID: req.GetWorkspaceId(), runID: ids.New()}
 	if (req.GetKind() == kRecreate || req.GetKind() == kRetry) && !req.GetDryRun() {
-		h.leased = s.deps.Lock.Acquire(ctx, h.workspaceID, h.runID)
+		h.outcome = s.deps.Lock.Acquire(ctx, h.workspaceID, h.runID)
 	}
 	return h
 }
@@ -56,17 +56,17 @@ const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.st
 func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest,
 	h joinHint,
 ) (*lifecyclev1.Operation, bool) {
-	if byWatchdog(ctx, req) || h.leased.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() ||
+	if byWatchdog(ctx, req) || h.outcome.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() ||
 		req.GetFencedProof() != noProof || !slices.Contains(bringing(), names.Of(req.GetKind())) {
 		return nil, false
 	}
 	args := []any{h.workspaceID, bringing()}
-	if h.leased.Kind == lock.Held {
-		args = append(args, h.leased.RunID)
+	if h.outcome.Kind == lock.Held {
+		args = append(args, h.outcome.RunID)
 	}
 	var run runs.Run
 	var tenantID, state string
-	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.leased.Kind == lock.Held), args...).Scan(&run.ID, &tenantID,
+	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.outcome.Kind == lock.Held), args...).Scan(&run.ID, &tenantID,
 		&run.Kind, &run.Epoch, &state); err != nil {
 		return nil, false // not conclusive: the full transaction decides, and returns the error
 	}
@@ -76,24 +76,25 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 	return joined(workspace.Row{ID: h.workspaceID, State: state}, run), true
 }
 
-// settle makes the lock store name the run that serves the request, so that the next request finds that run at once.
-func (s *Server) settle(ctx context.Context, h joinHint, op *lifecyclev1.Operation, err error) {
-	holder := h.leased.RunID
-	switch h.leased.Kind {
+// updateLock makes the lock store name the run that serves the request, so that the next request finds that run at
+// once.
+func (s *Server) updateLock(ctx context.Context, h joinHint, op *lifecyclev1.Operation, err error) {
+	named := h.outcome.RunID
+	switch h.outcome.Kind {
 	case lock.Unknown:
 		return
 	case lock.Won:
-		holder = h.runID
+		named = h.runID
 	case lock.Held:
 	}
 	serves := ""
 	if err == nil && !op.GetReplayed() && op.GetKind() != commonv1.OperationKind_OPERATION_KIND_DECOMMISSION {
 		serves = op.GetOperationId()
 	}
-	if holder == serves || serves == "" && h.leased.Kind == lock.Held {
+	if named == serves || serves == "" && h.outcome.Kind == lock.Held {
 		return
 	}
-	s.deps.Lock.Release(ctx, h.workspaceID, holder)
+	s.deps.Lock.Release(ctx, h.workspaceID, named)
 	if serves != "" {
 		s.deps.Lock.Acquire(ctx, h.workspaceID, serves)
 	}

@@ -301,7 +301,7 @@ func TestConcurrentRequestsTakeTurns(t *testing.T) {
 	caught := map[string]int{"reset always": 0, "retry without reset": 0, "recreate keeps epoch": 0}
 	rounds, undecided := 0, 0
 	unseen := func() bool { return slices.Contains(slices.Collect(maps.Values(caught)), 0) }
-	judge := func(past []porcupine.Operation) {
+	check := func(past []porcupine.Operation) {
 		t.Helper()
 		for _, op := range past {
 			out := op.Output.(heard)
@@ -345,12 +345,12 @@ func TestConcurrentRequestsTakeTurns(t *testing.T) {
 		if t.Failed() {
 			return
 		}
-		judge(past)
+		check(past)
 	}
 	// On a slow machine the few rounds may have missed a wrong rule: a single client that sends the requests which tell
 	// the rules apart finds every wrong rule.
 	for together := rounds; rounds == together || unseen() && rounds < together+100; rounds++ {
-		judge(alone(t, all, tenant()))
+		check(alone(t, all, tenant()))
 	}
 	t.Logf("%d rounds, of %d requests by %d clients or of one alone, %d undecided: %v; wrong rules that were seen: %v",
 		rounds, clients*requests, clients, undecided, hows, caught)
@@ -404,7 +404,7 @@ func stopsAt(past []porcupine.Operation, info porcupine.LinearizationInfo) strin
 }
 
 // The specification must reject a wrong history, and accept a right one.
-func TestTheSpecificationFindsSomebodyGuilty(t *testing.T) {
+func TestTheSpecificationRefusesWrongHistories(t *testing.T) {
 	at := func(n int64, verb string, out heard) porcupine.Operation {
 		in := called{verb: verb}
 		if verb != askCreate {

@@ -71,12 +71,12 @@ func (a *scenario) expectsRelease(q request) verdict {
 
 // failsToRelease brings the scenario's workspace into a stuck decommission whose release of the allocation has failed.
 func (a *scenario) failsToRelease() {
-	a.settles()
+	a.runsOut()
 	a.request(request{verb: askDecommission})
 	a.mu.Lock()
 	a.faults["Release storage and box/do"], a.troubled = failsBefore, true
 	a.mu.Unlock()
-	a.settles()
+	a.runsOut()
 	a.mu.Lock()
 	clear(a.faults)
 	a.mu.Unlock()
@@ -93,7 +93,7 @@ func TestTheModelKnowsTheWaysOutOfAFailedRelease(t *testing.T) {
 		"retry of what is stuck": func(a *scenario) {
 			a.request(request{verb: askRetryRelease})
 			a.request(request{verb: askRetryRelease}) // its run is open again
-			a.settles()
+			a.runsOut()
 		},
 		"forced": func(a *scenario) {
 			a.request(request{verb: askForceRelease, who: "stranger"})
@@ -102,7 +102,7 @@ func TestTheModelKnowsTheWaysOutOfAFailedRelease(t *testing.T) {
 			a.request(request{verb: askForceRelease, who: "operator"})
 			a.request(request{verb: askForceRelease})
 			a.request(request{verb: askCancel})
-			a.settles()
+			a.runsOut()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -96,9 +96,9 @@ func (a *scenario) drives(points int64, within time.Duration) {
 	a.say("driven %d points: died %v, %s %s", points, died, a.s.Kind, a.s.State)
 }
 
-// settles removes every hindrance from the agents and waits until the run rests; steps that were made to fail go on
+// runsOut removes every hindrance from the agents and waits until the run rests; steps that were made to fail go on
 // failing.
-func (a *scenario) settles() {
+func (a *scenario) runsOut() {
 	a.world.mu.Lock()
 	a.world.mute = false
 	a.world.mu.Unlock()
@@ -227,7 +227,7 @@ func (a *scenario) step(rt *rapid.T) {
 	case "die":
 		a.drives(int64(rapid.IntRange(1, 45).Draw(rt, "points")), 3*time.Second)
 	case "rest":
-		a.settles()
+		a.runsOut()
 	case "jump":
 		by := rapid.SampledFrom([]time.Duration{30 * time.Second, 6 * time.Minute, 70 * time.Minute}).Draw(rt, "by")
 		a.troubled = a.troubled || by > time.Minute
@@ -292,7 +292,7 @@ func (a *scenario) step(rt *rapid.T) {
 		a.mu.Lock()
 		a.faults[where] = failsBefore
 		a.mu.Unlock()
-		a.settles()
+		a.runsOut()
 		if rapid.Bool().Draw(rt, "for good") {
 			return
 		}
@@ -357,13 +357,13 @@ func (g *stage) play(rt *rapid.T, r rules, n int, counts map[string]int, flush f
 	for range rapid.IntRange(6, 24).Draw(rt, "steps") {
 		a.step(rt)
 	}
-	a.settles()
+	a.runsOut()
 	a.mu.Lock()
 	clear(a.faults)
 	a.mu.Unlock()
 	if a.s.State == "active" || a.s.State == "failed" || a.s.State == "stuck" {
 		a.request(request{verb: askDecommission, who: "service"})
-		a.settles()
+		a.runsOut()
 	}
 	if a.s.ID != "" && a.s.State != "decommissioned" {
 		a.fail("at the end it is %s", a.s.State)

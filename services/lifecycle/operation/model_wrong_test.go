@@ -28,17 +28,17 @@ func TestTheModelSeesAWrongRule(t *testing.T) {
 			a.request(request{verb: askRecreate})
 			a.request(request{verb: askReplace, key: "k1"})
 			a.request(request{verb: askRecreate, key: "k1"})
-			a.settles()
+			a.runsOut()
 			if a.s.State != "active" || a.s.Epoch != 2 {
 				t.Errorf("in the end %+v", a.s)
 			}
 		},
 		"retry_release always": func(a *scenario) {
-			a.settles()
+			a.runsOut()
 			a.request(request{verb: askRetryRelease})
 		},
 		"force_release always": func(a *scenario) {
-			a.settles()
+			a.runsOut()
 			a.request(request{verb: askForceRelease})
 		},
 		"reset always": func(a *scenario) { a.request(request{verb: askReset}) },
@@ -46,7 +46,7 @@ func TestTheModelSeesAWrongRule(t *testing.T) {
 			a.mu.Lock()
 			a.faults[provision.StepDeploy+"/do"], a.troubled = failsBefore, true
 			a.mu.Unlock()
-			a.settles()
+			a.runsOut()
 			a.request(request{verb: askRetry})
 		},
 		"the watchdog joins": func(a *scenario) {
@@ -54,7 +54,7 @@ func TestTheModelSeesAWrongRule(t *testing.T) {
 			a.request(request{verb: askReplace})
 		},
 		"recreate keeps epoch": func(a *scenario) {
-			a.settles()
+			a.runsOut()
 			a.request(request{verb: askRecreate})
 		},
 	} {
@@ -95,16 +95,16 @@ func TestALateDecommissionIsStuck(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.request(request{verb: askCreate})
-	a.settles()
+	a.runsOut()
 	a.request(request{verb: askDecommission})
 	a.troubled = true
 	g.jump(2 * time.Hour)
-	a.settles()
+	a.runsOut()
 	if a.s.State != "stuck" {
 		t.Fatalf("it is %s", a.s.State)
 	}
 	a.request(request{verb: askRetryUndo})
-	a.settles()
+	a.runsOut()
 	if a.s.State != "decommissioned" {
 		t.Fatalf("it is %s after it was tried again", a.s.State)
 	}

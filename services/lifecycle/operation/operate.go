@@ -72,7 +72,7 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 			break
 		}
 	}
-	s.settle(ctx, h, op, err)
+	s.updateLock(ctx, h, op, err)
 	return op, err
 }
 

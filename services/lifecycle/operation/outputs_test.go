@@ -84,9 +84,9 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 	}
 	eve := rpc.Person{Subject: "eve", TenantID: ids.New(), Roles: []string{"tenant", "operator"}}
 	foreign := refused("another tenant", eve, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_NOT_FOUND)
-	if nobody := refused("nobody's", eve, &lifecyclev1.ReadOutputRequest{WorkspaceId: ids.New()},
-		commonv1.Reason_REASON_NOT_FOUND); foreign != nobody {
-		t.Errorf("another tenant's: %s; nobody's: %s", foreign, nobody)
+	if absent := refused("nobody's", eve, &lifecyclev1.ReadOutputRequest{WorkspaceId: ids.New()},
+		commonv1.Reason_REASON_NOT_FOUND); foreign != absent {
+		t.Errorf("another tenant's: %s; nobody's: %s", foreign, absent)
 	}
 	refused("an unknown workload", own, &lifecyclev1.ReadOutputRequest{Workload: "other"},
 		commonv1.Reason_REASON_NOT_FOUND)

@@ -62,9 +62,9 @@ func (p *cluster) claimsOn(id, node, which string) int {
 		node)
 }
 
-// Former instances on several machines are judged one by one: the attestation for the dark machine does not cover the
-// one that answers.
-func TestFormerInstancesAreJudgedEachByItsMachine(t *testing.T) {
+// Former instances on several machines are decided about one by one: the attestation for the dark machine does not
+// cover the one that answers.
+func TestFormerInstancesAreDecidedEachByItsMachine(t *testing.T) {
 	t.Parallel()
 	const orphaned = `kind IN ('workload', 'storage') AND orphaned_at IS NOT NULL AND released_at IS NULL`
 	const removed = `kind IN ('workload', 'storage') AND orphaned_at IS NULL AND released_at IS NOT NULL

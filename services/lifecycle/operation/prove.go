@@ -51,8 +51,8 @@ func (s *Server) prove(
 	}
 	op := joined(w, run)
 	op.DryRun = req.GetDryRun()
-	if in.Word != nil {
-		op.Consequence = "joins the operation under way, which has a proof already: " + in.Word.String()
+	if in.Attestation != nil {
+		op.Consequence = "joins the operation under way, which has a proof already: " + in.Attestation.String()
 		return op, nil
 	}
 	if !placement.HasOwnInstance(wanted.GetPlacement()) {
@@ -65,7 +65,7 @@ func (s *Server) prove(
 	if req.GetDryRun() {
 		return op, nil
 	}
-	in.Word = &spec.Attestation{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
+	in.Attestation = &spec.Attestation{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
 	v, err := s.deps.Core.Amend(ctx, tx, run.ID, provision.StepPrevious, in)
 	if err != nil {
 		return nil, err

@@ -152,7 +152,7 @@ func checkLedger(raw []byte) (int, []string) {
 }
 
 // The check must find the double launches that a log contains.
-func TestTheLedgersJudgeSeesDoubleLaunches(t *testing.T) {
+func TestTheCheckOfTheLaunchLogSeesDoubleLaunches(t *testing.T) {
 	for text, guilty := range map[string]bool{
 		`{"op":"launched","workspace_id":"a","epoch":1}` + "\n" + `{"op":"ended","workspace_id":"a","epoch":1}` + "\n" +
 			`{"op":"launched","workspace_id":"a","epoch":2}`: false,
@@ -175,7 +175,7 @@ const (
 
 // Scenario: double-provision-race. Everyone who may ask for a recreation asks at once, through several replicas, while
 // the lock store forgets everything ten times a second and replicas that hold locks and leases are paused for longer
-// than those last. Of each burst the first launch is held until somebody has joined its operation, the first of each
+// than those last. Of each burst the first launch waits until a request has joined its operation, the first of each
 // workspace until a replica is paused.
 func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	testkit.IO(t)

@@ -78,7 +78,7 @@ func (s *Server) recreate(
 		return s.prove(ctx, tx, w, run, req, by)
 	}
 	in, parent := spec.NewInput(w.Tenant, w.Name, w.Spec), ""
-	from, instead := settled(), false
+	from, instead := recreatableFrom(), false
 	if open {
 		if instead, err = s.replaceable(ctx, tx, w, run, req); err != nil {
 			return nil, err
@@ -106,7 +106,7 @@ func (s *Server) recreate(
 			return nil, v.refusal()
 		}
 		if req.GetFencedProof() != noProof {
-			in.Word = &spec.Attestation{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
+			in.Attestation = &spec.Attestation{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
 		}
 	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
@@ -160,8 +160,8 @@ func (r *recreation) refusal() error {
 	return fault.New(r.reason, "this workspace cannot be recreated now", options...)
 }
 
-// settled returns the states from which every caller may have a workspace recreated.
-func settled() []commonv1.WorkspaceState {
+// recreatableFrom returns the states from which every caller may have a workspace recreated.
+func recreatableFrom() []commonv1.WorkspaceState {
 	return []commonv1.WorkspaceState{
 		commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
@@ -340,7 +340,7 @@ func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w workspace.Row,
 		}
 		return o, nil
 	}
-	r, err := s.recreatable(ctx, tx, w, settled(), proven)
+	r, err := s.recreatable(ctx, tx, w, recreatableFrom(), proven)
 	if err != nil {
 		return nil, err
 	}

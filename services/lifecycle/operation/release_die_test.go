@@ -64,7 +64,7 @@ func (g *stage) releaseWithDeath(tenant, name string, points int64, force bool) 
 	g.mu.Lock()
 	clear(g.faults)
 	g.mu.Unlock()
-	a := g.hold(id)
+	a := g.newest(id)
 	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 		g.t.Fatalf("its hold is %+v", a)
 	}
@@ -92,7 +92,7 @@ func (g *stage) releaseWithDeath(tenant, name string, points int64, force bool) 
 	if died {
 		g.drive(0, until("decommissioned"))
 	}
-	if now := g.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || now.Occupancy != "none" ||
+	if now := g.newest(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || now.Occupancy != "none" ||
 		g.workspace(id).State != "decommissioned" {
 		g.t.Fatalf("after a death at point %d its hold is %+v, the workspace %s", points, now, g.workspace(id).State)
 	}

@@ -65,7 +65,7 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rests(id, "stuck") // while it still hangs
-	a := p.hold(id)
+	a := p.newest(id)
 	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || !strings.Contains(a.LastError, "deadline") ||
 		!p.cordoned(node) {
 		t.Fatalf("its hold is %+v, the machine cordoned: %v", a, p.cordoned(node))
@@ -91,7 +91,7 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rests(id, "decommissioned")
-	if now := p.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || now.Orphans == 0 {
+	if now := p.newest(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || now.Orphans == 0 {
 		t.Errorf("its hold is %+v", now)
 	}
 	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
@@ -117,7 +117,7 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 }
 
 // A release that no driver drives is late as well.
-func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
+func TestAReleaseWithoutADriverIsFoundLate(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
@@ -133,14 +133,14 @@ func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
 	if _, err := p.machineReaper().Sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if a := p.hold(id); a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
+	if a := p.newest(id); a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
 		t.Fatalf("its own run was not given the time to say so: %+v", a)
 	}
 	releasing("1 minute")
 	if _, err := p.machineReaper().Sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	a := p.hold(id)
+	a := p.newest(id)
 	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED ||
 		!strings.Contains(a.LastError, "no operation is open") || !p.cordoned(node) {
 		t.Fatalf("its hold is %+v, the machine cordoned: %v", a, p.cordoned(node))
@@ -150,7 +150,7 @@ func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rests(id, "failed") // the workspace was to stay: a retry or a recreation brings it back
-	if now := p.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || p.cordoned(node) {
+	if now := p.newest(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || p.cordoned(node) {
 		t.Errorf("its hold is %+v, the machine cordoned: %v", now, p.cordoned(node))
 	}
 }

@@ -342,7 +342,7 @@ func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedRelease, 
 		}
 	}
 	in := spec.NewInput(f.workspace.Tenant, f.workspace.Name, f.workspace.Spec)
-	in.Word = w
+	in.Attestation = w
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
 		WorkspaceID: f.workspace.ID, Kind: kind, Definition: definition, Input: in, Requester: rpc.ActorFrom(ctx),
 		CorrelationID: obs.From(ctx).CorrelationID,

@@ -81,7 +81,7 @@ func hasRole(t *testing.T, admin *pgx.Conn, name string) (role, login, there boo
 // force forces a failed release on a person's attestation, with every claim acknowledged.
 func (p *cluster) force(id string) {
 	p.t.Helper()
-	a := p.hold(id)
+	a := p.newest(id)
 	req := &lifecyclev1.ForceReleaseRequest{
 		AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_OPERATOR_ASSERTS,
 		Reason: "the database is lost", DryRun: true,
@@ -223,7 +223,7 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	if role, _, schema := p.mayLogIn(admin, id); role || schema {
 		t.Errorf("after the sweep: role %v, schema %v", role, schema)
 	}
-	if n := p.hold(id).Orphans; n != 0 || p.givenUp(id, allocation.KindSchema) != 0 {
+	if n := p.newest(id).Orphans; n != 0 || p.givenUp(id, allocation.KindSchema) != 0 {
 		t.Errorf("the hold tells of %d orphans", n)
 	}
 	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim
@@ -243,7 +243,7 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 
 // The workload database is down when a person forces the release: the schema is left with its login, and reaped as soon
 // as the database is back.
-func TestASchemaThatNobodyCouldReachIsReaped(t *testing.T) {
+func TestAnUnreachableSchemaIsReaped(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
@@ -311,7 +311,7 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 	if name != schema.Name(tenant, "demo", former) {
 		t.Fatal("the two share no name")
 	}
-	instance := p.hold(id).InstanceID
+	instance := p.newest(id).InstanceID
 	same, taken := p.given(id, allocation.KindSchema, name, 1), p.given(former, allocation.KindSchema, name, 1)
 	handle, identity := p.given(id, allocation.KindHandle, "ws-"+id, 1), p.given(id, allocation.KindIdentity, instance, 1)
 	loose := p.given(former, allocation.KindIdentity, ids.New(), 1)
@@ -355,7 +355,7 @@ func TestASharedOrphanOfAnothersResource(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rests(id, "decommissioned")
-	if a := p.hold(id); a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || a.Orphans != 0 {
+	if a := p.newest(id); a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || a.Orphans != 0 {
 		t.Errorf("its hold is %+v", a)
 	}
 	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim

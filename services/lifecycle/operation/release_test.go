@@ -36,7 +36,7 @@ var newestAllocation = pg.Define(pg.RoleLifecycle, "operation.test_newest_alloca
 	`SELECT `+allocation.Columns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 ORDER BY a.created_at DESC
 		LIMIT 1`)
 
-func (p *cluster) hold(workspaceID string) allocation.Allocation {
+func (p *cluster) newest(workspaceID string) allocation.Allocation {
 	p.t.Helper()
 	a, err := allocation.One(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), newestAllocation, workspaceID)
 	if err != nil {
@@ -55,7 +55,7 @@ func (p *cluster) failedRelease() (id, node string, a allocation.Allocation) {
 		p.t.Fatal(err)
 	}
 	p.rests(id, "stuck")
-	a = p.hold(id)
+	a = p.newest(id)
 	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || a.Occupancy != "cleanup" ||
 		a.LastError == "" {
 		p.t.Fatalf("its hold is %+v", a)
@@ -112,7 +112,7 @@ func TestAReleaseThatFailsIsSeenAndTriedAgain(t *testing.T) {
 		}
 		return nil
 	})
-	if a := p.hold(id); a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || a.Occupancy != "none" {
+	if a := p.newest(id); a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || a.Occupancy != "none" {
 		t.Errorf("its hold is %+v", a)
 	}
 	if got := p.world.standing(); len(got) != 1 { // the machine itself
@@ -178,7 +178,7 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 			t.Errorf("%s: unmet are %q", tc.name, f.Unmet)
 		}
 	}
-	if now := p.hold(id); now.Version != a.Version || p.workspace(id).State != "stuck" {
+	if now := p.newest(id); now.Version != a.Version || p.workspace(id).State != "stuck" {
 		t.Fatalf("a refusal changed %+v to %+v", a, now)
 	}
 	res, err := allocations.ForceRelease(operator(t.Context()),
@@ -191,7 +191,7 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 		return p.count(`SELECT count(*) FROM lifecycle.resource_claim
 			WHERE workspace_id = $1 AND orphaned_at IS NOT NULL AND released_at IS NULL`, id)
 	}
-	if now := p.hold(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || len(now.Devices) != 0 ||
+	if now := p.newest(id); now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || len(now.Devices) != 0 ||
 		int(now.Orphans) != left() {
 		t.Errorf("its hold is %+v", now)
 	}
@@ -271,7 +271,7 @@ func TestAForcedReleaseFreesWhatWasGivenUpBefore(t *testing.T) {
 			return fmt.Errorf("it is %s", w.State)
 		}
 	})
-	a := p.hold(id)
+	a := p.newest(id)
 	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 		t.Fatalf("its hold is %+v", a)
 	}
@@ -289,7 +289,7 @@ func TestAForcedReleaseFreesWhatWasGivenUpBefore(t *testing.T) {
 		}
 		return err
 	})
-	now := p.hold(id)
+	now := p.newest(id)
 	if now.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || len(now.Devices) != 0 || now.Orphans == 0 {
 		t.Errorf("its hold is %+v", now)
 	}

@@ -128,7 +128,7 @@ func TestEveryWrongArgumentIsRefusedAndChangesNothing(t *testing.T) {
 	_, err = client.RetryRelease(rpc.WithPerson(t.Context(), rpc.Person{Subject: "eve", Roles: []string{"viewer"}}),
 		&lifecyclev1.RetryReleaseRequest{AllocationId: a.ID})
 	want(t, err, commonv1.Reason_REASON_PERMISSION_DENIED)
-	if now := p.hold(id); now.Version != a.Version || now.Fence != a.Fence || p.workspace(id).State != "stuck" {
+	if now := p.newest(id); now.Version != a.Version || now.Fence != a.Fence || p.workspace(id).State != "stuck" {
 		t.Fatalf("a refusal changed %+v to %+v", a, now)
 	}
 	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE orphaned_at IS NOT NULL`); n != 0 {
@@ -137,13 +137,13 @@ func TestEveryWrongArgumentIsRefusedAndChangesNothing(t *testing.T) {
 
 	// The release of an allocation in use cannot be forced, whatever the arguments.
 	p.away(false)
-	other := p.hold(p.create(p.tenant(), "other", byProcess))
+	other := p.newest(p.create(p.tenant(), "other", byProcess))
 	_, err = client.ForceRelease(operator(t.Context()), &lifecyclev1.ForceReleaseRequest{
 		AllocationId: other.ID, ExpectedFence: other.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_REIMAGED,
 		Reason: "by mistake",
 	})
 	want(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
-	if now := p.hold(other.WorkspaceID); now.Version != other.Version {
+	if now := p.newest(other.WorkspaceID); now.Version != other.Version {
 		t.Errorf("a refusal changed %+v to %+v", other, now)
 	}
 }

@@ -55,8 +55,8 @@ func (r *rooms) machine(slots, gpus int) string {
 	return id
 }
 
-// hold inserts an allocation of a new workspace in a transaction that has taken a slot.
-func (r *rooms) hold(ctx context.Context, tx pgx.Tx, gpus int32) (string, string, int32, error) {
+// allocate inserts an allocation of a new workspace in a transaction that has taken a slot.
+func (r *rooms) allocate(ctx context.Context, tx pgx.Tx, gpus int32) (string, string, int32, error) {
 	node, slot, err := allocation.TakeSlot(ctx, tx, gpus)
 	if err != nil {
 		return "", "", 0, err
@@ -77,7 +77,7 @@ func (r *rooms) place(gpus int32) (string, string, int32, error) {
 	var slot int32
 	err := pg.InTx(r.t.Context(), r.pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		id, node, slot, err = r.hold(ctx, tx, gpus)
+		id, node, slot, err = r.allocate(ctx, tx, gpus)
 		return err
 	})
 	return id, node, slot, err
@@ -197,7 +197,7 @@ func TestPlacesAreTakenAtOnce(t *testing.T) {
 	var first sync.WaitGroup
 	first.Go(func() {
 		err := pg.InTx(t.Context(), r.pool, func(ctx context.Context, tx pgx.Tx) error {
-			_, node, slot, err := r.hold(ctx, tx, 0)
+			_, node, slot, err := r.allocate(ctx, tx, 0)
 			begun <- fmt.Sprint(node, "/", slot)
 			<-end
 			return err

@@ -47,7 +47,7 @@ func (p *cluster) attemptsAt(runID, step, dir string) []runs.Attempt {
 }
 
 // An operator needs the statement that failed; a tenant's person gets one sentence.
-func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
+func TestATenantMigrationThatFailsReportsItsCause(t *testing.T) {
 	t.Parallel()
 	p := newCluster(t, clusterConfig{seats: 1, lease: time.Hour})
 	tenant := p.tenant()

@@ -72,7 +72,7 @@ type Driver interface {
 	// Fence records that (workspace, epoch) counts as ended by a person's attestation, if End cannot confirm it: it is
 	// never launched afterwards and does not prevent a later epoch. Fence ends nothing, and an instance whose end is not
 	// confirmed stays in List until it is.
-	Fence(ctx context.Context, workspaceID string, epoch int64, word string) error
+	Fence(ctx context.Context, workspaceID string, epoch int64, attestation string) error
 	// List returns everything that was ever launched. Callers that poll use Standing.
 	List(ctx context.Context) ([]Instance, error)
 	// Standing returns the instances of List that have not ended, and those in which processes were found after their end.

@@ -39,7 +39,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())), nil)
 	}
 	own := placement.HasOwnInstance(spec.GetPlacement())
-	f, err := s.formerOf(ctx, env, own, in.Word != nil)
+	f, err := s.formerOf(ctx, env, own, in.Attestation != nil)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
@@ -53,7 +53,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	// First the epochs that count as ended on a person's attestation: a driver confirms no end while claims of an earlier
 	// epoch stand in its way.
 	for _, epoch := range slices.Sorted(maps.Keys(f.lost)) {
-		if err := s.fence(ctx, env, driver, epoch, in.Word); err != nil {
+		if err := s.fence(ctx, env, driver, epoch, in.Attestation); err != nil {
 			return saga.Outcome{}, err
 		}
 	}
@@ -65,9 +65,9 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 		return saga.Outcome{}, err
 	}
 	for _, c := range instances {
-		if err = s.endInstance(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil &&
-			!saga.Interrupted(err) {
-			err = s.fence(ctx, env, driver, c.Epoch, in.Word)
+		if err = s.endInstance(ctx, env, c); err != nil && own && in.Attestation != nil && env.Attempt > 1 &&
+			ctx.Err() == nil && !saga.Interrupted(err) {
+			err = s.fence(ctx, env, driver, c.Epoch, in.Attestation)
 		}
 		if err != nil {
 			return saga.Outcome{}, err

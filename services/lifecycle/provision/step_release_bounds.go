@@ -164,7 +164,7 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	if in.Word == nil {
+	if in.Attestation == nil {
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INTERNAL,
 			"a forced release carries no person's word", nil)
 	}
@@ -181,7 +181,7 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 			return saga.Outcome{}, err
 		}
 		if driver, ok := s.deps.Drivers[a.Placement]; ok {
-			if err := driver.Fence(ctx, env.WorkspaceID, a.Epoch, in.Word.String()); err != nil {
+			if err := driver.Fence(ctx, env.WorkspaceID, a.Epoch, in.Attestation.String()); err != nil {
 				return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err),
 					"the placement did not write the fenced proof down", err)
 			}
@@ -198,14 +198,14 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 				}
 				continue
 			}
-			if err := env.OrphanTx(ctx, tx, c, in.Word.By,
-				fmt.Sprintf("force-released on proof %s (%s); %s", in.Word.Proof, in.Word.Reason, why)); err != nil {
+			if err := env.OrphanTx(ctx, tx, c, in.Attestation.By,
+				fmt.Sprintf("force-released on proof %s (%s); %s", in.Attestation.Proof, in.Attestation.Reason, why)); err != nil {
 				return fmt.Errorf("orphan %s: %w", c.Kind, err)
 			}
 		}
 		if !last {
 			return allocation.AnnounceOrphans(ctx, tx, env.WorkspaceID, a.Epoch)
 		}
-		return allocation.FreeForced(ctx, tx, env.WorkspaceID, in.Word)
+		return allocation.FreeForced(ctx, tx, env.WorkspaceID, in.Attestation)
 	}).After(lockNodes(env)), nil
 }

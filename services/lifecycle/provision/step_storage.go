@@ -49,7 +49,7 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 	if err := env.Enter(ctx, left[0].name); err != nil {
 		return saga.Outcome{}, err
 	}
-	if s.deps.LaunchLog != nil && !s.deps.LaunchLog.Settled() {
+	if s.deps.LaunchLog != nil && !s.deps.LaunchLog.Compared() {
 		return saga.Wait(saga.WaitFor{
 			For: 2 * time.Second, Why: "waiting until the launch log is compared with the database",
 			WakeOnSignal: true,

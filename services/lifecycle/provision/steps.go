@@ -46,8 +46,8 @@ const (
 
 // LaunchLog compares what placements have launched with this database.
 type LaunchLog interface {
-	// Settled reports whether a comparison is done and recovery has all its results.
-	Settled() bool
+	// Compared reports whether a comparison is done and recovery has all its results.
+	Compared() bool
 	// Check compares again.
 	Check(ctx context.Context) error
 }

@@ -44,7 +44,7 @@ type Reaper struct {
 	left  *prometheus.CounterVec
 
 	mu sync.Mutex
-	// when all instances that a driver ever launched were last judged, and no orphan was left
+	// when all instances that a driver ever launched were last compared, and no orphan was left
 	whole map[commonv1.PlacementDriver]time.Time
 	// absent are instances that were given up and that are not in a driver's list of all that it ever launched: only
 	// sweeps of everything read that list for them again.
@@ -148,7 +148,7 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 	if err == nil && changed > 0 {
 		r.deps.Committed()
 	}
-	r.judged(kind, whole, err == nil && out.Left == 0)
+	r.noteSweep(kind, whole, err == nil && out.Left == 0)
 	return out, err
 }
 
@@ -166,7 +166,7 @@ var instancesGivenUp = pg.Define(pg.RoleLifecycle, "reap.instances_given_up", `
 			WHERE i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement <> $2)`)
 
 // listed returns the instances of a driver that a sweep judges, and whether these are all that it ever launched: they
-// are the first time, every wholeEvery, and after a sweep that was not complete (see judged).
+// are the first time, every wholeEvery, and after a sweep that was not complete (see noteSweep).
 func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver,
 	driver placement.Driver,
 ) ([]placement.Instance, bool, error) {
@@ -218,9 +218,9 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver,
 	return instances, false, nil
 }
 
-// judged notes the end of a sweep. After a sweep that left an orphan unended, or that could not write the unaccounted
-// instances, the next sweep judges everything.
-func (r *Reaper) judged(kind commonv1.PlacementDriver, whole, well bool) {
+// noteSweep notes the end of a sweep. After a sweep that left an orphan unended, or that could not write the
+// unaccounted instances, the next sweep judges everything.
+func (r *Reaper) noteSweep(kind commonv1.PlacementDriver, whole, well bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {

@@ -295,7 +295,7 @@ func (m *morgue) ends(workspaceID string) []string {
 	return out
 }
 
-func TestSweepEndsWhatIsNobodysAndNothingElse(t *testing.T) {
+func TestSweepEndsOrphansAndNothingElse(t *testing.T) {
 	m := newMorgue(t)
 	kept := map[string]placement.LaunchRequest{
 		"launched and not yet recorded": m.instance(place{instance: "launching", run: "running", claimed: true}),

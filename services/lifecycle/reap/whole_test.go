@@ -22,9 +22,9 @@ func (d *countingDriver) List(ctx context.Context) ([]placement.Instance, error)
 	return d.Driver.List(ctx)
 }
 
-// TestASweepJudgesWhatStands: instances that have ended are judged by the first sweep, after a sweep that left an
+// TestASweepDecidesAboutWhatStands: instances that have ended are judged by the first sweep, after a sweep that left an
 // orphan unended, where they were given up, and now and then.
-func TestASweepJudgesWhatStands(t *testing.T) {
+func TestASweepDecidesAboutWhatStands(t *testing.T) {
 	m := newMorgue(t)
 	d := &countingDriver{Driver: m.driver}
 	m.reaper.deps.Drivers = map[commonv1.PlacementDriver]placement.Driver{byProcess: d}

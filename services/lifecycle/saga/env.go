@@ -87,7 +87,7 @@ func (e *Env) TxAfter(ctx context.Context, before, fn TxFunc) error {
 				return err
 			}
 		}
-		if err := e.hold(ctx, tx); err != nil || fn == nil {
+		if err := e.confirmLease(ctx, tx); err != nil || fn == nil {
 			return err
 		}
 		return fn(ctx, tx)
@@ -100,13 +100,13 @@ func (e *Env) Proceed(ctx context.Context) error {
 	return e.Tx(ctx, func(context.Context, pgx.Tx) error { return nil })
 }
 
-// hold locks the run's row against the next lease, and confirms that this attempt's driver has it and that rollback
-// mode is not set.
-func (e *Env) hold(ctx context.Context, tx pgx.Tx) error {
+// confirmLease locks the run's row against the next lease, and confirms that this attempt's driver has it and that
+// rollback mode is not set.
+func (e *Env) confirmLease(ctx context.Context, tx pgx.Tx) error {
 	var mine, still bool
 	// Comparing the fence alone would let an abandoned step write for a run that has parked or ended since: such a run
 	// keeps its fence.
-	err := pg.QueryRow(ctx, tx, holdRun, e.RunID, e.Fence, e.Step, names.Of(e.Direction)).Scan(&mine, &still)
+	err := pg.QueryRow(ctx, tx, lockLeasedRun, e.RunID, e.Fence, e.Step, names.Of(e.Direction)).Scan(&mine, &still)
 	if err != nil {
 		return fmt.Errorf("hold run %s: %w", e.RunID, err)
 	}

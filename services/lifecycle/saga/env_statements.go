@@ -7,7 +7,7 @@ import (
 
 // Statements of a step's environment.
 var (
-	holdRun = pg.Define(pg.RoleLifecycle, "saga.hold_run", `
+	lockLeasedRun = pg.Define(pg.RoleLifecycle, "saga.hold_run", `
 		SELECT r.fence = $2 AND r.owner IS NOT NULL AND r.step = $3 AND r.phase = $4, mesh.rolled_back()
 		FROM lifecycle.saga_run r WHERE r.id = $1 FOR SHARE`)
 	readProgress = pg.Define(pg.RoleLifecycle, "saga.read_progress", `

@@ -69,7 +69,7 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 		if n = len(runIDs); n == 0 {
 			return nil
 		}
-		return c.moveOn(ctx, tx, runIDs, stood)
+		return c.extendDeadlines(ctx, tx, runIDs, stood)
 	})
 	return n, err
 }
@@ -86,14 +86,14 @@ func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	return paused, c.resuming(ctx, tx, paused)
 }
 
-// moveOn makes runs due, and postpones the deadlines of the runs and their attempts, and by Resumed those of their
-// tasks, by the length of each run's pause.
-func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runIDs []string, stood []float64) error {
-	moved, err := pg.All[runs.Run](ctx, tx, moveOnRuns, runIDs, stood)
+// extendDeadlines makes runs due, and postpones the deadlines of the runs and their attempts, and by Resumed those of
+// their tasks, by the length of each run's pause.
+func (c *Core) extendDeadlines(ctx context.Context, tx pgx.Tx, runIDs []string, stood []float64) error {
+	moved, err := pg.All[runs.Run](ctx, tx, extendRuns, runIDs, stood)
 	if err != nil {
 		return fmt.Errorf("move deadlines of runs: %w", err)
 	}
-	steps, err := runs.ChangeAttempts(ctx, tx, moveOnAttempts, runIDs, stood)
+	steps, err := runs.ChangeAttempts(ctx, tx, extendAttempts, runIDs, stood)
 	if err != nil {
 		return err
 	}

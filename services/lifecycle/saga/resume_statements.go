@@ -19,14 +19,14 @@ var (
 	pausedRuns = pg.Define(pg.RoleLifecycle, "saga.paused_runs", `
 		SELECT p.run_id FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
 		WHERE p.since IS NOT NULL AND NOT mesh.rolled_back() ORDER BY p.run_id LIMIT $1`)
-	moveOnRuns = pg.Define(pg.RoleLifecycle, "saga.move_on_runs", `
+	extendRuns = pg.Define(pg.RoleLifecycle, "saga.move_on_runs", `
 		UPDATE lifecycle.saga_run r SET next_at = mesh.clock(),
 			deadline_at = r.deadline_at + make_interval(secs => x.stood),
 			tried_since = r.tried_since + make_interval(secs => x.stood), progress_at = mesh.clock(),
 			why_waiting = 'waiting for a worker: rollback mode is over', version = r.version + 1
 		FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood)
 		WHERE r.id = x.run_id AND r.state IN ('pending', 'waiting', 'compensating') RETURNING `+runs.Columns)
-	moveOnAttempts = pg.Define(pg.RoleLifecycle, "saga.move_on_attempts", `
+	extendAttempts = pg.Define(pg.RoleLifecycle, "saga.move_on_attempts", `
 		UPDATE lifecycle.saga_step s SET deadline_at = s.deadline_at + make_interval(secs => x.stood),
 			progress_at = mesh.clock(),
 			why_waiting = 'waiting for a worker: rollback mode is over', version = s.version + 1

@@ -165,10 +165,10 @@ func (c Catalogue) plans() []string {
 
 // Input is the input of a run.
 type Input struct {
-	Tenant    string          `json:"tenant"`
-	Workspace string          `json:"workspace"`
-	Spec      json.RawMessage `json:"spec"`
-	Word      *Attestation    `json:"word,omitempty"` // of a recreation whose former epoch cannot be confirmed ended
+	Tenant      string          `json:"tenant"`
+	Workspace   string          `json:"workspace"`
+	Spec        json.RawMessage `json:"spec"`
+	Attestation *Attestation    `json:"word,omitempty"` // of a recreation whose former epoch cannot be confirmed ended
 }
 
 // NewInput returns the input of a run that makes a workspace of a tenant by its spec.

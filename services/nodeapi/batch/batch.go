@@ -92,8 +92,8 @@ func (b *Batcher[Q, R]) Failed(fails func(requests int, err error)) *Batcher[Q, 
 	return b
 }
 
-// look is how often busy is asked.
-const look = 20 * time.Millisecond
+// busyEvery is how often busy is asked.
+const busyEvery = 20 * time.Millisecond
 
 // yield waits as Yield says. It returns false if ctx ended first.
 func (b *Batcher[Q, R]) yield(ctx context.Context) bool {
@@ -106,7 +106,7 @@ func (b *Batcher[Q, R]) yield(ctx context.Context) bool {
 			return true
 		}
 		select {
-		case <-time.After(min(look, b.most)):
+		case <-time.After(min(busyEvery, b.most)):
 		case <-ctx.Done():
 			return false
 		}
@@ -188,13 +188,13 @@ func (b *Batcher[Q, R]) Run(ctx context.Context) error {
 				defer func() { <-lanes; close(done) }()
 				b.serve(ctx, items)
 			})
-			b.rest(done)
+			b.pauseOr(done)
 		}
 	}
 }
 
-// rest returns when done is closed, or after the pause between two calls.
-func (b *Batcher[Q, R]) rest(done <-chan struct{}) {
+// pauseOr returns when done is closed, or after the pause between two calls.
+func (b *Batcher[Q, R]) pauseOr(done <-chan struct{}) {
 	if b.pause <= 0 {
 		return
 	}

@@ -262,9 +262,9 @@ func TestAPostedRequestIsAnsweredWhereItsCallEnds(t *testing.T) {
 	})
 }
 
-// TestAFailedCallIsToldOnce checks that a call that fails is told once, with the number of its requests, and that one
-// that is refused for its content is not.
-func TestAFailedCallIsToldOnce(t *testing.T) {
+// TestAFailedCallIsReportedOnce checks that a call that fails is told once, with the number of its requests, and that
+// one that is refused for its content is not.
+func TestAFailedCallIsReportedOnce(t *testing.T) {
 	for name, tt := range map[string]struct {
 		err  error
 		want []int

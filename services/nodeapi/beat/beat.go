@@ -73,7 +73,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-tick.C:
 			p.beat(ctx, false)
 		case <-look.C:
-			p.lookAtTrust(ctx)
+			p.publishChangedTrust(ctx)
 		case <-ctx.Done():
 			return nil
 		}

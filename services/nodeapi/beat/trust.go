@@ -12,8 +12,9 @@ import (
 // trustEvery is how often it is checked, in memory, whether the agents' port trusts something else.
 const trustEvery = time.Second
 
-// lookAtTrust publishes what the agents' port trusts between two beats, if it has changed since it was published.
-func (p *Publisher) lookAtTrust(ctx context.Context) {
+// publishChangedTrust publishes what the agents' port trusts between two beats, if it has changed since it was
+// published.
+func (p *Publisher) publishChangedTrust(ctx context.Context) {
 	p.writing.Lock()
 	defer p.writing.Unlock()
 	if p.left || p.trust == nil {

@@ -280,6 +280,6 @@ func (w *Writer) write(ctx context.Context, facts []*fact, seen []*observed,
 	if err != nil {
 		return fmt.Errorf("write session facts: %w", err)
 	}
-	w.settle(done)
+	w.applyWritten(done)
 	return nil
 }

@@ -174,7 +174,7 @@ func (w *Writer) takeUnread(seen []*observed) map[string]int64 {
 type written struct {
 	read     map[string]int64                         // the generations of the nodes whose rows were read
 	stored   map[string]map[string]observation.Digest // those rows
-	settled  []*observed                              // written, or as they are written already
+	upToDate []*observed                              // written, or as they are written already
 	overtook map[string]bool                          // nodes of which a newer session has reported something
 }
 
@@ -222,9 +222,9 @@ func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed,
 		switch digest, stored := w.digestOf(o, out); {
 		case newest[o.nodeID] > o.generation: // a newer session has replaced what it reported
 		case stored && digest == o.digest:
-			out.settled = append(out.settled, o)
+			out.upToDate = append(out.upToDate, o)
 		default:
-			out.settled, changed = append(out.settled, o), append(changed, o)
+			out.upToDate, changed = append(out.upToDate, o), append(changed, o)
 		}
 	}
 	return out, w.writeChanged(ctx, tx, changed)
@@ -298,8 +298,8 @@ func (w *Writer) writeChanged(ctx context.Context, tx pgx.Tx, changed []*observe
 	return nil
 }
 
-// settle applies the results of a transaction to the writer's state, after its commit.
-func (w *Writer) settle(done *written) {
+// applyWritten applies the results of a transaction to the writer's state, after its commit.
+func (w *Writer) applyWritten(done *written) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.now()
@@ -319,7 +319,7 @@ func (w *Writer) settle(done *written) {
 			o.known[workspace] = &repeated{digest: digest, heard: now}
 		}
 	}
-	for _, s := range done.settled {
+	for _, s := range done.upToDate {
 		o := w.observers[s.nodeID]
 		switch {
 		case o == nil || o.generation != s.generation:

@@ -40,12 +40,12 @@ func TestAnObservationBesideOneThatIsWrittenIsKept(t *testing.T) {
 		})
 	}
 	observe(1)
-	w.settle(&written{read: map[string]int64{node: 1}, settled: w.takeObserved()})
+	w.applyWritten(&written{read: map[string]int64{node: 1}, upToDate: w.takeObserved()})
 	w.landed()
 	observe(2)
 	flying := w.takeObserved()
 	observe(1)
-	w.settle(&written{settled: flying})
+	w.applyWritten(&written{upToDate: flying})
 	w.landed()
 	if left := w.takeObserved(); len(flying) != 1 || len(left) != 1 || left[0].fact.GetEpoch() != 1 {
 		t.Errorf("%d were being written, %d wait after them", len(flying), len(left))

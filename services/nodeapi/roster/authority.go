@@ -15,11 +15,11 @@ func (r *Roster) OnAuthority(n *recoveryv1.NodeAuthority) {
 	sessions := slices.Clone(r.byNode[n.GetNodeId()])
 	r.mu.Unlock()
 	for _, s := range sessions {
-		r.judge(s, n)
+		r.applyAuthority(s, n)
 	}
 }
 
-func (r *Roster) judge(s *Session, n *recoveryv1.NodeAuthority) {
+func (r *Roster) applyAuthority(s *Session, n *recoveryv1.NodeAuthority) {
 	if d := stateDenial(n); d != nil {
 		s.Close(d)
 		return

@@ -152,9 +152,9 @@ func TestNoFactTakesAnEndedSessionBack(t *testing.T) {
 	}
 }
 
-// TestATighterBoundCountsFromWhenTheAgentIsTold: an agent that sends every 15 s is not late at once when the policy
+// TestATighterBoundCountsFromWhenItIsSent: an agent that sends every 15 s is not late at once when the policy
 // wants to hear of it every 6 s, and late when it sends nothing for 6 s from then on.
-func TestATighterBoundCountsFromWhenTheAgentIsTold(t *testing.T) {
+func TestATighterBoundCountsFromWhenItIsSent(t *testing.T) {
 	var bound atomic.Int64
 	bound.Store(int64(15 * time.Minute))
 	in(t, Config{StaleAfter: func() time.Duration { return time.Duration(bound.Load()) }}, func(r *Roster, events *facts) {

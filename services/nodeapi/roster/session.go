@@ -61,7 +61,7 @@ type Session struct {
 	writingSince time.Time
 	interval     time.Duration // of heartbeats, as sent to the agent
 	bound        time.Duration // of silence, by the policy that the agent was told last
-	toldAt       time.Time     // when it was told
+	boundAt      time.Time     // when it was told
 	gone         bool
 	ending       bool      // gone, and what is queued is still sent
 	cutAt        time.Time // when the connection is closed for good
@@ -138,7 +138,7 @@ func (s *Session) SetInterval(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if bound < s.bound || d < s.interval {
-		s.toldAt = now
+		s.boundAt = now
 	}
 	s.interval, s.bound = d, bound
 }
@@ -146,8 +146,8 @@ func (s *Session) SetInterval(d time.Duration) {
 // silentLocked returns for how long the agent has sent nothing since it was told how often to.
 func (s *Session) silentLocked(now time.Time) time.Duration {
 	from := s.LastSeen()
-	if s.toldAt.After(from) {
-		from = s.toldAt
+	if s.boundAt.After(from) {
+		from = s.boundAt
 	}
 	return now.Sub(from)
 }

@@ -53,7 +53,7 @@ func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) 
 		return nil, fmt.Errorf("open sessions: %w", err)
 	}
 	s.cfg.Clock.Set(sent, wallclock.Now(), res.GetServerTime().AsTime())
-	s.profiles.tell(res.GetProfileFingerprint())
+	s.profiles.setDefault(res.GetProfileFingerprint())
 	return res.GetResults(), nil
 }
 

@@ -104,9 +104,9 @@ func (b *budgets) charge(p payer, proven bool, now time.Time) time.Duration {
 	return budget.take(key, now)
 }
 
-// judged records recovery's decision about a certificate. Only refusals that follow from the serial alone count against
-// it: the sender of a Hello chooses everything else in it.
-func (b *budgets) judged(p payer, err error, now time.Time) {
+// noteDecision records recovery's decision about a certificate. Only refusals that follow from the serial alone count
+// against it: the sender of a Hello chooses everything else in it.
+func (b *budgets) noteDecision(p payer, err error, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch fault.ReasonOf(err) { // the others do not follow from the serial alone

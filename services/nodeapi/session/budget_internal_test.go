@@ -57,11 +57,11 @@ func TestARefusedSerialHasTheSmallestBudget(t *testing.T) {
 		commonv1.Reason_REASON_CHALLENGE_FAILED, commonv1.Reason_REASON_IDENTITY_MISMATCH,
 		commonv1.Reason_REASON_JOIN_STATE_LOST, commonv1.Reason_REASON_UNAVAILABLE,
 	} {
-		if b.judged(p, fault.New(reason, ""), now); b.isRefused(p.certificate(), now) {
+		if b.noteDecision(p, fault.New(reason, ""), now); b.isRefused(p.certificate(), now) {
 			t.Errorf("%s counts against the serial", reason)
 		}
 	}
-	b.judged(p, fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, ""), now)
+	b.noteDecision(p, fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, ""), now)
 	if b.charge(p, false, now) != 0 || b.charge(p, false, now) != refusedEvery {
 		t.Error("a refused serial may ask more than once")
 	}
@@ -75,10 +75,10 @@ func TestARefusedSerialHasTheSmallestBudget(t *testing.T) {
 	if b.charge(p, true, now) != 0 {
 		t.Error("a refused serial keeps a proven stream out")
 	}
-	if b.judged(p, nil, now); b.isRefused(p.certificate(), now) {
+	if b.noteDecision(p, nil, now); b.isRefused(p.certificate(), now) {
 		t.Error("an admitted serial stays refused")
 	}
-	b.judged(p, fault.New(commonv1.Reason_REASON_SERIAL_SUPERSEDED, ""), now)
+	b.noteDecision(p, fault.New(commonv1.Reason_REASON_SERIAL_SUPERSEDED, ""), now)
 	if b.isRefused(p.certificate(), now.Add(refusedFor+time.Second)) {
 		t.Error("a refusal is remembered for ever")
 	}

@@ -63,7 +63,7 @@ func (h *handler) run(ctx context.Context) error {
 	err := aside(func() error { return h.open(ctx) })
 	if err == nil {
 		err = h.serve(ctx)
-		h.diagnose(h.diags.rest()) // the agent does not send them again
+		h.diagnose(h.diags.takeWaiting()) // the agent does not send them again
 	}
 	if err == nil || errors.Is(err, errHungUp) || errors.Is(err, io.EOF) {
 		return nil
@@ -179,7 +179,7 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 	case *nodev1.ConnectRequest_RenewRequest:
 		h.renewal(ctx, f.RenewRequest)
 	case *nodev1.ConnectRequest_TaskKeysHeld:
-		if h.keys.hold(f.TaskKeysHeld.GetKeyIds()) {
+		if h.keys.record(f.TaskKeysHeld.GetKeyIds()) {
 			h.server.reportKeys(ctx, h.sess, h.keys)
 		}
 	case *nodev1.ConnectRequest_CertificateStored:

@@ -25,16 +25,16 @@ var digests = maphash.MakeSeed()
 // and down, also waits until the last such change is addressesPause old. A change that is taken back before it was
 // reported is dropped.
 type hostChanges struct {
-	rest, addresses uint64 // digests of the facts that were reported last
-	full            bool   // the state directory had no room in them
-	movedAt         time.Time
-	spent           spending
-	waiting         *commonv1.HostFacts
+	otherFacts, addresses uint64 // digests of the facts that were reported last
+	full                  bool   // the state directory had no room in them
+	addressesChangedAt    time.Time
+	spent                 spending
+	waiting               *commonv1.HostFacts
 }
 
 // reported notes the facts that Hello carried.
 func (c *hostChanges) reported(facts *commonv1.HostFacts) {
-	c.rest, c.addresses = digest(facts)
+	c.otherFacts, c.addresses = digest(facts)
 	c.full = facts.GetStateDisk().GetFull()
 }
 
@@ -47,22 +47,22 @@ func (c *hostChanges) take(facts *commonv1.HostFacts, now time.Time) *commonv1.H
 		return nil
 	}
 	c.waiting = nil
-	rest, addresses := digest(facts)
+	others, addresses := digest(facts)
 	most := hostReports
 	if facts.GetStateDisk().GetFull() != c.full {
 		most = 2 * hostReports
 	}
 	switch {
-	case rest == c.rest && addresses == c.addresses:
+	case others == c.otherFacts && addresses == c.addresses:
 		return nil
-	case rest == c.rest && !c.movedAt.IsZero() && now.Sub(c.movedAt) < addressesPause,
+	case others == c.otherFacts && !c.addressesChangedAt.IsZero() && now.Sub(c.addressesChangedAt) < addressesPause,
 		!c.spent.spend(now, most, hostPause):
 		c.waiting = facts
 		return nil
 	case addresses != c.addresses:
-		c.movedAt = now
+		c.addressesChangedAt = now
 	}
-	c.rest, c.addresses, c.full = rest, addresses, facts.GetStateDisk().GetFull()
+	c.otherFacts, c.addresses, c.full = others, addresses, facts.GetStateDisk().GetFull()
 	return facts
 }
 

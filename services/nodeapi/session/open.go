@@ -59,7 +59,7 @@ func (h *handler) open(ctx context.Context) error {
 	}
 	switch res.GetVerdict() {
 	case recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME:
-		h.server.budgets.judged(h.who, nil, wallclock.Now())
+		h.server.budgets.noteDecision(h.who, nil, wallclock.Now())
 		return h.welcome(ctx, res)
 	case recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE:
 		return h.challenge(ctx, time.AfterFunc)
@@ -68,7 +68,7 @@ func (h *handler) open(ctx context.Context) error {
 			return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the session cannot be opened now")
 		}
 		denial := fault.FromDenial(res.GetDenial())
-		h.server.budgets.judged(h.who, denial, wallclock.Now())
+		h.server.budgets.noteDecision(h.who, denial, wallclock.Now())
 		return denial
 	}
 }
@@ -96,7 +96,7 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID,
 		TaskKeys: h.listed.GetTaskKeys().GetKeys(), ServiceRoots: h.rooted.GetServiceRoots(),
 		Policy: h.policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
-		ProfileFingerprint: h.server.profileTold(h.sess),
+		ProfileFingerprint: h.server.announcedProfile(h.sess),
 	}}})
 	h.conn.Place().Await()
 	return h.ready(ctx, res.GetGeneration())

@@ -28,25 +28,26 @@ type profileBook struct {
 	active  map[string]string // fingerprints, by the name of the profile
 	names   map[string]string // of the profiles, by the fingerprint of a valid version
 	offered map[string]*nodev1.ConnectResponse
-	// told is the fingerprint of the active version of the default, and defaultName its name, as far as that was known.
-	told, defaultName string
-	changed           chan struct{} // has a token when offered has changed
+	// defaultFingerprint is the fingerprint of the active version of the default, and defaultName its name, as far as that
+	// was known.
+	defaultFingerprint, defaultName string
+	changed                         chan struct{} // has a token when offered has changed
 }
 
 func newProfileBook() *profileBook { return &profileBook{changed: make(chan struct{}, 1)} }
 
-// tell sets the fingerprint of the active version of the default, as recovery answers it with each session.
-func (b *profileBook) tell(fingerprint string) {
+// setDefault sets the fingerprint of the active version of the default, as recovery answers it with each session.
+func (b *profileBook) setDefault(fingerprint string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.told != fingerprint {
-		b.told = fingerprint
+	if b.defaultFingerprint != fingerprint {
+		b.defaultFingerprint = fingerprint
 		b.nameDefaultLocked()
 	}
 }
 
 func (b *profileBook) nameDefaultLocked() {
-	if name := b.names[b.told]; name != "" && name != b.defaultName {
+	if name := b.names[b.defaultFingerprint]; name != "" && name != b.defaultName {
 		b.defaultName = name
 		b.notify()
 	}
@@ -93,7 +94,7 @@ func (b *profileBook) fingerprint(name, reported string) string {
 	if active := b.active[name]; name != "" && active != "" {
 		return active
 	}
-	return b.told
+	return b.defaultFingerprint
 }
 
 // offer returns the offer to nodes of a profile; nil: there is none.
@@ -109,8 +110,8 @@ func (b *profileBook) offer(name string) *nodev1.ConnectResponse {
 // Profiles takes the valid versions of profiles. It does not block.
 func (s *Server) Profiles(sent *recoveryv1.AuthorityProfiles) { s.profiles.replace(sent) }
 
-// profileTold returns the fingerprint that a session is told.
-func (s *Server) profileTold(sess *roster.Session) string {
+// announcedProfile returns the fingerprint that a session is told.
+func (s *Server) announcedProfile(sess *roster.Session) string {
 	return s.profiles.fingerprint(s.deps.View.Get(sess.Identity.NodeID).GetProfile(), sess.ReportedProfile())
 }
 

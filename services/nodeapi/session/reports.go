@@ -46,11 +46,11 @@ func (d *diagnosed) take(list []*commonv1.Diagnostic, now time.Time) []*commonv1
 	if len(d.waiting) == 0 || !d.spent.spend(now, diagnosticReports, diagnosticPause) {
 		return nil
 	}
-	return d.rest()
+	return d.takeWaiting()
 }
 
-// rest returns what waits, which then waits no longer.
-func (d *diagnosed) rest() []*commonv1.Diagnostic {
+// takeWaiting returns what waits, which then waits no longer.
+func (d *diagnosed) takeWaiting() []*commonv1.Diagnostic {
 	out := d.waiting
 	d.waiting = nil
 	return out

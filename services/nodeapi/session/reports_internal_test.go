@@ -71,7 +71,7 @@ func TestAFloodOfDiagnosticsIsAFewReports(t *testing.T) {
 		t.Errorf("%d reports of %d diagnostics after the pause", reports, len(seen))
 	}
 	note(d.take([]*commonv1.Diagnostic{{DedupeKeyHash: "end"}}, start.Add(diagnosticPause)))
-	if note(d.rest()); !seen["end"] || len(d.rest()) != 0 {
+	if note(d.takeWaiting()); !seen["end"] || len(d.takeWaiting()) != 0 {
 		t.Error("the last waits when the session ends")
 	}
 }

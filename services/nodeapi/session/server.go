@@ -333,7 +333,7 @@ func (s *Server) refuse(stream roster.Stream, err error) error {
 
 func (s *Server) heartbeatAck(sess *roster.Session, sequence int64) *nodev1.ConnectResponse {
 	return &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{
-		Sequence: sequence, ServerTime: timestamppb.New(s.cfg.Clock.Now()), ProfileFingerprint: s.profileTold(sess),
+		Sequence: sequence, ServerTime: timestamppb.New(s.cfg.Clock.Now()), ProfileFingerprint: s.announcedProfile(sess),
 	}}}
 }
 

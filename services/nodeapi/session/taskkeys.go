@@ -58,8 +58,8 @@ func (k *agentKeys) current() []string {
 	return k.reported
 }
 
-// hold records the keys that the agent reports, and returns true if the caller must report them to lifecycle.
-func (k *agentKeys) hold(ids []string) bool {
+// record records the keys that the agent reports, and returns true if the caller must report them to lifecycle.
+func (k *agentKeys) record(ids []string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.reported = ids

@@ -220,9 +220,9 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// TestWhatNobodyAskedForIsOffered checks that a lease without a request is passed on, that sessions which took nothing
-// of it are named to lifecycle, and that neither delays answers.
-func TestWhatNobodyAskedForIsOffered(t *testing.T) {
+// TestALeaseWithoutARequestIsOffered checks that a lease without a request is passed on, that sessions which took
+// nothing of it are named to lifecycle, and that neither delays answers.
+func TestALeaseWithoutARequestIsOffered(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, _ *byCall, opened <-chan *pipe) {
 		s.offer = func(res *lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession {
 			var out []*lifecyclev1.NodeSession

@@ -140,7 +140,7 @@ func (c *changes) touch(row kept, has bool, now impact, i status.Impact) {
 		now.ImpactID = row.ImpactID
 	}
 	c.put = append(c.put, now)
-	c.tell(now.ImpactID, event, i.Text, now.Reason+": "+i.Detail)
+	c.addNotes(now.ImpactID, event, i.Text, now.Reason+": "+i.Detail)
 }
 
 // over adds what ends an impact.
@@ -156,10 +156,10 @@ func (c *changes) over(row kept, t view.Touched) {
 		text = "It is looked into as a fault of the platform, and nothing shows that it disturbs what runs."
 		toOperators = row.Reason + " is an incident of many machines, and there is no evidence of what runs on this one"
 	}
-	c.tell(row.ImpactID, ended, text, toOperators)
+	c.addNotes(row.ImpactID, ended, text, toOperators)
 }
 
-func (c *changes) tell(id, event, toTenant, toOperators string) {
+func (c *changes) addNotes(id, event, toTenant, toOperators string) {
 	c.count[event]++
 	c.notes = append(c.notes, note{id, ofTenant, event, toTenant}, note{id, ofOperators, event, toOperators})
 }

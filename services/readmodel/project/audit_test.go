@@ -40,7 +40,7 @@ func newChain(t *testing.T, rows int) chained {
 			Details:   map[string]any{"n": n, "half": 0.5, "text": "<&>"},
 		})
 	}
-	c.settle()
+	c.drain()
 	return c
 }
 
@@ -52,7 +52,7 @@ func (c chained) record(role string, e audit.Entry) {
 	}))
 }
 
-func (c chained) settle() {
+func (c chained) drain() {
 	c.t.Helper()
 	c.Number()
 	must(c.t, c.audit.Drain(testkit.Context(c.t)))
@@ -103,7 +103,7 @@ func TestAuditChainIsTheSameMadeAgain(t *testing.T) {
 	c.asOwner(`DELETE FROM readmodel.audit`)
 	c.asOwner(`UPDATE readmodel.audit_head SET number = 0, hash = decode(repeat('00', 32), 'hex')`)
 	c.asOwner(`DELETE FROM readmodel.event_cursor WHERE name = $1`, project.AuditConsumerName)
-	c.settle()
+	c.drain()
 	if after := c.verify(); after != before {
 		t.Errorf("made again: %+v, before: %+v", after, before)
 	}
@@ -111,7 +111,7 @@ func TestAuditChainIsTheSameMadeAgain(t *testing.T) {
 	if v := c.verify(); !v.Intact() || v.Rows != 7 {
 		t.Errorf("an entry that is not appended yet is no break: %+v", v)
 	}
-	c.settle()
+	c.drain()
 	if v := c.verify(); !v.Intact() || v.Rows != 8 || v.Head == before.Head {
 		t.Errorf("%+v", v)
 	}
@@ -206,7 +206,7 @@ func TestAuditIsCheckedWhereItsEventsAreGone(t *testing.T) {
 		must(t, err)
 	}
 	c.record(pg.RoleLifecycle, audit.Entry{Action: "workspace.cancel", SubjectType: "workspace", SubjectID: ids.New()})
-	c.settle()
+	c.drain()
 	var cut int64
 	if _, err := c.DB.OwnerPool().Exec(testkit.Context(t),
 		`INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')`); err != nil {

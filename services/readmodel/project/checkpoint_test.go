@@ -47,7 +47,7 @@ func signed(t *testing.T) (chained, project.CheckpointKeys, ed25519.PublicKey) {
 	must(t, c.audit.Checkpoint(testkit.Context(t))) // no row was added since
 	c.record(pg.RoleLifecycle, audit.Entry{Action: "policy.set", SubjectType: "policy", SubjectID: "x"})
 	c.record(pg.RoleLifecycle, audit.Entry{Action: "policy.set", SubjectType: "policy", SubjectID: "y"})
-	c.settle()
+	c.drain()
 	if v := c.verify(); !v.Intact() || v.From != 0 || v.Rows != 5 || v.Signed != 3 || v.Unsigned != 0 {
 		t.Fatalf("before the cut: %+v", v)
 	}
@@ -81,7 +81,7 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 		t.Fatalf("%s rows were cut, want the other two", n)
 	}
 	c.record(pg.RoleLifecycle, audit.Entry{Action: "policy.set", SubjectType: "policy", SubjectID: "z"})
-	c.settle()
+	c.drain()
 	if v := c.verify(); !v.Intact() || v.From != 5 || v.Rows != 6 {
 		t.Errorf("after all was cut: %+v", v)
 	}

@@ -317,7 +317,7 @@ func spelledKey(name string) string {
 func compare(ctx context.Context, tx pgx.Tx, name string, cut bool) (Difference, error) {
 	statement := compareTables
 	if cut {
-		statement = compareTold
+		statement = compareReported
 	}
 	d, err := pg.One[Difference](ctx, tx, statement.For(target{"", name}))
 	if err != nil {

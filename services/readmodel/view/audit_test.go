@@ -19,16 +19,16 @@ import (
 func TestAuditNamesItsSubjects(t *testing.T) {
 	k := newKit(t)
 	db := k.DB.Pool(pg.RoleReadmodel)
-	someone := ids.New()
+	person := ids.New()
 	_, err := db.Exec(testkit.Context(t), `INSERT INTO readmodel.person (person_id, name, tenant_id, roles, expires_at)
-		VALUES ($1, 'robot', $2, '{tenant}', mesh.clock() + interval '1 hour')`, someone, k.A.ID)
+		VALUES ($1, 'robot', $2, '{tenant}', mesh.clock() + interval '1 hour')`, person, k.A.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	of := "alpha/" + k.A.WorkspaceName
 	subjects := []struct{ kind, id, name, tenants string }{
 		{"tenant", k.A.ID, "alpha", "alpha"},
-		{"person", someone, "robot", "robot"},
+		{"person", person, "robot", "robot"},
 		{"person", "robot", "", ""},
 		{"instance", k.A.InstanceID, of, of},
 		{"allocation", k.A.AllocationID, of, ""},

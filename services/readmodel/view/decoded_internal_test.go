@@ -11,7 +11,7 @@ import (
 )
 
 // Scenario: workspaces come and go. What a list showed once is not kept until two generations are full of other rows.
-func TestMessagesThatNobodyAsksForGo(t *testing.T) {
+func TestUnusedMessagesAreDropped(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var d decoded[lifecyclev1.Workspace, *lifecyclev1.Workspace]

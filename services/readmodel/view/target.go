@@ -63,5 +63,5 @@ func (s *Snapshot) Target(ctx context.Context, ref string) (Target, error) {
 	return out, nil
 }
 
-// Told returns a text of an owner without the names of the target's node, which its tenant is not shown.
-func (t Target) Told(text string) string { return list.WithoutMachines(text, t.Machine...) }
+// WithoutMachines returns a text of an owner without the names of the target's node, which its tenant is not shown.
+func (t Target) WithoutMachines(text string) string { return list.WithoutMachines(text, t.Machine...) }

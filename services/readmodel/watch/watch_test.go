@@ -324,7 +324,7 @@ func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
 	scan(one, k.A)
 }
 
-func TestASlowWatcherIsToldToBeginAnew(t *testing.T) {
+func TestASlowWatcherMustBeginAnew(t *testing.T) {
 	k := newKit(t, watch.Config{Pending: 4}, true)
 	hold := make(chan struct{})
 	slow := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics}}, hold)
@@ -532,7 +532,7 @@ func TestAStreamEndsWithItsSessionAndWithItsContext(t *testing.T) {
 }
 
 // The end of a session ends its streams without waiting for the next check.
-func TestAStreamLooksAtItsSessionWhenItIsTold(t *testing.T) {
+func TestAStreamChecksItsSessionWhenNotified(t *testing.T) {
 	k := newKit(t, watch.Config{Check: time.Hour}, true)
 	recheck := make(chan struct{}, 1)
 	var ended atomic.Bool

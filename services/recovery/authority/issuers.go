@@ -40,8 +40,8 @@ func (p *Poller) readIssuers(ctx context.Context) (*recoveryv1.AuthorityIssuers,
 	return &recoveryv1.AuthorityIssuers{Certificates: list}, nil
 }
 
-// tellIssuersLocked sends watchers the roots.
-func (p *Poller) tellIssuersLocked(frame *recoveryv1.AuthorityIssuers) {
+// sendIssuersLocked sends watchers the roots.
+func (p *Poller) sendIssuersLocked(frame *recoveryv1.AuthorityIssuers) {
 	if frame == nil {
 		return
 	}

@@ -176,7 +176,7 @@ func (p *Poller) runOnce(ctx context.Context) error {
 		}
 	}
 	p.forgetLocked(began)
-	p.tellIssuersLocked(sent)
+	p.sendIssuersLocked(sent)
 	for w := range p.watchers {
 		for _, n := range deltas {
 			p.offerLocked(w, &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Delta{Delta: n}})

@@ -17,7 +17,7 @@ func TestANodeThatComesBackBeforeItsBundleIsUsed(t *testing.T) {
 	k := newKit(t)
 	m := k.enrolled("node-1")
 	testkit.SetClockOffset(k.db, 2*time.Minute)
-	j := k.judged()
+	j := k.withJudge()
 	j.trusts(m)
 	j.serves(m, commonv1.SessionState_SESSION_STATE_ADMITTED)
 	j.serves(m, commonv1.SessionState_SESSION_STATE_CLOSED)

@@ -52,8 +52,8 @@ func (p *probes) ProbeNodes(_ context.Context, req *lifecyclev1.ProbeNodesReques
 	return out, nil
 }
 
-// judged is a judge over the kit's database, and a replica of nodeapi.
-type judged struct {
+// withJudge is a judge over the kit's database, and a replica of nodeapi.
+type withJudge struct {
 	*kit
 	judge    *judge.Judge
 	probes   *probes
@@ -62,9 +62,9 @@ type judged struct {
 	versions map[string]int64
 }
 
-func (k *kit) judged() *judged {
+func (k *kit) withJudge() *withJudge {
 	k.t.Helper()
-	j := &judged{kit: k, probes: &probes{now: k.now}, replica: ids.New(), versions: map[string]int64{}}
+	j := &withJudge{kit: k, probes: &probes{now: k.now}, replica: ids.New(), versions: map[string]int64{}}
 	numbered := &events.Signal{}
 	sequencer, err := events.NewSequencer(events.SequencerDeps{
 		Pool: k.db.Pool(pg.RoleSequencer), Logger: testkit.Logger(k.t),
@@ -106,7 +106,7 @@ func (k *kit) must(err error) {
 }
 
 // report appends an event of nodeapi.
-func (j *judged) report(e events.Event) {
+func (j *withJudge) report(e events.Event) {
 	j.t.Helper()
 	j.versions[e.AggregateID]++
 	e.AggregateVersion, e.Unnamed = j.versions[e.AggregateID], true
@@ -118,7 +118,7 @@ func (j *judged) report(e events.Event) {
 }
 
 // serves reports the session of a machine, in a state.
-func (j *judged) serves(m *machine, state commonv1.SessionState) {
+func (j *withJudge) serves(m *machine, state commonv1.SessionState) {
 	j.t.Helper()
 	r := j.record(m.node)
 	j.probes.mu.Lock()
@@ -134,7 +134,7 @@ func (j *judged) serves(m *machine, state commonv1.SessionState) {
 }
 
 // refuses reports that the ingress refused the certificate of a machine as expired, and returns the correlation id.
-func (j *judged) refuses(m *machine) string {
+func (j *withJudge) refuses(m *machine) string {
 	j.t.Helper()
 	id, now := ids.New(), j.now()
 	j.report(events.Event{
@@ -149,7 +149,7 @@ func (j *judged) refuses(m *machine) string {
 }
 
 // until judges and probes until a check succeeds.
-func (j *judged) until(check func() error) {
+func (j *withJudge) until(check func() error) {
 	j.t.Helper()
 	testkit.Eventually(j.t, soon, func() error {
 		j.number()
@@ -167,7 +167,7 @@ func (j *judged) until(check func() error) {
 }
 
 // trusts has the preflight see that the ingress trusts the issuer of a machine's certificate.
-func (j *judged) trusts(m *machine) {
+func (j *withJudge) trusts(m *machine) {
 	j.t.Helper()
 	_, err := j.db.OwnerPool().Exec(j.ctx, `UPDATE recovery.ca_preflight SET state = 'ok', since = mesh.clock(),
 		trusted_issuer = $1, version = version + 1`, j.record(m.node).IssuerFingerprint)
@@ -196,7 +196,7 @@ func TestARecoveryIsOneActionFromTheRejectionToTheHealthyVerdict(t *testing.T) {
 	k := newKit(t)
 	m := k.enrolled("node-1")
 	testkit.SetClockOffset(k.db, 2*time.Minute) // the next enrolment is reported apart from the first one
-	j := k.judged()
+	j := k.withJudge()
 	j.trusts(m)
 	j.serves(m, commonv1.SessionState_SESSION_STATE_ADMITTED)
 	j.serves(m, commonv1.SessionState_SESSION_STATE_CLOSED)
@@ -251,7 +251,7 @@ func TestARecoveryIsOneActionFromTheRejectionToTheHealthyVerdict(t *testing.T) {
 
 // wantEvents checks which events have a correlation id, in any order. What the decision about an identity is recorded
 // as in the audit log does not count.
-func (j *judged) wantEvents(correlation string, want ...string) {
+func (j *withJudge) wantEvents(correlation string, want ...string) {
 	j.t.Helper()
 	var got []string
 	for _, e := range testkit.Events(j.t, j.pool, "correlation_id = $1", correlation) {
@@ -271,7 +271,7 @@ func (j *judged) wantEvents(correlation string, want ...string) {
 func TestAnEnrolmentBeforeAnyVerdictBeginsItsAction(t *testing.T) {
 	k := newKit(t)
 	m := k.enrolled("node-1")
-	j := k.judged()
+	j := k.withJudge()
 	j.trusts(m)
 	m.mustRecover(k.csr())
 	if err := k.is(m.node, actions.ReEnrolment, actions.StateOpen); err != nil {

@@ -38,16 +38,16 @@ func (c *claim) now() time.Time { return c.dbTime.Add(time.Since(c.taken)) }
 func takeClaim(ctx context.Context, tx pgx.Tx, r *identity.Record, by token, key []byte, lease time.Duration,
 	now time.Time,
 ) (*claim, error) {
-	held, err := pg.One[heldLease](ctx, tx, readClaim, r.NodeID)
+	earlier, err := pg.One[enrolmentLease](ctx, tx, readClaim, r.NodeID)
 	switch {
 	case pg.IsNoRows(err):
 	case err != nil:
 		return nil, fmt.Errorf("look for an enrolment in flight: %w", err)
-	case held.Until.After(now):
+	case earlier.Until.After(now):
 		return nil, fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "",
-			fault.RetryAfter(min(held.Until.Sub(now), time.Second)))
+			fault.RetryAfter(min(earlier.Until.Sub(now), time.Second)))
 	default:
-		if err := endClaim(ctx, tx, held.ID, "abandoned", "", "its lease ran out"); err != nil {
+		if err := endClaim(ctx, tx, earlier.ID, "abandoned", "", "its lease ran out"); err != nil {
 			return nil, err
 		}
 	}

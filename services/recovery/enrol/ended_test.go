@@ -32,9 +32,9 @@ func (k *kit) identities() *identity.Identities {
 	return out
 }
 
-// TestAnEndedInstanceIsToldSo checks the reason with which a retired instance that wakes is refused: its epoch has
+// TestAnEndedInstanceIsRefused checks the reason with which a retired instance that wakes is refused: its epoch has
 // ended, or a later one has its workspace.
-func TestAnEndedInstanceIsToldSo(t *testing.T) {
+func TestAnEndedInstanceIsRefused(t *testing.T) {
 	k := newKit(t)
 	ws := ids.New()
 	b := k.prepare(ws, 1)

@@ -75,8 +75,8 @@ type Deps struct {
 	JoinStates identity.Verifier
 	// Audit records refusals. Nil: none are recorded.
 	Audit *audit.Log
-	// Wake, Changed and Told are notified as described at identity.Deps.
-	Wake, Changed, Told *events.Signal
+	// Wake, Changed and Notices are notified as described at identity.Deps.
+	Wake, Changed, Notices *events.Signal
 }
 
 // Profiles are the profiles of nodes, by name.
@@ -162,7 +162,7 @@ func (e *Enroller) count(way string, repeated bool, err error) {
 func (e *Enroller) committed() {
 	e.deps.Wake.Notify()
 	e.deps.Changed.Notify()
-	e.deps.Told.Notify()
+	e.deps.Notices.Notify()
 }
 
 // signed is a certificate fresh from the authority.

@@ -27,8 +27,8 @@ type issuedToken struct {
 	Name   string `db:"name" expr:"i.name"`
 }
 
-// heldLease is an enrolment that is under way.
-type heldLease struct {
+// enrolmentLease is an enrolment that is under way.
+type enrolmentLease struct {
 	ID    string    `db:"enrollment_id" expr:"@.enrollment_id::text"`
 	Until time.Time `db:"lease_until"`
 }
@@ -76,7 +76,7 @@ var (
 // Claims.
 var (
 	readClaim = pg.Define(pg.RoleRecovery, "enrol.read_claim", `
-		SELECT `+pg.Columns[heldLease]("e")+` FROM recovery.enrollment e WHERE e.node_id = $1 AND e.state = 'claimed'`)
+		SELECT `+pg.Columns[enrolmentLease]("e")+` FROM recovery.enrollment e WHERE e.node_id = $1 AND e.state = 'claimed'`)
 
 	insertClaim = pg.Define(pg.RoleRecovery, "enrol.insert_claim", `
 		INSERT INTO recovery.enrollment (enrollment_id, token_id, node_id, csr_key_sha256, state, lease_until,

@@ -47,9 +47,9 @@ type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Gate   Gate
-	// Told wakes the loop; Wake is notified after the loop appended events. Numbered wakes it for fences of other
+	// Notices wakes the loop; Wake is notified after the loop appended events. Numbered wakes it for fences of other
 	// replicas, and may be nil.
-	Told, Wake, Numbered *events.Signal
+	Notices, Wake, Numbered *events.Signal
 }
 
 // Notifier sends fences to lifecycle until lifecycle has acknowledged them. Every replica runs one: a fence that is
@@ -76,7 +76,7 @@ const stillOwed = 15 * time.Second
 func (t *Notifier) Run(ctx context.Context) error {
 	var owed time.Time
 	for {
-		wake, numbered := t.deps.Told.C(), t.deps.Numbered.C()
+		wake, numbered := t.deps.Notices.C(), t.deps.Numbered.C()
 		told, err := t.runOnce(ctx)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
@@ -139,7 +139,7 @@ func (t *Notifier) runOnce(ctx context.Context) (int, error) {
 		calls.Go(func() {
 			defer func() { <-slots }()
 			// The fences of the other nodes are sent even if one fails.
-			if fence, err := t.tell(ctx, r); err != nil {
+			if fence, err := t.applyFence(ctx, r); err != nil {
 				failures[i] = err
 			} else {
 				acks[i] = acknowledged{record: r, fence: fence}
@@ -160,7 +160,7 @@ func (t *Notifier) runOnce(ctx context.Context) (int, error) {
 // take returns the nodes that are due and sets when they are due again, so that replicas share the work and a refused
 // fence is not sent again at once.
 func (t *Notifier) take(ctx context.Context) ([]*identity.Record, error) {
-	due, err := identity.TakeUntold(ctx, t.deps.Pool, t.cfg.Batch, t.cfg.Retry)
+	due, err := identity.TakeUnacknowledged(ctx, t.deps.Pool, t.cfg.Batch, t.cfg.Retry)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func (t *Notifier) take(ctx context.Context) ([]*identity.Record, error) {
 	return slices.DeleteFunc(due, func(r *identity.Record) bool { return !r.Readable() }), nil
 }
 
-func (t *Notifier) tell(ctx context.Context, r *identity.Record) (int64, error) {
+func (t *Notifier) applyFence(ctx context.Context, r *identity.Record) (int64, error) {
 	ctx, cancel := context.WithTimeout(obs.With(ctx, obs.Correlation{
 		CorrelationID: ids.New(), NodeID: r.NodeID, NodeInstanceID: r.InstanceID, WorkspaceID: r.WorkspaceID,
 		TenantID: r.TenantID,

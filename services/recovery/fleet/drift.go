@@ -22,8 +22,8 @@ const (
 	driftWindow = 5 * time.Minute
 	// mostSampled bounds the nodes that an incident of equal verdicts names.
 	mostSampled = 20
-	// byJudge is who closes an incident of equal verdicts.
-	byJudge = "recovery"
+	// closedBySelf is who closes an incident of equal verdicts.
+	closedBySelf = "recovery"
 	// driftLock is the lock under which transactions count equal verdicts one after another.
 	driftLock = 0x67707561_0391
 )
@@ -68,7 +68,7 @@ var (
 			error_code = i.key, last_seen_at = mesh.clock(), version = i.version + 1
 		WHERE i.incident_id = (
 			SELECT c.incident_id FROM recovery.incident c
-			WHERE c.kind = 'fleet_drift' AND c.key = $1 AND c.closed_by = '`+byJudge+`'
+			WHERE c.kind = 'fleet_drift' AND c.key = $1 AND c.closed_by = '`+closedBySelf+`'
 				AND c.closed_at > mesh.clock() - make_interval(secs => $2)
 			ORDER BY c.closed_at DESC LIMIT 1)
 		RETURNING `+pg.Columns[incidentRow]("i"))
@@ -141,7 +141,7 @@ func evaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time
 		case err != nil:
 			return err
 		case 2*n.Still < most:
-			return closeIncidents(ctx, tx, kindDrift, []string{reason}, byJudge, now)
+			return closeIncidents(ctx, tx, kindDrift, []string{reason}, closedBySelf, now)
 		}
 		return driftGoesOn(ctx, tx, was, n, now)
 	}

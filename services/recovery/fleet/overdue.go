@@ -85,7 +85,7 @@ func evaluateOverdue(ctx context.Context, tx pgx.Tx, logger *slog.Logger, row po
 		return fmt.Errorf("read the clock: %w", err)
 	}
 	if len(found) == 0 {
-		return closeIncidents(ctx, tx, kindOverdue, []string{row.State}, byJudge, now)
+		return closeIncidents(ctx, tx, kindOverdue, []string{row.State}, closedBySelf, now)
 	}
 	suspects := make([]suspect, len(found))
 	for i, o := range found {
@@ -106,7 +106,7 @@ func evaluateOverdue(ctx context.Context, tx pgx.Tx, logger *slog.Logger, row po
 	case pg.IsNoRows(err):
 	case err != nil:
 		return fmt.Errorf("read the last overdue states: %w", err)
-	case last.By != byJudge && !found[0].Since.After(last.At): // the newest of them was overdue then
+	case last.By != closedBySelf && !found[0].Since.After(last.At): // the newest of them was overdue then
 		return nil
 	}
 	logger.WarnContext(ctx, "nodes are in a state for longer than its budget", slog.String("state", row.State),

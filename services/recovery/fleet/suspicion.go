@@ -64,7 +64,7 @@ func evaluateSuspicion(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now 
 	case len(suspects) == 0 && was == nil:
 		return nil
 	case len(suspects) == 0:
-		return closeIncidents(ctx, tx, kindSuspected, []string{reason}, byJudge, now)
+		return closeIncidents(ctx, tx, kindSuspected, []string{reason}, closedBySelf, now)
 	case was != nil:
 		return suspicionGoesOn(ctx, tx, was, suspects, now, false)
 	}
@@ -76,7 +76,7 @@ func evaluateSuspicion(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now 
 	case pg.IsNoRows(err):
 	case err != nil:
 		return fmt.Errorf("read the last suspicion: %w", err)
-	case last.By == byJudge && now.Sub(last.At) < driftWindow:
+	case last.By == closedBySelf && now.Sub(last.At) < driftWindow:
 		if _, err := pg.Exec(ctx, tx, reopenSuspected, last.ID); err != nil {
 			return fmt.Errorf("reopen incident of %s: %w", reason, err)
 		}

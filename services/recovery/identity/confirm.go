@@ -133,7 +133,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 	if err := correlate(ctx, tx, admitted); err != nil {
 		return fail(err)
 	}
-	if err := missing.judge(ctx, tx, s.limits(), moment); err != nil {
+	if err := missing.brake(ctx, tx, s.limits(), moment); err != nil {
 		return fail(err)
 	}
 	if _, err := Save(ctx, tx, order...); err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 )
 
-// settle drops all messages and calls under way and lets agent k open sessions until it is admitted or found to be a
+// finish drops all messages and calls under way and lets agent k open sessions until it is admitted or found to be a
 // copy; it returns false if neither ever happens.
-func (w *world) settle(k int, r rules) bool {
+func (w *world) finish(k int, r rules) bool {
 	w.conns, w.mail = [slots]conn{}, [mails]mail{}
 	for i := range w.agents {
 		w.agents[i].dial, w.agents[i].sess = 0, 0
@@ -73,7 +73,7 @@ func (w world) checkReactivation(r rules) string {
 		if state := n.rec.certs[n.agents[k].active].state; n.agents[k].lost || state == 0 || state == 3 {
 			continue
 		}
-		if !n.settle(k, r) {
+		if !n.finish(k, r) {
 			return "the holder that is left cannot open after a person reactivated the node"
 		}
 	}
@@ -92,15 +92,15 @@ func (w world) checkCopied(r rules) string {
 	}
 	for machine, copied := range []int{1, 0} {
 		n := w
-		if n.settle(machine, r) || n.settle(copied, r) {
+		if n.finish(machine, r) || n.finish(copied, r) {
 			return "a holder of a copied identity opens after a person reactivated the node"
 		}
 		n.bundle(machine)
 		for range 2 { // before the other holder has tried again, and after
-			if !n.settle(machine, r) {
+			if !n.finish(machine, r) {
 				return "the machine cannot open with its bundle"
 			}
-			if n.agents[copied].lost = false; n.settle(copied, r) || n.rec.alarm != 0 {
+			if n.agents[copied].lost = false; n.finish(copied, r) || n.rec.alarm != 0 {
 				return "the copy is admitted, or raises an alarm, beside the machine's new identity"
 			}
 		}
@@ -116,7 +116,7 @@ func (w world) check(r rules) string {
 		if w.agents[0].lost {
 			return "the agent is locked out"
 		}
-		if n := w; !n.settle(0, r) {
+		if n := w; !n.finish(0, r) {
 			return "no way back to Admitted"
 		}
 		return ""
@@ -136,7 +136,7 @@ func (w world) check(r rules) string {
 			if round == 6 {
 				return "two active copies are never found"
 			}
-			n.settle((first+round)%2, r)
+			n.finish((first+round)%2, r)
 		}
 		if n.rec.alarm != commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED && !w.bare {
 			return "two active copies raise the wrong alarm"

@@ -407,8 +407,8 @@ func (w *worldOf) alarms() map[string]string {
 	return out
 }
 
-// settle lets machine k of each history open sessions, with nothing lost, until it is admitted or refused for good.
-func (w *worldOf) settle(of []*history, machineOf func(*history) int) {
+// finish lets machine k of each history open sessions, with nothing lost, until it is admitted or refused for good.
+func (w *worldOf) finish(of []*history, machineOf func(*history) int) {
 	for _, h := range of {
 		h.calls = nil
 		for k := range h.machines {
@@ -447,8 +447,8 @@ type never struct{}
 
 func (never) Uint64() uint64 { return 1<<63 - 1 }
 
-// judge requires that no node that was not copied is on hold or locked out, and that each copy is found.
-func (w *worldOf) judge(t *testing.T) {
+// check requires that no node that was not copied is on hold or locked out, and that each copy is found.
+func (w *worldOf) check(t *testing.T) {
 	t.Helper()
 	w.reads(0, len(w.privates)) // a key that a replica lacks is waited for, and comes
 	w.reads(1, len(w.privates))
@@ -470,14 +470,14 @@ func (w *worldOf) judge(t *testing.T) {
 			t.Errorf("%s: a copy is taken for %s\n%v", h.name, alarm, h.trace)
 		}
 	}
-	w.settle(whole, func(*history) int { return 0 })
+	w.finish(whole, func(*history) int { return 0 })
 	for _, h := range whole {
 		if h.machines[0].session == nil {
 			t.Errorf("%s is innocent and has no way back\n%v", h.name, h.trace)
 		}
 	}
 	for round := range 6 {
-		w.settle(split, func(*history) int { return round % 2 })
+		w.finish(split, func(*history) int { return round % 2 })
 	}
 	alarms = w.alarms()
 	for _, h := range split {
@@ -506,7 +506,7 @@ func (w *worldOf) reactivate(t *testing.T, copied []*history) {
 		for _, h := range copied {
 			h.machines[k].lost = false
 		}
-		w.settle(copied, func(*history) int { return k })
+		w.finish(copied, func(*history) int { return k })
 		alarms := w.alarms()
 		for _, h := range copied {
 			if alarm := alarms[h.machines[0].disk.id]; alarm != "" || (h.machines[k].session != nil) != admitted {
@@ -558,7 +558,7 @@ func TestHistoriesHoldNoInnocentNodeAndMissNoCopy(t *testing.T) {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			w := newWorld(t, uint64(i))
 			w.run(t, i%3 == 1)
-			w.judge(t)
+			w.check(t)
 		})
 	}
 }

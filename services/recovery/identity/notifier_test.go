@@ -56,7 +56,7 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	g := &gate{fail: 3, high: map[string]int64{}}
 	notifier, err := fences.New(fences.Deps{
 		Logger: testkit.Logger(t), Pool: b.pool, Gate: g,
-		Told: b.told,
+		Notices: b.told,
 	},
 		fences.Config{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {

@@ -151,7 +151,7 @@ func TestNumbersOfAnEarlierEraAreNoNews(t *testing.T) {
 }
 
 // In the mode no node is told to stop, whatever its state in the database, and no node is put on hold.
-func TestRollbackModeStopsAndHoldsNobody(t *testing.T) {
+func TestRollbackModeStopsAndHoldsNoNode(t *testing.T) {
 	b := newBench(t)
 	gone, copied, blank, fine := b.enrolled("gone"), b.enrolled("copied"), b.enrolled("blank"), b.enrolled("fine")
 	b.admit(gone)

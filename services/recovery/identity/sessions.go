@@ -41,9 +41,9 @@ type Deps struct {
 	Keys   Keys
 	// Replica names this process in incidents.
 	Replica string
-	// Wake is notified after commits that appended events, Changed after those that change the authority view, Told after
-	// those that lifecycle must be notified of.
-	Wake, Changed, Told *events.Signal
+	// Wake is notified after commits that appended events, Changed after those that change the authority view, Notices
+	// after those that lifecycle must be notified of.
+	Wake, Changed, Notices *events.Signal
 	// Audit records certificates that were refused because they are not the ones issued. Nil: they are only logged.
 	Audit *audit.Log
 	// Policy has the limits of a wave of refusals. Nil: the defaults.
@@ -69,7 +69,7 @@ func (s *Identities) committed(told bool) {
 	s.deps.Wake.Notify()
 	s.deps.Changed.Notify()
 	if told {
-		s.deps.Told.Notify()
+		s.deps.Notices.Notify()
 	}
 }
 
@@ -223,7 +223,7 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 		return err
 	}
 	b.reported = b.reported || told
-	if err := b.suspects.judge(b.ctx, tx, b.identities.limits(), b.moment); err != nil {
+	if err := b.suspects.brake(b.ctx, tx, b.identities.limits(), b.moment); err != nil {
 		return err
 	}
 	for _, r := range b.changed {

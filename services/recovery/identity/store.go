@@ -261,9 +261,9 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 	return pos, nil
 }
 
-// TakeUntold returns at most n nodes of which lifecycle has not acknowledged the last decision, and sets when they are
-// due again.
-func TakeUntold(ctx context.Context, q pg.Querier, n int, again time.Duration) ([]*Record, error) {
+// TakeUnacknowledged returns at most n nodes of which lifecycle has not acknowledged the last decision, and sets when
+// they are due again.
+func TakeUnacknowledged(ctx context.Context, q pg.Querier, n int, again time.Duration) ([]*Record, error) {
 	due, err := readAll(ctx, q, takeUntold, n, again.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("take untold nodes: %w", err)

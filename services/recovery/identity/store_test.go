@@ -56,7 +56,7 @@ func makeBench(tb testing.TB) *bench {
 		t: tb, ctx: testkit.Context(tb), db: db, pool: db.Pool(pg.RoleRecovery), keys: keys,
 		told: &events.Signal{},
 	}
-	b.identities, err = identity.New(identity.Deps{Logger: testkit.Logger(tb), Pool: b.pool, Keys: keys, Told: b.told})
+	b.identities, err = identity.New(identity.Deps{Logger: testkit.Logger(tb), Pool: b.pool, Keys: keys, Notices: b.told})
 	if err != nil {
 		tb.Fatal(err)
 	}

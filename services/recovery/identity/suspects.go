@@ -30,13 +30,13 @@ func (s *suspects) add(nodeID string, reason commonv1.Reason, use CertificateUse
 	s.list, s.denials = append(s.list, wave.Suspect{NodeID: nodeID, Reason: reason}), append(s.denials, denial)
 }
 
-// judge turns the refusals into denials that make the nodes wait, if they are part of a wave. In rollback mode the
+// brake turns the refusals into denials that make the nodes wait, if they are part of a wave. In rollback mode the
 // nodes wait already, and do not count.
-func (s *suspects) judge(ctx context.Context, tx pgx.Tx, limits wave.Limits, m Moment) error {
+func (s *suspects) brake(ctx context.Context, tx pgx.Tx, limits wave.Limits, m Moment) error {
 	if m.RolledBack {
 		return nil
 	}
-	braked, err := wave.Judge(ctx, tx, limits, s.list)
+	braked, err := wave.Record(ctx, tx, limits, s.list)
 	if err != nil || !braked {
 		return err
 	}
@@ -58,7 +58,7 @@ func (s *Identities) brakeHold(ctx context.Context, tx pgx.Tx, r *Record, reason
 	if reason != commonv1.Reason_REASON_JOIN_STATE_LOST {
 		return reason, nil
 	}
-	braked, err := wave.Judge(ctx, tx, s.limits(), []wave.Suspect{{NodeID: r.NodeID, Reason: reason}})
+	braked, err := wave.Record(ctx, tx, s.limits(), []wave.Suspect{{NodeID: r.NodeID, Reason: reason}})
 	if err != nil {
 		return reason, err
 	}

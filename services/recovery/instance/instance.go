@@ -35,8 +35,8 @@ var defaults = Config{LaunchSecretLife: 24 * time.Hour}
 type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
-	// Wake, Changed and Told are notified as described at identity.Deps.
-	Wake, Changed, Told *events.Signal
+	// Wake, Changed and Notices are notified as described at identity.Deps.
+	Wake, Changed, Notices *events.Signal
 }
 
 // Instances prepares instances, and retires them. Safe for concurrent use; any number of replicas share the database.
@@ -56,7 +56,7 @@ func New(deps Deps, cfg Config) (*Instances, error) {
 func (s *Instances) committed() {
 	s.deps.Wake.Notify()
 	s.deps.Changed.Notify()
-	s.deps.Told.Notify()
+	s.deps.Notices.Notify()
 }
 
 // Prepare records the hash of a launch secret and returns the id of the node that the instance will be. It is

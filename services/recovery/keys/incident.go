@@ -212,7 +212,7 @@ func raise(ctx context.Context, tx pgx.Tx, report Report, now time.Time) (*incid
 		return nil, fmt.Errorf("open incident of key %s: %w", report.Key, err)
 	}
 	if tag.RowsAffected() == 1 {
-		return row, row.tell(ctx, tx, "incident.open")
+		return row, row.report(ctx, tx, "incident.open")
 	}
 	was, err := pg.One[incidentRow](ctx, tx, lockIncident, report.Key)
 	if pg.IsNoRows(err) {
@@ -229,7 +229,7 @@ func raise(ctx context.Context, tx pgx.Tx, report Report, now time.Time) (*incid
 		was.Version, was.NextAction); err != nil {
 		return nil, fmt.Errorf("go on with incident of key %s: %w", report.Key, err)
 	}
-	return &was, was.tell(ctx, tx, "")
+	return &was, was.report(ctx, tx, "")
 }
 
 func (r *incidentRow) add(nodes []string) {
@@ -255,15 +255,15 @@ func Close(ctx context.Context, tx pgx.Tx, inOrder []string) (bool, error) {
 		return false, fmt.Errorf("close incidents of keys: %w", err)
 	}
 	for i := range rows {
-		if err := rows[i].tell(ctx, tx, "incident.close"); err != nil {
+		if err := rows[i].report(ctx, tx, "incident.close"); err != nil {
 			return false, err
 		}
 	}
 	return len(rows) > 0, nil
 }
 
-// tell appends the incident's event and the audit entry of an action.
-func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error {
+// report appends the incident's event and the audit entry of an action.
+func (r *incidentRow) report(ctx context.Context, tx pgx.Tx, action string) error {
 	return incident.Report(ctx, tx, &recoveryv1.Incident{
 		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer,
 		NextAction: r.NextAction, OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt),

@@ -85,7 +85,7 @@ func (d *desk) want(told ...string) {
 	}
 }
 
-func TestAChangeIsStoredAndToldInOneOrder(t *testing.T) {
+func TestAChangeIsStoredAndReportedInOneOrder(t *testing.T) {
 	d := newDesk(t)
 	if k := d.get(policy.SagaRetryLimit); k.GetOverridden() || k.GetValue() != k.GetDefaultValue() ||
 		k.GetMeaning() == "" {
@@ -232,8 +232,8 @@ func TestAWeakeningIsTakenWithItsReasonAndTheWayBackNeedsNone(t *testing.T) {
 	d.want(key+" 300 1 ann", key+" 200 2 ann", key+" 120 3 ann", key+" 60 4 ann")
 }
 
-// TestTwoChangesAreNeverJudgedSideBySide: each of the two is good over the defaults, and both together are not.
-func TestTwoChangesAreNeverJudgedSideBySide(t *testing.T) {
+// TestTwoChangesAreNeverDecidedSideBySide: each of the two is good over the defaults, and both together are not.
+func TestTwoChangesAreNeverDecidedSideBySide(t *testing.T) {
 	for range 2 {
 		d := newDesk(t)
 		var wg sync.WaitGroup
@@ -270,7 +270,7 @@ func TestTwoChangesAreNeverJudgedSideBySide(t *testing.T) {
 	}
 }
 
-func TestApplySetsAllAndTellsEachOrNone(t *testing.T) {
+func TestApplySetsAllAndReportsEachOrNone(t *testing.T) {
 	d := newDesk(t)
 	pool := d.db.Pool(pg.RoleRecovery)
 	// The values are valid only if they are validated together: the certificate lifetime requires the longer age.

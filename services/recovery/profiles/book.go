@@ -92,8 +92,8 @@ func (b *Book) Names() []string {
 	return nil
 }
 
-// Told returns the active version of the default, as of the last reading; nil if there is none.
-func (b *Book) Told() *commonv1.Profile {
+// Default returns the active version of the default, as of the last reading; nil if there is none.
+func (b *Book) Default() *commonv1.Profile {
 	if p := b.current(); p != nil {
 		return p.active[b.deps.Default]
 	}

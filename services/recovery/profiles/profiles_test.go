@@ -35,7 +35,7 @@ func TestAVersionGoesThroughItsPhases(t *testing.T) {
 	if diff := cmp.Diff(map[int64]string{1: "active", 2: "announced"}, s.phases()); diff != "" {
 		t.Fatal(diff)
 	}
-	if told := s.book.Told().GetVersion(); told != 1 {
+	if told := s.book.Default().GetVersion(); told != 1 {
 		t.Errorf("version %d is given while another is announced", told)
 	}
 	checkAuthority(t, s.book, map[int64][2]bool{1: {false, true}, 2: {true, false}})
@@ -49,7 +49,7 @@ func TestAVersionGoesThroughItsPhases(t *testing.T) {
 	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "retiring", 3: "active"}, s.phases()); diff != "" {
 		t.Fatal(diff)
 	}
-	if told := s.book.Told(); told.GetVersion() != 3 || told.GetFingerprint() != three.GetProfile().GetFingerprint() {
+	if told := s.book.Default(); told.GetVersion() != 3 || told.GetFingerprint() != three.GetProfile().GetFingerprint() {
 		t.Errorf("version %d is given", told.GetVersion())
 	}
 	checkAuthority(t, s.book, map[int64][2]bool{1: {}, 2: {}, 3: {true, true}})
@@ -130,7 +130,7 @@ func TestAFormerContentIsOfferedAboveTheOneThatNodesTook(t *testing.T) {
 					t.Errorf("offered: %v", p)
 				}
 			}
-			if told := s.book.Told(); told.GetFingerprint() != first.GetProfile().GetFingerprint() {
+			if told := s.book.Default(); told.GetFingerprint() != first.GetProfile().GetFingerprint() {
 				t.Errorf("active: %v", told)
 			}
 		})
@@ -336,7 +336,7 @@ func TestAConfiguredProfileWithForeignTrust(t *testing.T) {
 	}
 	refused()
 	if diff := cmp.Diff(map[int64]string{1: "active"}, s.phases()); diff != "" || s.events() != before ||
-		s.book.Told().GetFingerprint() != first.GetFingerprint() {
+		s.book.Default().GetFingerprint() != first.GetFingerprint() {
 		t.Fatalf("%d events, were %d: %s", s.events(), before, diff)
 	}
 	if err := s.book.Configure(s.ctx, first); err != nil || s.book.Configured(s.ctx) != nil {
@@ -348,7 +348,7 @@ func TestAConfiguredProfileWithForeignTrust(t *testing.T) {
 		t.Fatalf("with trust of its own: %v, %v", err, s.book.Configured(s.ctx))
 	}
 	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "active"}, s.phases()); diff != "" ||
-		s.book.Told().GetFingerprint() != good.GetFingerprint() {
+		s.book.Default().GetFingerprint() != good.GetFingerprint() {
 		t.Error(diff)
 	}
 	families, err := s.metrics.Gather()
@@ -387,7 +387,7 @@ func TestTheConfiguredProfile(t *testing.T) {
 	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "active"}, s.phases()); diff != "" {
 		t.Fatal(diff)
 	}
-	if other.Told().GetVersion() != 2 {
+	if other.Default().GetVersion() != 2 {
 		t.Error("the other replica does not know the active version")
 	}
 	if err := s.book.Configure(s.ctx, second); err != nil { // its file has changed

@@ -54,7 +54,7 @@ func TestAQuietBookReadsAfterEvents(t *testing.T) {
 	}
 	numbered.Notify()
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if book.Told() == nil {
+		if book.Default() == nil {
 			return errors.New("the change is not read after its event")
 		}
 		return nil

@@ -176,8 +176,8 @@ func (m *Mode) add(ctx context.Context, tx pgx.Tx, list []Evidence, now time.Tim
 	var kinds, subjects []string
 	var firsts []time.Time
 	var counts, remembered, known []int64
-	next := m.next(list, now)
-	for _, s := range next {
+	rowsOf := m.rowsOf(list, now)
+	for _, s := range rowsOf {
 		kinds, subjects, firsts = append(kinds, s.Kind), append(subjects, s.Subject), append(firsts, s.First)
 		counts, remembered, known = append(counts, s.Count), append(remembered, s.Remembered), append(known, s.Known)
 	}
@@ -190,7 +190,7 @@ func (m *Mode) add(ctx context.Context, tx pgx.Tx, list []Evidence, now time.Tim
 	for _, c := range rows {
 		of[about{c.Kind, c.Subject}] = c
 	}
-	for _, s := range next {
+	for _, s := range rowsOf {
 		c, changed := of[s.about()]
 		if !changed {
 			continue
@@ -205,8 +205,8 @@ func (m *Mode) add(ctx context.Context, tx pgx.Tx, list []Evidence, now time.Tim
 	return len(rows) > 0, nil
 }
 
-// next returns evidence as the row keeps it, the last of each kind and subject.
-func (m *Mode) next(list []Evidence, now time.Time) []seen {
+// rowsOf returns evidence as the row keeps it, the last of each kind and subject.
+func (m *Mode) rowsOf(list []Evidence, now time.Time) []seen {
 	out := make([]seen, 0, len(list))
 	for _, e := range list {
 		s := seen{

@@ -131,7 +131,7 @@ func (w Watch) Measure(ctx context.Context) (bool, error) {
 			w.Volume != ""); err != nil {
 			return fmt.Errorf("keep sample of storage: %w", err)
 		}
-		told, err = settle(ctx, tx, row, open, problem)
+		told, err = updateIncident(ctx, tx, row, open, problem)
 		return err
 	})
 	if err != nil {
@@ -172,8 +172,8 @@ func freeOn(dir string) (int64, error) {
 	return int64(fs.Bavail) * fs.Bsize, nil // no volume has so many bytes
 }
 
-// settle opens, updates or closes the incident according to the problem that was found.
-func settle(ctx context.Context, tx pgx.Tx, row incidentRow, open bool, problem string) (bool, error) {
+// updateIncident opens, updates or closes the incident according to the problem that was found.
+func updateIncident(ctx context.Context, tx pgx.Tx, row incidentRow, open bool, problem string) (bool, error) {
 	action, statement, args := "", goOn, []any{row.ID, problem}
 	switch {
 	case !open && problem == "":
@@ -193,11 +193,11 @@ func settle(ctx context.Context, tx pgx.Tx, row incidentRow, open bool, problem 
 	if err != nil {
 		return false, fmt.Errorf("write incident of storage: %w", err)
 	}
-	return true, row.tell(ctx, tx, action)
+	return true, row.report(ctx, tx, action)
 }
 
-// tell appends the incident's event, and the audit entry of an action.
-func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error {
+// report appends the incident's event, and the audit entry of an action.
+func (r *incidentRow) report(ctx context.Context, tx pgx.Tx, action string) error {
 	return incident.Report(ctx, tx, &recoveryv1.Incident{
 		IncidentId: r.ID, Kind: kind, Severity: severity, Summary: r.Summary, OwnerLayer: layer, NextAction: nextAction,
 		OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt),

@@ -76,8 +76,8 @@ func alternates(list []outcome) bool {
 	return accepted >= 0 && slices.Contains(list[first+accepted:], canary.Refused)
 }
 
-// settled reports whether an address has accepted often enough after it refused.
-func (s *streaks) settled(address string) bool {
+// accepts reports whether an address has accepted often enough after it refused.
+func (s *streaks) accepts(address string) bool {
 	if s.mixed[address] {
 		return false
 	}
@@ -108,7 +108,7 @@ func (s *streaks) concluded(row preflightRow, c *check) (recoveryv1.PreflightSta
 	}
 	if row.State == stateMismatch {
 		for _, t := range c.targets {
-			if slices.Contains(row.RefusedBy, t.address) && !s.settled(t.address) {
+			if slices.Contains(row.RefusedBy, t.address) && !s.accepts(t.address) {
 				return mismatch, row.RefusedBy
 			}
 		}
@@ -126,8 +126,8 @@ func (s *streaks) concluded(row preflightRow, c *check) (recoveryv1.PreflightSta
 	return stateOf(row.State), nil
 }
 
-// unsettled reports whether the next check may come to another state, so that it is made soon.
-func (s *streaks) unsettled(row preflightRow) bool {
+// undecided reports whether the next check may come to another state, so that it is made soon.
+func (s *streaks) undecided(row preflightRow) bool {
 	switch row.State {
 	case stateMismatch:
 		return len(s.refused) == 0 && len(s.trusted) > 0

@@ -32,7 +32,7 @@ func TestRefusalsOfABalancer(t *testing.T) {
 			if is := row.State == stateMismatch; is != (c.want[i] == 'M') || is != slices.Contains(refusing, address) {
 				t.Errorf("%s: check %d: %s, by %v; want %s", c.checks, i+1, row.State, refusing, c.want)
 			}
-			if one == 'R' && row.State == stateOK && !s.unsettled(row) {
+			if one == 'R' && row.State == stateOK && !s.undecided(row) {
 				t.Errorf("%s: check %d: the next check is not soon", c.checks, i+1)
 			}
 		}

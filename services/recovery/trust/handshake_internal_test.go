@@ -299,9 +299,9 @@ func TestOtherAlerts(t *testing.T) {
 	}
 }
 
-// TestTheToldAddressIsReadAsAgentsDo: agents are told a URL of a proxy, whose certificate is of an authority that the
-// profile names and services do not trust.
-func TestTheToldAddressIsReadAsAgentsDo(t *testing.T) {
+// TestTheAnnouncedAddressIsReadAsAgentsDo: agents are told a URL of a proxy, whose certificate is of an authority that
+// the profile names and services do not trust.
+func TestTheAnnouncedAddressIsReadAsAgentsDo(t *testing.T) {
 	i, proxies := newIssuers(t), newIssuers(t)
 	address := (&issuers{services: proxies.services}).ingress(t, bundleOf(t, i.nodes), refuses)
 	with, err := canary.New(t.Context(), i.nodes.Sign, domain, time.Now())
@@ -314,11 +314,11 @@ func TestTheToldAddressIsReadAsAgentsDo(t *testing.T) {
 	for _, told := range []func() *pki.Bundle{
 		func() *pki.Bundle { return proxies.roots }, nil, func() *pki.Bundle { return nil },
 	} {
-		p.deps.Told = told
-		c := &check{at: time.Now(), targets: targetsOf(p.told(), nil, nil)}
+		p.deps.AgentRoots = told
+		c := &check{at: time.Now(), targets: targetsOf(p.agentAddress(), nil, nil)}
 		p.shake(t.Context(), c, with)
 		want := canary.Trusted
-		if p.toldRoots() == i.roots {
+		if p.agentRoots() == i.roots {
 			want = canary.Unproven
 		}
 		if got := c.targets[0]; got.address != address || got.outcome != want {

@@ -68,8 +68,8 @@ func raise(ctx context.Context, tx pgx.Tx, row *preflightRow) (string, error) {
 	return i.ID, i.report(ctx, tx, action)
 }
 
-// settle closes the incident.
-func settle(ctx context.Context, tx pgx.Tx) error {
+// closeIncident closes the incident.
+func closeIncident(ctx context.Context, tx pgx.Tx) error {
 	i, err := pg.One[incidentRow](ctx, tx, endIncident, closedBy)
 	if pg.IsNoRows(err) {
 		return nil // a person has closed it

@@ -48,8 +48,8 @@ type Deps struct {
 	Replica     string // the holder of the lease
 	// Address returns the address of the node API that agents are told: host:port or an https URL.
 	Address func() string
-	// Told returns the roots by which agents verify that address. Nil, or a nil result: Services.
-	Told func() *pki.Bundle
+	// AgentRoots returns the roots by which agents verify that address. Nil, or a nil result: Services.
+	AgentRoots func() *pki.Bundle
 	// Stopped is called in the transaction that begins, and in that which ends, a time in which no certificate is issued.
 	// It may be nil.
 	Stopped func(ctx context.Context, tx pgx.Tx, s Stop) error
@@ -136,7 +136,7 @@ func (p *Preflight) Run(ctx context.Context) error {
 		round, err := p.RunOnce(ctx)
 		if err != nil || !round.Held {
 			p.ready = 0
-			return errors.Join(err, p.Hold(ctx))
+			return errors.Join(err, p.NoteIssuer(ctx))
 		}
 		_, err = p.Rotate(ctx)
 		return err
@@ -164,13 +164,13 @@ type Round struct {
 // authority with other material, and need not wait for the end of a holder that was killed.
 func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
 	var out Round
-	row, list, now, err := p.look(ctx, &out)
+	row, list, now, err := p.takeLeaseAndRead(ctx, &out)
 	if err != nil || !out.Held {
 		// Those of a holder without a gap count alone.
 		p.streaks, p.absence, p.checkedAt = streaks{}, absence.Count{}, time.Time{}
 		return out, err
 	}
-	due := p.checkedAt.IsZero() || time.Since(p.checkedAt) >= p.cfg.Every || p.streaks.unsettled(row)
+	due := p.checkedAt.IsZero() || time.Since(p.checkedAt) >= p.cfg.Every || p.streaks.undecided(row)
 	if due || time.Since(p.askedAt) >= p.cfg.AskEvery {
 		bounded, cancel := context.WithTimeout(ctx, p.cfg.Ask)
 		p.authority, err = ask(bounded, p.deps.Signer)
@@ -183,21 +183,24 @@ func (p *Preflight) RunOnce(ctx context.Context) (Round, error) {
 		return out, nil
 	}
 	c := &check{
-		at: now, authority: p.authority, err: err, targets: targetsOf(p.told(), list, p.authority),
+		at: now, authority: p.authority, err: err, targets: targetsOf(p.agentAddress(), list, p.authority),
 	}
 	p.tryAll(ctx, c)
 	p.checkedAt, out.Checked = time.Now(), true
 	p.streaks.add(c)
 	out.Changed, err = p.conclude(ctx, c)
 	err = errors.Join(err, p.noteAbsence(ctx, c))
-	if p.streaks.unsettled(*p.seen.Load()) {
+	if p.streaks.undecided(*p.seen.Load()) {
 		p.pause = p.cfg.Again
 	}
 	return out, err
 }
 
-// look takes or keeps the lease, and reads what the database has: the row, the replicas with what they trust, the time.
-func (p *Preflight) look(ctx context.Context, out *Round) (preflightRow, []replicas.Trusting, time.Time, error) {
+// takeLeaseAndRead takes or keeps the lease, and reads what the database has: the row, the replicas with what they
+// trust, the time.
+func (p *Preflight) takeLeaseAndRead(ctx context.Context, out *Round) (preflightRow, []replicas.Trusting, time.Time,
+	error,
+) {
 	var row preflightRow
 	var list []replicas.Trusting
 	var now time.Time
@@ -256,7 +259,7 @@ func (p *Preflight) shake(ctx context.Context, c *check, with canary.Certificate
 	shakeHands(ctx, c.targets, pki.ClientConfig{
 		Store: with.Store, Roots: p.deps.Services, Server: pki.ServiceID(p.deps.TrustDomain, "nodeapi"),
 		NextProtos: []string{"h2"}, Time: func() time.Time { return wallclock.Now().Add(ahead) },
-	}, p.toldRoots(), p.cfg.Handshake)
+	}, p.agentRoots(), p.cfg.Handshake)
 }
 
 // conclude writes the state that follows from the checks, if it differs from the row's. A replica that has lost the
@@ -344,7 +347,7 @@ func (p *Preflight) enter(ctx context.Context, tx pgx.Tx, row preflightRow, next
 		}
 		return beginRepair(ctx, tx, next, closedBy)
 	case was:
-		if err := settle(ctx, tx); err != nil {
+		if err := closeIncident(ctx, tx); err != nil {
 			return err
 		}
 		stop := Stop{Until: *next.Since, Reason: row.Summary}

@@ -26,7 +26,7 @@ func TestAPreflightReadsAfterEvents(t *testing.T) {
 		if _, err := p.Rotate(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Hold(t.Context()); err != nil {
+		if err := p.NoteIssuer(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,7 +59,7 @@ func TestAPreflightReadsAfterEvents(t *testing.T) {
 	numbered.Notify()
 	before = counts.Calls("trust.read_open_rotation")
 	for range 2 {
-		if err := p.Hold(t.Context()); err != nil {
+		if err := p.NoteIssuer(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -186,7 +186,7 @@ func (p *Preflight) RepairTrust(ctx context.Context, req *recoveryv1.RepairTrust
 	var root *x509.Certificate
 	signs, unasked := p.signsUnder(ctx)
 	if !req.GetWithdraw() {
-		err := p.checkHeld(ctx, p.deps.Pool)
+		err := p.checkIssuer(ctx, p.deps.Pool)
 		if err == nil && unasked != nil {
 			err = fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE,
 				"it is not known which root the authority signs under", fault.Cause(unasked),
@@ -267,7 +267,7 @@ func repaired(signs []*x509.Certificate, fingerprint string) (*x509.Certificate,
 
 // repair has the ingress trust a root, if this replica still has the issuer that signs.
 func (p *Preflight) repair(ctx context.Context, tx pgx.Tx, root *x509.Certificate, reason, by string) error {
-	if err := p.checkHeld(ctx, tx); err != nil {
+	if err := p.checkIssuer(ctx, tx); err != nil {
 		return err
 	}
 	if err := roots.Trust(ctx, tx, root, roots.OfRepair, reason, by); err != nil {

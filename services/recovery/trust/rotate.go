@@ -65,7 +65,7 @@ func (p *Preflight) Rotate(ctx context.Context) (bool, error) {
 	case row.Next == "":
 		changed, err = p.announce(ctx, row)
 	default:
-		if err = p.hold(ctx, row); err == nil {
+		if err = p.noteIssuer(ctx, row); err == nil {
 			changed, err = p.introduce(ctx, row)
 		}
 	}
@@ -79,9 +79,9 @@ func (p *Preflight) Rotate(ctx context.Context) (bool, error) {
 	return changed, nil
 }
 
-// Hold notes that this replica has the next issuer of the rotation that is announced, if it has. Each replica of
+// NoteIssuer notes that this replica has the next issuer of the rotation that is announced, if it has. Each replica of
 // recovery calls it: the next issuer signs once all have it.
-func (p *Preflight) Hold(ctx context.Context) error {
+func (p *Preflight) NoteIssuer(ctx context.Context) error {
 	if p.deps.Rotating == nil {
 		return nil
 	}
@@ -89,7 +89,7 @@ func (p *Preflight) Hold(ctx context.Context) error {
 	if err != nil || !open {
 		return err
 	}
-	return p.hold(ctx, row)
+	return p.noteIssuer(ctx, row)
 }
 
 // openRotation returns the open rotation, and whether there is one. Each begins with an event: where there was none it
@@ -111,7 +111,7 @@ func (p *Preflight) openRotation(ctx context.Context) (rotationRow, bool, error)
 	return row, true, nil
 }
 
-func (p *Preflight) hold(ctx context.Context, row rotationRow) error {
+func (p *Preflight) noteIssuer(ctx context.Context, row rotationRow) error {
 	if row.Phase != phaseAnnounced || row.Next == "" || p.has == row.Next {
 		return nil
 	}
@@ -281,7 +281,7 @@ func (p *Preflight) lacking(ctx context.Context, row rotationRow) (string, error
 			return "", err
 		}
 	}
-	c.targets = targetsOf(p.told(), list, &authority{anchors: []string{row.Next, row.NextRoot}})
+	c.targets = targetsOf(p.agentAddress(), list, &authority{anchors: []string{row.Next, row.NextRoot}})
 	p.shake(ctx, c, p.nextCanary)
 	return withoutIssuer(c.targets), nil
 }

@@ -174,7 +174,7 @@ func TestTwoRotationsAtOnce(t *testing.T) {
 	if text := shown(); !strings.Contains(text, elsewhere+" (gone") {
 		t.Errorf("shown after the replica went: %s", text)
 	}
-	if err := second.Hold(t.Context()); err != nil ||
+	if err := second.NoteIssuer(t.Context()); err != nil ||
 		r.count(`SELECT count(*)::int FROM recovery.authority_holder`) != 2 {
 		t.Errorf("the second replica is not noted: %v", err)
 	}

@@ -30,7 +30,7 @@ func (p *Preflight) GetTrust(
 		LastCheckAt: incident.Stamp(last),
 	}
 	if c.authority == nil {
-		if f, ok := fault.As(p.checkHeld(ctx, p.deps.Pool)); ok {
+		if f, ok := fault.As(p.checkIssuer(ctx, p.deps.Pool)); ok {
 			out.Authority.Problem = f.Public + ": " + f.Remedy
 		}
 	}
@@ -57,7 +57,7 @@ func (p *Preflight) RunPreflight(
 		return nil, err
 	}
 	out := &recoveryv1.RunPreflightResponse{Preflight: row.message()}
-	c.targets = targetsOf(p.told(), trusting(c.targets), c.authority)
+	c.targets = targetsOf(p.agentAddress(), trusting(c.targets), c.authority)
 	if c.authority != nil {
 		var with canary.Certificate
 		if with, c.err = p.sign(ctx, c.at); c.err == nil {

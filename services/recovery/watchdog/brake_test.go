@@ -66,7 +66,7 @@ func TestARoundThatChangesNothingLocksNoRow(t *testing.T) {
 			}
 		})
 		k.stall(withheld, 1)
-		k.settle()
+		k.detect()
 		k.lose(kept)
 		k.lose(withheld)
 		k.listen(130 * time.Second)
@@ -83,7 +83,7 @@ func TestARoundThatChangesNothingLocksNoRow(t *testing.T) {
 	t.Run("a budget is used up", func(t *testing.T) {
 		k := newKit(t)
 		k.policySet("churn.recreates_per_hour", "1")
-		k.settleAll(k.fleet(2))
+		k.detectAll(k.fleet(2))
 		k.wantAsked(1)
 		k.round()
 		n := k.count(`SELECT (SELECT count(*) FROM recovery.recovery_record

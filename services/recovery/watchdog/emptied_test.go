@@ -32,7 +32,7 @@ func TestWhatAMachineCameBackWithoutIsRecreated(t *testing.T) {
 	k.beat()
 	found := k.emptiedBy(b)
 	k.put(found, found)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	req := k.owner.asked()[0]
 	if req.GetRequester() != "auto_recovery" || req.GetWorkspaceId() != b.ws.GetWorkspaceId() ||
@@ -46,7 +46,7 @@ func TestWhatAMachineCameBackWithoutIsRecreated(t *testing.T) {
 	k.start(b, commonv1.OperationKind_OPERATION_KIND_RECREATE, k.record(b).GetOperationId(), "auto_recovery:recovery",
 		recreating)
 	k.succeed(b)
-	k.settle() // the finding of the former claims is still open
+	k.detect() // the finding of the former claims is still open
 	k.wantOutcome(k.record(b), commonv1.RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED)
 	if rec := k.record(b); rec.GetTrigger() != emptied {
 		t.Errorf("a recreation of our own counts as a person's: %v", rec)
@@ -60,7 +60,7 @@ func TestWhatAMachineCameBackWithoutIsRecreated(t *testing.T) {
 	k.pass(time.Minute)
 	k.beat()
 	k.put(k.emptiedBy(b))
-	k.settle()
+	k.detect()
 	k.wantAsked(2)
 	for _, req := range k.owner.asked() {
 		if req.GetWorkspaceId() == other.ws.GetWorkspaceId() {
@@ -105,7 +105,7 @@ func TestWhatProvesNoEmptiedMachine(t *testing.T) {
 			f := k.emptiedBy(b)
 			c.change(k, b, f)
 			k.put(f)
-			k.settle()
+			k.detect()
 			k.wantAsked(0)
 		})
 	}

@@ -60,7 +60,7 @@ func TestOnlyTheStepsSuccessEndsAStall(t *testing.T) {
 			k.stall(b, 5)
 			k.round()
 			if asks {
-				k.settle()
+				k.detect()
 				k.wantAsked(1)
 			}
 			is := func(when string) {
@@ -134,7 +134,7 @@ func TestALateOperationRecoversAtItsEndAlone(t *testing.T) {
 	k.joins(b)
 	b.run.Step = 2
 	k.moves(b, "run_stalled: not over after 00:15:00")
-	k.settle()
+	k.detect()
 	b.run.Step = 3
 	k.moves(b, "run_stalled: not over after 00:15:00")
 	k.round()
@@ -153,7 +153,7 @@ func TestAStallThatEndsFailedIsNotRecovered(t *testing.T) {
 	b := k.provision("acme", "one", byProcess)
 	k.joins(b)
 	k.stall(b, 5)
-	k.settle()
+	k.detect()
 	b.run.CancelBy, b.run.CancelRequestedAt = "user:ada", timestamppb.New(k.now())
 	b.ws.State = commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING
 	k.put(b.run, b.ws)
@@ -217,7 +217,7 @@ func TestAnInstanceThatDoesNotComeIsReplaced(t *testing.T) {
 	first := b.run.GetRunId()
 	k.listen(5*time.Minute + 10*time.Second)
 	k.stall(b, 1)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	if req := k.owner.asked()[0]; req.GetKind() != kRecreate || req.GetExpectedEpoch() != 1 {
 		t.Fatalf("%v", req)
@@ -253,7 +253,7 @@ func TestInstancesThatDoNotComeAreNotReplacedForever(t *testing.T) {
 	for want := 1; want <= 2; want++ {
 		k.listen(5*time.Minute + 10*time.Second)
 		k.stall(b, 1)
-		k.settle()
+		k.detect()
 		k.wantAsked(want)
 		k.replaces(b)
 		k.round()
@@ -289,7 +289,7 @@ func TestAJoinIsAskedAgainOnceTheInstanceIsGivenUp(t *testing.T) {
 	b.ws.RegisterFailures, b.ws.LastErrorCode, b.ws.LastError = 3, "register_failing", "token_consumed"
 	k.put(b.ws)
 	k.listen(70 * time.Second)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	k.listen(3 * time.Minute)
 	k.round()
@@ -314,7 +314,7 @@ func TestAJoinIsAskedAgainOnceTheInstanceIsGivenUp(t *testing.T) {
 
 // While no replica of nodeapi listens, the absence of instances is not their failure, and no request is made until a
 // replica has listened for long enough.
-func TestAnInstanceIsNotReplacedWhileNobodyListens(t *testing.T) {
+func TestAnInstanceIsNotReplacedWhileNoReplicaListens(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
 	k.pass(6 * time.Minute)
@@ -348,7 +348,7 @@ func TestAnInstanceThatDoesNotComeIsReplacedWithinItsLimits(t *testing.T) {
 		}
 		k.listen(310 * time.Second)
 		k.stall(b, 1)
-		k.settle()
+		k.detect()
 		k.wantAsked(0)
 		k.wantOutcome(k.record(b), withheld)
 	})
@@ -358,12 +358,12 @@ func TestAnInstanceThatDoesNotComeIsReplacedWithinItsLimits(t *testing.T) {
 		b := k.absent("acme", "one")
 		k.listen(310 * time.Second)
 		k.stall(b, 1)
-		k.settle()
+		k.detect()
 		k.wantAsked(1)
 		k.replaces(b)
 		k.listen(310 * time.Second)
 		k.stall(b, 1)
-		k.settle()
+		k.detect()
 		k.wantAsked(1)
 		rec := k.record(b)
 		k.wantOutcome(rec, withheld)
@@ -380,9 +380,9 @@ func TestAnInstanceThatDoesNotComeIsReplacedWithinItsLimits(t *testing.T) {
 		b.run.CancelBy, b.run.CancelRequestedAt = "user:ada", timestamppb.New(k.now())
 		b.ws.State = commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING
 		k.put(b.run, b.ws)
-		k.settle()
+		k.detect()
 		k.fail(b, 1, "cancel_requested")
-		k.settle()
+		k.detect()
 		k.wantAsked(0)
 	})
 }

@@ -95,7 +95,7 @@ var forgottenByRule = []*pg.Statement{
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
 		DELETE FROM recovery.class_sighting WHERE seen_at < mesh.clock() - interval '1 day'`),
 	// A finding resolves within minutes of the change of its workspace; its event may have been set aside.
-	pg.Define(pg.RoleRecovery, "watchdog.forget_settled_emptied", `
+	pg.Define(pg.RoleRecovery, "watchdog.forget_over_emptied", `
 		DELETE FROM recovery.watch_emptied e WHERE NOT EXISTS (SELECT FROM recovery.watch_workspace w
 			WHERE w.workspace_id = e.workspace_id AND w.state <> 'decommissioned')`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_budgets", `

@@ -26,14 +26,14 @@ func (k *kit) fleet(n int) []*instance {
 	return out
 }
 
-// settleAll ends the sessions of instances and runs the rounds that detect this and act on it.
-func (k *kit) settleAll(instances []*instance) {
+// detectAll ends the sessions of instances and runs the rounds that detect this and act on it.
+func (k *kit) detectAll(instances []*instance) {
 	k.t.Helper()
 	for _, b := range instances {
 		k.lose(b)
 	}
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 }
 
 // Above two in a small fleet and above a fifth in a larger one the brake stops everything; up to that it does not.
@@ -48,7 +48,7 @@ func TestBrakeLimit(t *testing.T) {
 			k := newKit(t)
 			k.policySet("churn.recreates_per_hour", "60")
 			instances := k.fleet(tt.fleet)
-			k.settleAll(instances[:tt.lost])
+			k.detectAll(instances[:tt.lost])
 			if !tt.engaged {
 				k.wantAsked(tt.lost)
 				if list := k.incidents(brakeKind); len(list) != 0 {
@@ -85,7 +85,7 @@ func TestTheShareThatEngagesTheBrakeIsThePolicys(t *testing.T) {
 		if value != "" {
 			k.policySet(policy.BrakeFleetFraction, value)
 		}
-		k.settleAll(k.fleet(15)[:4])
+		k.detectAll(k.fleet(15)[:4])
 		k.wantAsked(asked)
 		if list := k.incidents(brakeKind); (len(list) == 0) != (asked > 0) {
 			t.Errorf("with %q: %v", value, list)
@@ -96,11 +96,11 @@ func TestTheShareThatEngagesTheBrakeIsThePolicys(t *testing.T) {
 func TestBrakeCountsWhatFailsWithinItsWindowAlone(t *testing.T) {
 	k := newKit(t)
 	instances := k.fleet(4)
-	k.settleAll(instances[:2])
+	k.detectAll(instances[:2])
 	k.wantAsked(2)
 	k.listen(6 * time.Minute)
 	k.round()
-	k.settleAll(instances[2:3])
+	k.detectAll(instances[2:3])
 	k.wantAsked(3)
 }
 
@@ -113,7 +113,7 @@ func TestPersonReleasesTheBrake(t *testing.T) {
 		commonv1.Reason_REASON_PRECONDITION_FAILED) {
 		t.Fatalf("a brake that is not engaged: %v", err)
 	}
-	k.settleAll(instances[:3])
+	k.detectAll(instances[:3])
 	k.wantAsked(0)
 	out, err := k.all.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
 	k.must(err)
@@ -137,7 +137,7 @@ func TestPersonReleasesTheBrake(t *testing.T) {
 		k.succeed(b)
 	}
 	k.round()
-	k.settleAll(instances[2:])
+	k.detectAll(instances[2:])
 	if !k.brake().GetEngaged() || len(k.incidents(brakeKind)) != 2 {
 		t.Fatalf("%v", k.brake())
 	}
@@ -146,7 +146,7 @@ func TestPersonReleasesTheBrake(t *testing.T) {
 func TestBrakeLetsGoWhenTheCauseHasGone(t *testing.T) {
 	k := newKit(t)
 	instances := k.fleet(4)
-	k.settleAll(instances[:3])
+	k.detectAll(instances[:3])
 	k.wantAsked(0)
 	k.listen(20 * time.Minute)
 	k.round()
@@ -184,7 +184,7 @@ func TestBudgetIsExhaustedAndRefills(t *testing.T) {
 	k.policySet("churn.recreates_per_hour", "2")
 	b := k.up("acme", "one", byProcess, ids.New())
 	for n := 1; n <= 2; n++ {
-		k.settleAll([]*instance{b})
+		k.detectAll([]*instance{b})
 		k.wantAsked(n)
 		k.start(b, kRecreate, k.record(b).GetOperationId(), asked, recreating)
 		k.back(b)
@@ -193,7 +193,7 @@ func TestBudgetIsExhaustedAndRefills(t *testing.T) {
 		k.wantOutcome(k.record(b), recovered)
 	}
 	began := k.now()
-	k.settleAll([]*instance{b})
+	k.detectAll([]*instance{b})
 	k.wantAsked(2)
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)
@@ -227,7 +227,7 @@ func TestPlacementHasItsBudget(t *testing.T) {
 	k := newKit(t)
 	k.policySet("churn.recreates_per_hour", "1")
 	instances := k.fleet(2)
-	k.settleAll(instances)
+	k.detectAll(instances)
 	k.wantAsked(1)
 	rec := k.record(instances[1])
 	k.wantOutcome(rec, withheld)
@@ -247,7 +247,7 @@ func TestUnreachableMachineIsReportedAndItsWorkspacesKept(t *testing.T) {
 	k.lose(first)
 	k.lose(second)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	k.wantAsked(0)
 	list := k.incidents(machine)
 	if len(list) != 1 || !slices.Equal(list[0].GetNodeIds(), []string{node}) || len(list[0].GetWorkspaceIds()) != 2 ||
@@ -283,7 +283,7 @@ func TestStaticWorkspaceIsNotRecreatedWhileItsMachineIsAway(t *testing.T) {
 		}
 	})
 	k.stall(b, 1)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	k.lose(b)
 	k.listen(130 * time.Second)
@@ -307,7 +307,7 @@ func TestHeldIdentityIsNoReasonToRecreate(t *testing.T) {
 		ids.New()); err != nil {
 		t.Fatal(err)
 	}
-	k.settleAll([]*instance{b})
+	k.detectAll([]*instance{b})
 	k.wantAsked(0)
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)

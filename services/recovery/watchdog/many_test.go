@@ -36,7 +36,7 @@ func wholeLost(t *testing.T, placement, open string, workspaces int) [2]int64 {
 	k.listen(130 * time.Second)
 	pool, counted := k.counted("statement_timeout", "20s")
 	cfg := k.cfg
-	cfg.Settle = time.Hour
+	cfg.FirstRequestAfter = time.Hour
 	w, err := watchdog.New(watchdog.Deps{
 		Logger: slog.New(slog.DiscardHandler), Pool: pool, Lifecycle: k.owner, Fleet: k.all,
 		Policy: policy.Fixed{Set: k.policy}, Replica: ids.New(),

@@ -58,7 +58,7 @@ func TestMetricsTellWhatTheWatchdogDoes(t *testing.T) {
 	k.metric("watchdog_requests_total", "started", 0)
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	measure()
 	k.metric("watchdog_detections_total", "session_lost", 1)
 	k.metric("watchdog_requests_total", "started", 1)
@@ -71,7 +71,7 @@ func TestMetricsTellWhatTheWatchdogDoes(t *testing.T) {
 	// The second one waits for the budget, and is counted once however many rounds it waits.
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	k.round()
 	k.round()
 	measure()

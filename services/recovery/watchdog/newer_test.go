@@ -40,7 +40,7 @@ func TestAnIncidentOfANewerBuildStopsNoOther(t *testing.T) {
 		!strings.Contains(err.Error(), newer) {
 		t.Errorf("announced as something that this build knows: %v", err)
 	}
-	k.settle()
+	k.detect()
 	var stored []string
 	rows, err := k.db.OwnerPool().Query(k.ctx,
 		`SELECT incident_id || ' ' || severity || ' ' || owner_layer || ' ' || (closed_at IS NOT NULL)
@@ -85,7 +85,7 @@ func TestAClassOfANewerBuildStopsNoOther(t *testing.T) {
 			FROM (VALUES ('a', 'fabric'), ('b', 'workflow')) AS n (step, layer)`, ids.New())
 		k.must(err)
 	}
-	k.settle()
+	k.detect()
 	got := map[string]commonv1.OwnerLayer{}
 	for _, i := range k.incidents(commonv1.IncidentKind_INCIDENT_KIND_STEP_CLASS) {
 		got[i.GetStep()] = i.GetOwnerLayer()

@@ -27,12 +27,12 @@ func TestRollbackModeStopsTheWatchdog(t *testing.T) {
 	k.lose(b)
 	k.listen(130 * time.Second)
 	out := k.round()
-	k.settle()
+	k.detect()
 	k.wantAsked(0)
 	if n := k.count(`SELECT count(*) FROM recovery.recovery_record`); n != 0 {
 		t.Fatalf("%d recoveries were opened", n)
 	}
-	if !out.RolledBack || !out.Held {
+	if !out.RolledBack || !out.Leased {
 		t.Errorf("%+v", out)
 	}
 	k.must(k.all.Measure(k.ctx))
@@ -43,7 +43,7 @@ func TestRollbackModeStopsTheWatchdog(t *testing.T) {
 		t.Errorf("the brake: %v", err)
 	}
 	k.rollback("none")
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 }
 
@@ -54,7 +54,7 @@ func TestRollbackModeRepeatsNoRequest(t *testing.T) {
 	k.owner.set(func() { k.owner.after = func() error { return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "") } })
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	k.owner.set(func() { k.owner.after = nil })
 	k.rollback("active")

@@ -27,7 +27,7 @@ import (
 
 // Round counts what one round did.
 type Round struct {
-	Held       bool // this replica has the lease
+	Leased     bool // this replica has the lease
 	Opened     int  // records that were opened
 	Asked      int  // requests that were sent, again or for the first time
 	Ended      int  // records that have ended
@@ -47,7 +47,7 @@ func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
 	if err != nil {
 		return out, fmt.Errorf("judge workspaces: %w", err)
 	}
-	if !out.Held {
+	if !out.Leased {
 		return out, nil
 	}
 	if appended() {
@@ -57,7 +57,7 @@ func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
 	return out, w.ask(ctx, asks)
 }
 
-var holdLease = pg.Define(pg.RoleRecovery, "watchdog.hold_lease", `
+var takeOrKeepLease = pg.Define(pg.RoleRecovery, "watchdog.hold_lease", `
 	WITH taken AS (
 		UPDATE recovery.watchdog_lease SET holder = $1, until = mesh.clock() + make_interval(secs => $2)
 		WHERE until <= mesh.clock() OR (holder = $1 AND until <= mesh.clock() + make_interval(secs => $2 * 2 / 3))
@@ -65,10 +65,10 @@ var holdLease = pg.Define(pg.RoleRecovery, "watchdog.hold_lease", `
 	SELECT EXISTS (SELECT FROM taken) OR EXISTS (SELECT FROM recovery.watchdog_lease
 		WHERE holder = $1 AND until > mesh.clock())`)
 
-// hold takes or keeps the lease, and reports whether this replica has it. The lease is renewed only when a third of it
-// has passed.
-func (w *Watchdog) hold(ctx context.Context, tx pgx.Tx) (bool, error) {
-	mine, err := pg.Value[bool](ctx, tx, holdLease, w.deps.Replica, w.cfg.Lease.Seconds())
+// takeLease takes or keeps the lease, and reports whether this replica has it. The lease is renewed only when a third
+// of it has passed.
+func (w *Watchdog) takeLease(ctx context.Context, tx pgx.Tx) (bool, error) {
+	mine, err := pg.Value[bool](ctx, tx, takeOrKeepLease, w.deps.Replica, w.cfg.Lease.Seconds())
 	if err != nil {
 		return false, fmt.Errorf("take the watchdog's lease: %w", err)
 	}
@@ -111,11 +111,11 @@ func (w *Watchdog) evaluateOnce(ctx context.Context, out *Round, locked bool) ([
 	var forgot time.Time
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		*out, asks, counts, forgot = Round{}, nil, nil, time.Time{}
-		held, err := w.hold(ctx, tx)
-		if err != nil || !held {
+		leased, err := w.takeLease(ctx, tx)
+		if err != nil || !leased {
 			return err
 		}
-		out.Held = true
+		out.Leased = true
 		// The database may be older than the workspaces, so no decision is made from it.
 		if rolledBack, err := rollback.Active(ctx, tx); err != nil || rolledBack {
 			out.RolledBack = rolledBack
@@ -321,7 +321,7 @@ func (j *evaluation) step(ctx context.Context, r *record, s *subject) (bool, err
 	if r.WithheldBy == withheldByOwner && r.NextAt != nil && r.NextAt.After(j.now) {
 		return false, nil
 	}
-	if j.now.Sub(r.DetectedAt) < cfg.Settle {
+	if j.now.Sub(r.DetectedAt) < cfg.FirstRequestAfter {
 		return false, nil
 	}
 	wait, err := j.take(ctx, r)

@@ -92,7 +92,7 @@ const (
 // like one that was never made, since it may be wrong by now to make it.
 func follow(r *record, s *subject, cfg Config, now time.Time) request {
 	if !r.pending() {
-		return moveOn(r, s, cfg, now)
+		return followUnasked(r, s, cfg, now)
 	}
 	if r.NextAt != nil && r.NextAt.After(now) {
 		return nothing // the events of what the request may have done may still come
@@ -101,20 +101,20 @@ func follow(r *record, s *subject, cfg Config, now time.Time) request {
 		s.Run.CancelBy == "" {
 		return replay
 	}
-	judged := *r
-	judged.Asked--
-	switch w := moveOn(&judged, s, cfg, now); {
+	decided := *r
+	decided.Asked--
+	switch w := followUnasked(&decided, s, cfg, now); {
 	case w == recreate:
 		return repeat
-	case judged.EndedAt != nil || judged.ByPerson:
-		*r = judged
+	case decided.EndedAt != nil || decided.ByPerson:
+		*r = decided
 		return withdraw
 	}
 	return nothing
 }
 
-// moveOn is follow for a record without an unanswered request.
-func moveOn(r *record, s *subject, cfg Config, now time.Time) request {
+// followUnasked is follow for a record without an unanswered request.
+func followUnasked(r *record, s *subject, cfg Config, now time.Time) request {
 	switch {
 	case s == nil:
 		return nothing // the workspace's events have not come, or have been deleted: this is no evidence

@@ -81,8 +81,8 @@ func TestARoundIsOneTransaction(t *testing.T) {
 		before := counted.n.Load()
 		round, err := one.w.RunOnce(k.ctx)
 		k.must(err)
-		if n := counted.n.Load() - before; n != 1 || round.Held != one.held {
-			t.Errorf("a round took %d transactions, held: %v, want one and %v", n, round.Held, one.held)
+		if n := counted.n.Load() - before; n != 1 || round.Leased != one.held {
+			t.Errorf("a round took %d transactions, held: %v, want one and %v", n, round.Leased, one.held)
 		}
 	}
 }

@@ -23,7 +23,7 @@ func (k *kit) unanswered(tenant, name string, where commonv1.PlacementDriver) *i
 	})
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	k.owner.set(func() { k.owner.answer = nil })
 	return b
@@ -121,7 +121,7 @@ func TestUnansweredRequestThatWasServedIsReplayed(t *testing.T) {
 	k.owner.set(func() { k.owner.after = func() error { return context.DeadlineExceeded } })
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	first := k.owner.asked()[0]
 	b.ws.Epoch = 2
@@ -157,7 +157,7 @@ func TestAnotherWasQuicker(t *testing.T) {
 	})
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)
 	if !strings.Contains(rec.GetWithheldBecause(), "another request came first") ||

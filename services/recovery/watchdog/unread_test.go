@@ -13,7 +13,7 @@ import (
 func TestUnknownValuesStopNoOtherRecovery(t *testing.T) {
 	k := newKit(t)
 	instances := k.fleet(10)
-	k.settleAll(instances[:1])
+	k.detectAll(instances[:1])
 	k.wantAsked(1)
 	_, err := k.db.OwnerPool().Exec(k.ctx,
 		`UPDATE recovery.recovery_record SET outcome = 'withheld' WHERE ended_at IS NULL`)
@@ -29,7 +29,7 @@ func TestUnknownValuesStopNoOtherRecovery(t *testing.T) {
 	k.must(err)
 	k.lose(instances[2])
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	k.wantAsked(2)
 	if n := k.count(`SELECT count(*) FROM recovery.recovery_record
 		WHERE ended_at IS NULL AND outcome = 'withheld'`); n != 1 {

@@ -52,11 +52,12 @@ type Deps struct {
 type Config struct {
 	Every time.Duration // between rounds; 1 s, and three times that while nothing happens and Numbered listens
 	Lease time.Duration // of the replica that acts; 15 s
-	// Settle is the time from a detection to the first request, so that a failure of many is recognized as one; 5 s.
-	Settle       time.Duration
-	Timeout      time.Duration // of one request; 5 s
-	RefusedFirst time.Duration // the wait before a refused request is made again; 15 s, doubled each time
-	RefusedMost  time.Duration // 5 min
+	// FirstRequestAfter is the time from a detection to the first request, so that a failure of many is recognized as one;
+	// 5 s.
+	FirstRequestAfter time.Duration
+	Timeout           time.Duration // of one request; 5 s
+	RefusedFirst      time.Duration // the wait before a refused request is made again; 15 s, doubled each time
+	RefusedMost       time.Duration // 5 min
 	// RegisterFailures is how many refused registers make an instance count as unable to enrol; 3, as many as it has
 	// mints.
 	RegisterFailures int32
@@ -70,7 +71,7 @@ type Config struct {
 }
 
 var defaults = Config{
-	Every: time.Second, Lease: 15 * time.Second, Settle: 5 * time.Second, Timeout: 5 * time.Second,
+	Every: time.Second, Lease: 15 * time.Second, FirstRequestAfter: 5 * time.Second, Timeout: 5 * time.Second,
 	RefusedFirst: 15 * time.Second, RefusedMost: 5 * time.Minute, RegisterFailures: 3, RegisterFor: time.Minute,
 	Attempts: 3, PersonFor: time.Hour, ForgetAfter: 24 * time.Hour,
 }

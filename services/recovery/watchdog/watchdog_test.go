@@ -39,8 +39,8 @@ const (
 	asked     = "watchdog:service/recovery"
 )
 
-// settle lets a detection become a request.
-func (k *kit) settle() {
+// detect lets a detection become a request.
+func (k *kit) detect() {
 	k.t.Helper()
 	k.beat()
 	k.round()
@@ -62,7 +62,7 @@ func TestInstanceWithoutSessionIsRecreatedAndRecorded(t *testing.T) {
 		t.Fatalf("within what the policy allows: %+v", out)
 	}
 	k.listen(70 * time.Second)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	req := k.owner.asked()[0]
 	rec := k.record(b)
@@ -135,7 +135,7 @@ func TestALagOfEventsIsNoSilence(t *testing.T) {
 
 // Silence is evidence only while a replica of nodeapi listens: if all replicas are dead there are no recreations, and
 // when they are back, absent nodes have their full time again, and ten seconds in which all come back.
-func TestNobodyListeningIsNoEvidence(t *testing.T) {
+func TestSilenceWithoutAListenerIsNoEvidence(t *testing.T) {
 	k := newKit(t)
 	b := k.up("acme", "one", byProcess, ids.New())
 	k.pass(10 * time.Minute) // the replica died with its session
@@ -175,7 +175,7 @@ func TestStalledOperationIsJoinedAndItsEndFollowed(t *testing.T) {
 		}
 	})
 	k.stall(b, 3)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	rec := k.record(b)
 	k.wantOutcome(rec, open)
@@ -226,7 +226,7 @@ func TestPersonWhoCancelsResetsAndRetriesIsNotFought(t *testing.T) {
 		}
 	})
 	k.stall(b, 3)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	b.run.CancelBy, b.run.CancelRequestedAt = "user:ada", b.run.GetCreatedAt()
 	b.ws.State = commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING
@@ -326,7 +326,7 @@ func TestUndoStatesNeverTrigger(t *testing.T) {
 			b.run.Phase, b.run.StuckReason = "undo", `step_stalled: no progress at "Allocate storage"`
 			k.put(b.run)
 			k.listen(5 * time.Minute)
-			k.settle()
+			k.detect()
 			k.wantAsked(0)
 			if n := k.count(`SELECT count(*) FROM recovery.recovery_record`); n != 0 {
 				t.Fatalf("%d records of a workspace that is %v", n, state)
@@ -340,7 +340,7 @@ func TestWorkspaceThatGetsStuckIsLeftToPeople(t *testing.T) {
 	b := k.up("acme", "one", byProcess, ids.New())
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	rec := k.record(b)
 	k.start(b, kRecreate, rec.GetOperationId(), asked, recreating)
 	k.undo(b, 1, "launch_failed")
@@ -373,7 +373,7 @@ func TestFailedAttemptsAreRepeatedTwiceAndNotInACircle(t *testing.T) {
 			b := k.up("acme", "one", byProcess, ids.New())
 			k.lose(b)
 			k.listen(130 * time.Second)
-			k.settle()
+			k.detect()
 			for _, code := range tt.codes {
 				k.start(b, kRecreate, k.record(b).GetOperationId(), asked, recreating)
 				k.fail(b, 1, code)
@@ -407,7 +407,7 @@ func TestRefusalsWithholdWithTheirReason(t *testing.T) {
 	})
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	rec := k.record(b)
 	k.wantOutcome(rec, withheld)
 	if !strings.Contains(rec.GetWithheldBecause(), "previous_epoch_alive") || rec.GetNextAt() == nil ||
@@ -446,14 +446,14 @@ func TestLostAnswerIsAskedAgainUnderTheSameKey(t *testing.T) {
 	k.owner.set(func() { k.owner.after = func() error { return context.DeadlineExceeded } })
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	k.wantAsked(1)
 	k.wantOutcome(k.record(b), open)
 	k.owner.set(func() { k.owner.after = nil })
 	k.listen(20 * time.Second) // its lease is over: another replica goes on
 	k.w = k.watchdog("")
 	k.beat()
-	if out := k.round(); !out.Held || out.Asked != 1 {
+	if out := k.round(); !out.Leased || out.Asked != 1 {
 		t.Fatalf("%+v", out)
 	}
 	list := k.owner.asked()
@@ -518,23 +518,23 @@ func TestOneActsAtATimeAndAnotherTakesOver(t *testing.T) {
 	k.cfg.Lease = 10 * time.Minute
 	k.w = k.watchdog("")
 	second := k.watchdog("")
-	if out := k.round(); !out.Held {
+	if out := k.round(); !out.Leased {
 		t.Fatal("nobody acts")
 	}
 	for range 3 {
-		if out, err := second.RunOnce(k.ctx); err != nil || out.Held {
+		if out, err := second.RunOnce(k.ctx); err != nil || out.Leased {
 			t.Fatalf("two act at once: %+v %v", out, err)
 		}
 		k.pass(5 * time.Minute)
-		if out := k.round(); !out.Held {
+		if out := k.round(); !out.Leased {
 			t.Fatal("the lease is not renewed")
 		}
 	}
 	k.pass(11 * time.Minute) // it died
-	if out, err := second.RunOnce(k.ctx); err != nil || !out.Held {
+	if out, err := second.RunOnce(k.ctx); err != nil || !out.Leased {
 		t.Fatalf("nobody takes over: %+v %v", out, err)
 	}
-	if out := k.round(); out.Held {
+	if out := k.round(); out.Leased {
 		t.Fatal("the dead one acts again")
 	}
 }
@@ -546,7 +546,7 @@ func TestEventReplayChangesNothing(t *testing.T) {
 	k.stall(c, 2)
 	k.lose(b)
 	k.listen(130 * time.Second)
-	k.settle()
+	k.detect()
 	before := k.digest()
 	list, _, err := events.Read(k.ctx, k.db.Pool(pg.RoleRecovery), 0, watchdog.Kinds(), 1000)
 	k.must(err)

@@ -110,10 +110,10 @@ var (
 			ORDER BY x.last_at LIMIT 10000 FOR UPDATE SKIP LOCKED)`)
 )
 
-// Judge records suspects and reports whether they must be told to wait in place of being refused. The caller must
-// already have the locks on the rows that the suspects are about; the lock that Judge takes comes after those and after
-// rollback's, and before that of the authority view.
-func Judge(ctx context.Context, tx pgx.Tx, limits Limits, suspects []Suspect) (bool, error) {
+// Record records suspects and reports whether they must be told to wait in place of being refused. The caller must
+// already have the locks on the rows that the suspects are about; the lock that Record takes comes after those and
+// after rollback's, and before that of the authority view.
+func Record(ctx context.Context, tx pgx.Tx, limits Limits, suspects []Suspect) (bool, error) {
 	if len(suspects) == 0 {
 		return false, nil
 	}
@@ -174,9 +174,9 @@ func Refusal(cause error) *fault.Error {
 	return fault.New(commonv1.Reason_REASON_RECORDS_MISSING, "", fault.Cause(cause))
 }
 
-// rests reports whether a refusal follows from a missing record. If the refusal was softened already, the softened
-// reason counts, and not its cause.
-func rests(err error) bool {
+// ofMissingRecord reports whether a refusal follows from a missing record. If the refusal was softened already, the
+// softened reason counts, and not its cause.
+func ofMissingRecord(err error) bool {
 	reason := fault.ReasonOf(err)
 	return reason == commonv1.Reason_REASON_SERIAL_UNKNOWN || reason == commonv1.Reason_REASON_IDENTITY_UNKNOWN
 }
@@ -184,13 +184,13 @@ func rests(err error) bool {
 // Refuse records a node that is refused with an error because a record is missing, and returns the error to send: the
 // same error, or Refusal if the node must wait. Other errors are returned unchanged.
 func Refuse(ctx context.Context, pool *pgxpool.Pool, limits Limits, nodeID string, err error) error {
-	if !rests(err) {
+	if !ofMissingRecord(err) {
 		return err
 	}
 	var braked bool
 	failed := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err2 error
-		braked, err2 = Judge(ctx, tx, limits, []Suspect{{NodeID: nodeID, Reason: fault.ReasonOf(err)}})
+		braked, err2 = Record(ctx, tx, limits, []Suspect{{NodeID: nodeID, Reason: fault.ReasonOf(err)}})
 		return err2
 	})
 	switch {
@@ -205,7 +205,7 @@ func Refuse(ctx context.Context, pool *pgxpool.Pool, limits Limits, nodeID strin
 // Soften returns the error for a caller that has proved nothing: while the brake is engaged, a caller whose token is
 // unknown is told to wait. Such a caller is not counted, since any client may send an unknown token.
 func Soften(ctx context.Context, q pg.Querier, err error) error {
-	if !rests(err) && fault.ReasonOf(err) != commonv1.Reason_REASON_TOKEN_INVALID {
+	if !ofMissingRecord(err) && fault.ReasonOf(err) != commonv1.Reason_REASON_TOKEN_INVALID {
 		return err
 	}
 	engaged, failed := pg.Value[bool](ctx, q, readEngaged)

@@ -135,19 +135,19 @@ func (s *Standing) Open(ctx context.Context, tx pgx.Tx, source string, sights []
 			out.New = append(out.New, sight.Seen)
 			written++
 		case parsed && have.Source == source:
-			tell, err := eventDue(have, sight)
+			raise, err := eventDue(have, sight)
 			if err != nil {
 				return out, err
 			}
-			if !tell && slices.Equal(have.Evidence, sight.Evidence) {
+			if !raise && slices.Equal(have.Evidence, sight.Evidence) {
 				continue
 			}
-			queueUpdate(&batch, have.ID, tell, sight).Query(func(rows pgx.Rows) error {
+			queueUpdate(&batch, have.ID, raise, sight).Query(func(rows pgx.Rows) error {
 				now, err := collect(rows)
 				if err != nil {
 					return fmt.Errorf("update finding: %w", err)
 				}
-				if tell {
+				if raise {
 					evs, err = appendEvents(evs, now)
 				}
 				return err
@@ -213,9 +213,9 @@ var updateFinding = pg.Define(pg.RoleLifecycle, "finding.update_finding", `
 			evidence = $8, count = greatest(f.count, $9), last_seen_at = mesh.clock()
 		WHERE f.finding_id = $1 RETURNING `+Columns)
 
-func queueUpdate(b *pg.Batch, id string, tell bool, s Sight) *pgx.QueuedQuery {
+func queueUpdate(b *pg.Batch, id string, raise bool, s Sight) *pgx.QueuedQuery {
 	raised := int64(0)
-	if tell {
+	if raise {
 		raised = 1
 	}
 	return b.Queue(updateFinding, id, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After),

@@ -32,8 +32,8 @@ const (
 // field is the node.
 const deviceField = "device "
 
-// told is how many changes of a row a finding lists one by one.
-const told = 5
+// mostListed is how many changes of a row a finding lists one by one.
+const mostListed = 5
 
 // change is the change of one field by hand: its value before the first change, and after the last.
 type change struct{ before, after any }
@@ -105,7 +105,7 @@ func (tr *trace) add(e evidence) error {
 			cmp.Or(e.Application, "an unnamed client"), e.Client, e.Backend, e.XID,
 			e.At.UTC().Format(time.RFC3339))
 	}
-	if tr.changes = append(tr.changes, one); len(tr.changes) > told {
+	if tr.changes = append(tr.changes, one); len(tr.changes) > mostListed {
 		tr.changes, tr.leftOut = slices.Delete(tr.changes, 1, 2), tr.leftOut+1
 	}
 	if !tr.blind { // what a finding shows of a row whose fields are compared; maps of whole rows are not kept
@@ -170,13 +170,13 @@ func (tr *trace) seen() finding.Seen {
 	if !tr.is {
 		x.After = map[string]any{"row": nil}
 	}
-	x.After["changes"] = tr.toldChanges()
+	x.After["changes"] = tr.listedChanges()
 	x.Summary = changedOutside(tr.rowType, tr.id) + what + "; " + tr.last
 	return x
 }
 
-// toldChanges returns the changes one by one: all of a few, else the first and the last ones.
-func (tr *trace) toldChanges() []any {
+// listedChanges returns the changes one by one: all of a few, else the first and the last ones.
+func (tr *trace) listedChanges() []any {
 	out := []any{}
 	for i, c := range tr.changes {
 		if i == 1 && tr.leftOut > 0 {

@@ -318,13 +318,13 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 
 // Fence lets later epochs be launched though this one is not confirmed ended. The instance counts against the capacity
 // until it is.
-func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, word string) error {
+func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, attestation string) error {
 	err := d.launchLog.with(ctx, func(l *content, write func(entry) error) error {
 		have := l.instances[instanceKey{workspaceID, epoch}]
 		if have != nil && (have.Op == opEnded || have.Fenced != "") {
 			return nil
 		}
-		return write(entry{Op: opEnding, WorkspaceID: workspaceID, Epoch: epoch, Fenced: word})
+		return write(entry{Op: opEnding, WorkspaceID: workspaceID, Epoch: epoch, Fenced: attestation})
 	})
 	if err != nil {
 		return fmt.Errorf("fence instance: %w", err)

@@ -201,7 +201,7 @@ func TestEpochsDoNotOverlap(t *testing.T) {
 
 // An instance that counts as ended by an attestation does not prevent a later epoch; it is listed, and counts against
 // the host's capacity, until its end is confirmed.
-func TestAFencedEpochStandsInNobodysWay(t *testing.T) {
+func TestAFencedEpochBlocksNoLaterOne(t *testing.T) {
 	d := newDriver(t, 2, 4)
 	ws := ids.New()
 	mustLaunch(t, d, newInstance(ws, 1))

@@ -37,7 +37,7 @@ func held(t *testing.T, d *Driver) func() {
 
 // Scenario: a replica is stopped while it decides on a launch. The others wait no longer than they were told to, and go
 // on when it is gone.
-func TestAStoppedHolderOfTheLaunchLogStopsNobodyForEver(t *testing.T) {
+func TestAStoppedHolderOfTheLaunchLogBlocksNoOtherForEver(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
 	mustLaunch(t, d, newInstance(ws, 1))

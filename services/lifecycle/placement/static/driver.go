@@ -95,8 +95,8 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 
 // Fence releases the slot by a person's attestation. The workspace's resources on the machine stay claimed until the
 // machine is back and they are reaped.
-func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, word string) error {
-	if _, err := pg.Exec(ctx, d.db, fenceSlot, workspaceID, epoch, word); err != nil {
+func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, attestation string) error {
+	if _, err := pg.Exec(ctx, d.db, fenceSlot, workspaceID, epoch, attestation); err != nil {
 		return fmt.Errorf("fence placement: %w", err)
 	}
 	return nil

@@ -21,7 +21,7 @@ func (d *Driver) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition,
 	var phases []string
 	var bumps []bool
 	for _, mv := range moves {
-		to := mv.next
+		to := mv.attempt
 		cols.add(mv, to.state(), runs.Doing(to.phase, mv.h.Def.Steps[to.step].Name), to.keepError,
 			d.core.StallAfter(mv.h.Def, mv.h.Step()))
 		// small counts
@@ -67,7 +67,7 @@ func (d *Driver) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition,
 		buffer.Attempt(&closed)
 		buffer.Attempt(&to.Attempt)
 		buffer.Run(&to.Run)
-		if mv.next.phase == runs.Undo && mv.h.Run.Phase == runs.Do {
+		if mv.attempt.phase == runs.Undo && mv.h.Run.Phase == runs.Do {
 			if err := buffer.Touch(ctx, tx, workspace.Change{
 				ID: to.Run.WorkspaceID, RunID: to.Run.ID, Code: to.Run.ErrorCode, Error: to.Run.Error,
 			}); err != nil {
@@ -81,7 +81,7 @@ func (d *Driver) advanceAll(ctx context.Context, tx pgx.Tx, moves []*transition,
 // copyAdvanced updates the copy of a run to the row that the statement wrote. If the version shows that others have
 // written the row too, the row is read again.
 func (d *Driver) copyAdvanced(ctx context.Context, tx pgx.Tx, mv *transition, row *advancedRow) error {
-	run, to := &mv.to.Run, mv.next
+	run, to := &mv.to.Run, mv.attempt
 	if row.Version != run.Version+1 {
 		now, err := runs.Get(ctx, tx, run.ID)
 		*run = now

@@ -22,7 +22,7 @@ func TestAWakeForgetsNoRetry(t *testing.T) {
 				woken <- struct{}{}
 			}
 			began := time.Now()
-			if !d.rest(t.Context(), woken, began, time.Second) {
+			if !d.awaitWork(t.Context(), woken, began, time.Second) {
 				t.Fatal("the driver stops")
 			}
 			if got := time.Since(began); got != want {

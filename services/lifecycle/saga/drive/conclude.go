@@ -24,7 +24,7 @@ func (d *Driver) conclude(ctx context.Context, a *lease.Activity, out saga.Outco
 		return false, saga.ErrFenced
 	}
 	if paused(err) {
-		return d.ended(d.pause(ctx, h), h)
+		return d.stepFailure(d.pause(ctx, h), h)
 	}
 	step := h.Step()
 	if err == nil {
@@ -77,32 +77,32 @@ func (d *Driver) succeeded(ctx context.Context, h *lease.Run, out saga.Outcome) 
 	}
 	if h.Run.Step+1 < len(h.Def.Steps) {
 		next := nextAttempt{step: h.Run.Step + 1, phase: runs.Do, rows: out.Writes()}
-		return d.moved(d.submit(ctx, &transition{h: h, cl: cl, next: &next}), h)
+		return d.committed(d.submit(ctx, &transition{h: h, cl: cl, attempt: &next}), h)
 	}
-	err = d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
+	err = d.submit(ctx, &transition{h: h, cl: cl, release: &release{
 		state: runs.Succeeded, workspace: names.Of(h.Def.States.Succeeded), rows: out.Writes(),
 		point: "finish",
 	}})
 	if err == nil {
 		d.core.Stats().Succeeded.Add(1)
 	}
-	return d.ended(err, h)
+	return d.stepFailure(err, h)
 }
 
 // undone goes one step further back, or ends the run as failed and clean.
 func (d *Driver) undone(ctx context.Context, h *lease.Run, cl closing, rows saga.Writes) (bool, error) {
 	if to := h.Def.Undoable(h.Run.Step - 1); to >= 0 {
 		next := nextAttempt{step: to, phase: runs.Undo, passOver: true, rows: rows}
-		return d.moved(d.submit(ctx, &transition{h: h, cl: cl, next: &next}), h)
+		return d.committed(d.submit(ctx, &transition{h: h, cl: cl, attempt: &next}), h)
 	}
-	err := d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
+	err := d.submit(ctx, &transition{h: h, cl: cl, release: &release{
 		state: runs.Failed, workspace: names.Of(h.Def.States.Failed), passOver: true,
 		rows: rows, point: "finish",
 	}})
 	if err == nil {
 		d.core.Stats().Failed.Add(1)
 	}
-	return d.ended(err, h)
+	return d.stepFailure(err, h)
 }
 
 // waits parks the attempt, unless its budget is used up by then.
@@ -126,7 +126,7 @@ func (d *Driver) waits(ctx context.Context, h *lease.Run, out saga.Outcome, how 
 		})
 	}
 	err := d.park(ctx, h, wait, out.Writes())
-	return d.ended(err, h)
+	return d.stepFailure(err, h)
 }
 
 // park gives up the lease with the attempt open.
@@ -137,7 +137,7 @@ func (d *Driver) park(ctx context.Context, h *lease.Run, w saga.WaitFor, rows sa
 	}
 	after := max(min(w.For, h.Left()), 0)
 	cl := closing{state: runs.AttemptWaiting, why: w.Why, err: w.Meanwhile}
-	err := d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
+	err := d.submit(ctx, &transition{h: h, cl: cl, release: &release{
 		state: state, attempts: h.Run.Attempts, after: after, wakeable: w.WakeOnSignal, why: w.Why, rows: rows, point: "park",
 	}})
 	if err == nil {

@@ -94,7 +94,7 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 	b.Drive(b.Config("a"))
 	_, id := b.Create("toy")
 	b.Await(id, 5*time.Second, "running")
-	// Someone else leases it: what a reclaim does, without the wait.
+	// Another driver leases it: what a reclaim does, without the wait.
 	b.Exec(`UPDATE lifecycle.saga_run SET fence = fence + 1, owner = 'thief' WHERE id = $1`, id)
 	select {
 	case err := <-cause:
@@ -157,9 +157,9 @@ func TestShutdownHandsOver(t *testing.T) {
 	}
 }
 
-// TestUnreadableRunStopsNobody: a run whose steps differ from its definition's is put aside with the reason; the others
-// go on.
-func TestUnreadableRunStopsNobody(t *testing.T) {
+// TestUnreadableRunStopsNoOther: a run whose steps differ from its definition's is put aside with the reason; the
+// others go on.
+func TestUnreadableRunStopsNoOther(t *testing.T) {
 	testkit.IO(t)
 	b := newBed(t, saga.Definition{
 		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one", "two"), States: sagatest.States(),

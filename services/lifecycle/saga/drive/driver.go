@@ -153,7 +153,7 @@ func (d *Driver) dispatch(ctx, work context.Context) {
 			continue
 		}
 		poll := d.core.NextPoll(ctx, len(got), d.cfg.Poll)
-		if len(got) < free && !d.rest(ctx, woken, asked, poll) {
+		if len(got) < free && !d.awaitWork(ctx, woken, asked, poll) {
 			return
 		}
 		if since := time.Since(began); len(got) > 0 && since < leaseGather && !app.Sleep(ctx, leaseGather-since) {
@@ -184,9 +184,9 @@ func (d *Driver) takeSlots(ctx context.Context) int {
 	}
 }
 
-// rest waits for a wake, the next poll, or the earliest retry in the agenda that was not due yet when runs were last
-// leased.
-func (d *Driver) rest(ctx context.Context, woken <-chan struct{}, asked time.Time, poll time.Duration) bool {
+// awaitWork waits for a wake, the next poll, or the earliest retry in the agenda that was not due yet when runs were
+// last leased.
+func (d *Driver) awaitWork(ctx context.Context, woken <-chan struct{}, asked time.Time, poll time.Duration) bool {
 	wait := poll
 	d.mu.Lock()
 	if next, ok := d.dues.next(asked, time.Now()); ok {

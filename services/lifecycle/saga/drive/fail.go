@@ -38,14 +38,14 @@ func (d *Driver) failed(ctx context.Context, h *lease.Run, state string, e *saga
 	why := fmt.Sprintf("%s the step %q failed (%s: %s); attempt %d of %d follows in %s", direction(h), h.Attempt.Name,
 		names.Of(e.Reason), e.Public, failures+1, policy.Attempts, after.Round(time.Millisecond))
 	at, level := h.Attempt, d.levelOf(ctx, h, e)
-	err := d.submit(ctx, &transition{h: h, cl: closing{state: state, err: e}, rest: &rest{
+	err := d.submit(ctx, &transition{h: h, cl: closing{state: state, err: e}, release: &release{
 		state: run, attempts: failures, after: after, why: why, point: "park", passOver: state == runs.AttemptAbandoned,
 	}})
 	if err == nil {
-		d.tell(ctx, h, &at, e, level, false)
+		d.logFailure(ctx, h, &at, e, level, false)
 		d.due(after)
 	}
-	return d.ended(err, h)
+	return d.stepFailure(err, h)
 }
 
 // levelOf returns the level at which a failure is logged. A step that a later operation of its workspace superseded is
@@ -63,8 +63,8 @@ func (d *Driver) levelOf(ctx context.Context, h *lease.Run, e *saga.StepError) s
 	return slog.LevelWarn
 }
 
-// tell logs a failure with its cause, once the failure is committed.
-func (d *Driver) tell(ctx context.Context, h *lease.Run, at *runs.Attempt, e *saga.StepError, level slog.Level,
+// logFailure logs a failure with its cause, once the failure is committed.
+func (d *Driver) logFailure(ctx context.Context, h *lease.Run, at *runs.Attempt, e *saga.StepError, level slog.Level,
 	forGood bool,
 ) {
 	d.log.Log(ctx, level, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.Run.ID),
@@ -88,7 +88,7 @@ func (d *Driver) exhausted(ctx context.Context, h *lease.Run, state string, e *s
 	at, level := h.Attempt, d.levelOf(ctx, h, e)
 	more, err := d.exhaust(ctx, h, state, e)
 	if err == nil {
-		d.tell(ctx, h, &at, e, level, true)
+		d.logFailure(ctx, h, &at, e, level, true)
 	}
 	return more, err
 }
@@ -110,14 +110,14 @@ func (d *Driver) exhaust(ctx context.Context, h *lease.Run, state string, e *sag
 			rows.Rows, func(ctx context.Context, tx pgx.Tx) error { return h.Def.OnStuck(ctx, tx, workspaceID, e) },
 		)
 	}
-	err := d.submit(ctx, &transition{h: h, cl: closing{state: state, err: e}, rest: &rest{
+	err := d.submit(ctx, &transition{h: h, cl: closing{state: state, err: e}, release: &release{
 		rows: rows, state: runs.Stuck, attempts: h.Run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo",
 		stuck: reason, workspace: runs.Stuck, passOver: true, keepError: h.Run.Phase == runs.Do, point: "finish",
 	}})
 	if err == nil {
 		d.core.Stats().Stuck.Add(1)
 	}
-	return d.ended(err, h)
+	return d.stepFailure(err, h)
 }
 
 // giveUp leaves the forward phase because of an error: it compensates, or, if the step retains, ends as failed with
@@ -125,16 +125,16 @@ func (d *Driver) exhaust(ctx context.Context, h *lease.Run, state string, e *sag
 func (d *Driver) giveUp(ctx context.Context, h *lease.Run, state string, e *saga.StepError) (bool, error) {
 	cl := closing{state: state, err: e}
 	if h.Step().Retain {
-		err := d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
+		err := d.submit(ctx, &transition{h: h, cl: cl, release: &release{
 			state: runs.Failed, workspace: names.Of(h.Def.States.Failed), keepError: true,
 			point: "finish",
 		}})
 		if err == nil {
 			d.core.Stats().Failed.Add(1)
 		}
-		return d.ended(err, h)
+		return d.stepFailure(err, h)
 	}
-	return d.turnBack(ctx, h, cl, state == runs.AttemptAbandoned)
+	return d.compensate(ctx, h, cl, state == runs.AttemptAbandoned)
 }
 
 // cancelled leaves the forward phase because the run was cancelled.
@@ -155,12 +155,12 @@ func (d *Driver) cancelled(ctx context.Context, h *lease.Run, state string, aban
 		Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Reason: commonv1.Reason_REASON_CANCEL_REQUESTED,
 		Public: "cancelled by " + by,
 	}
-	return d.turnBack(ctx, h, closing{state: state, err: e}, abandoned)
+	return d.compensate(ctx, h, closing{state: state, err: e}, abandoned)
 }
 
-// turnBack begins the compensation. An abandoned step may still be running: the fence is raised, so that its writes are
-// refused.
-func (d *Driver) turnBack(ctx context.Context, h *lease.Run, cl closing, abandoned bool) (bool, error) {
+// compensate begins the compensation. An abandoned step may still be running: the fence is raised, so that its writes
+// are refused.
+func (d *Driver) compensate(ctx context.Context, h *lease.Run, cl closing, abandoned bool) (bool, error) {
 	if abandoned {
 		d.core.Stats().Abandoned.Add(1)
 	}
@@ -169,15 +169,15 @@ func (d *Driver) turnBack(ctx context.Context, h *lease.Run, cl closing, abandon
 		return false, err
 	}
 	if from < 0 {
-		err := d.submit(ctx, &transition{h: h, cl: cl, rest: &rest{
+		err := d.submit(ctx, &transition{h: h, cl: cl, release: &release{
 			state: runs.Failed, workspace: names.Of(h.Def.States.Failed), passOver: true,
 			keepError: true, point: "finish",
 		}})
 		if err == nil {
 			d.core.Stats().Failed.Add(1)
 		}
-		return d.ended(err, h)
+		return d.stepFailure(err, h)
 	}
 	n := nextAttempt{step: from, phase: runs.Undo, bumpFence: abandoned, passOver: true, keepError: true}
-	return d.moved(d.submit(ctx, &transition{h: h, cl: cl, next: &n}), h)
+	return d.committed(d.submit(ctx, &transition{h: h, cl: cl, attempt: &n}), h)
 }

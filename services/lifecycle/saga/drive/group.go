@@ -108,7 +108,7 @@ func (d *Driver) submit(ctx context.Context, mv *transition) error {
 		}
 		return mv.err
 	}
-	if mv.next != nil {
+	if mv.attempt != nil {
 		d.core.Stats().Advanced.Add(1)
 		if mv.cl.state == runs.AttemptSucceeded && mv.h.Run.Phase == runs.Do && len(mv.cl.output) > 0 {
 			mv.h.Outputs[mv.h.Attempt.Name] = mv.cl.output

@@ -115,7 +115,7 @@ func TestRandomVerbs(t *testing.T) {
 			if err := b.invariants(ws); err != nil {
 				rt.Fatalf("after %s: %v", verb, err)
 			}
-			if rapid.Bool().Draw(rt, "settle") {
+			if rapid.Bool().Draw(rt, "await") {
 				b.Await(run, 20*time.Second, "succeeded", "failed", "stuck")
 			}
 		}

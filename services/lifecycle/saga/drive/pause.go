@@ -30,7 +30,7 @@ func (d *Driver) pause(ctx context.Context, h *lease.Run) error {
 		state = runs.Compensating
 	}
 	runID := h.Run.ID
-	err := d.submit(ctx, &transition{h: h, cl: closing{state: runs.AttemptWaiting, why: whyPaused()}, rest: &rest{
+	err := d.submit(ctx, &transition{h: h, cl: closing{state: runs.AttemptWaiting, why: whyPaused()}, release: &release{
 		state: state, attempts: h.Run.Attempts, why: whyPaused(), passOver: true, point: "park",
 		rows: saga.Writes{Rows: []saga.TxFunc{func(ctx context.Context, tx pgx.Tx) error {
 			_, err := pg.Exec(ctx, tx, pauseRun, runID)

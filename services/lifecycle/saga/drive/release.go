@@ -22,7 +22,7 @@ func (d *Driver) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition
 	var after []float64
 	var stuck []string
 	for _, mv := range moves {
-		to := mv.rest
+		to := mv.release
 		cols.add(mv, to.state, to.why, to.keepError, d.core.StallAfter(mv.h.Def, mv.h.Step()))
 		wakeable, tries = append(wakeable, to.wakeable), append(tries, int32(to.attempts)) // small counts
 		signals, after = append(signals, mv.h.Run.Signal), append(after, to.after.Seconds())
@@ -67,7 +67,7 @@ func (d *Driver) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*transition
 
 // copyReleased is copyAdvanced for a run whose lease was given up.
 func (d *Driver) copyReleased(ctx context.Context, tx pgx.Tx, mv *transition, row *releasedRow) error {
-	run, to := mv.h.Run, mv.rest
+	run, to := mv.h.Run, mv.release
 	if row.Version != run.Version+1 {
 		now, err := runs.Get(ctx, tx, run.ID)
 		mv.runNow = now
@@ -87,15 +87,15 @@ func (d *Driver) copyReleased(ctx context.Context, tx pgx.Tx, mv *transition, ro
 func (d *Driver) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*transition, buffer *runs.Buffer) error {
 	var changes []workspace.Change
 	for _, mv := range moves {
-		if mv.err != nil || mv.rest.workspace == "" {
+		if mv.err != nil || mv.release.workspace == "" {
 			continue
 		}
 		code, text := mv.runNow.ErrorCode, mv.runNow.Error
-		if mv.rest.stuck != "" {
-			code, text = "undo_exhausted", mv.rest.stuck
+		if mv.release.stuck != "" {
+			code, text = "undo_exhausted", mv.release.stuck
 		}
 		changes = append(changes, workspace.Change{
-			ID: mv.runNow.WorkspaceID, RunID: mv.runNow.ID, State: mv.rest.workspace, Code: code, Error: text,
+			ID: mv.runNow.WorkspaceID, RunID: mv.runNow.ID, State: mv.release.workspace, Code: code, Error: text,
 		})
 	}
 	if len(changes) == 0 {

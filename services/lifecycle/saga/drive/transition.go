@@ -42,8 +42,8 @@ type nextAttempt struct {
 	rows      saga.Writes
 }
 
-// rest is how a run leaves its driver: parked, ended or stuck.
-type rest struct {
+// release is how a run leaves its driver: parked, ended or stuck.
+type release struct {
 	state     string
 	attempts  int
 	after     time.Duration

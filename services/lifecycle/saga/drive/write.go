@@ -15,13 +15,13 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
-// transition is one write of a driver: the open attempt closes, and either the next one opens (next) or the lease is
-// given up (rest).
+// transition is one write of a driver: the open attempt closes, and either another opens (attempt) or the lease is
+// given up (release).
 type transition struct {
-	h    *lease.Run
-	cl   closing
-	next *nextAttempt
-	rest *rest
+	h       *lease.Run
+	cl      closing
+	attempt *nextAttempt
+	release *release
 
 	to     lease.Run // after an advance
 	runNow runs.Run  // after a release
@@ -30,21 +30,21 @@ type transition struct {
 }
 
 func (mv *transition) rows() saga.Writes {
-	if mv.next != nil {
-		return mv.next.rows
+	if mv.attempt != nil {
+		return mv.attempt.rows
 	}
-	return mv.rest.rows
+	return mv.release.rows
 }
 
 func (mv *transition) passOver() bool {
-	return (mv.next != nil && mv.next.passOver) || (mv.rest != nil && mv.rest.passOver)
+	return (mv.attempt != nil && mv.attempt.passOver) || (mv.release != nil && mv.release.passOver)
 }
 
 func (mv *transition) point() string {
-	if mv.next != nil {
+	if mv.attempt != nil {
 		return "advance"
 	}
-	return mv.rest.point
+	return mv.release.point
 }
 
 // write writes transitions of different runs in one transaction, with their events, and sets err of each that missed
@@ -58,7 +58,7 @@ func (d *Driver) write(ctx context.Context, moves []*transition) error {
 			if err := d.stepRows(ctx, tx, mv.h, mv.rows()); err != nil {
 				return err
 			}
-			if mv.next != nil {
+			if mv.attempt != nil {
 				advances = append(advances, mv)
 			} else {
 				releases = append(releases, mv)

@@ -195,9 +195,9 @@ func TestAnOpenAttemptOutlivesItsDriver(t *testing.T) {
 	}
 }
 
-// TestAnOpenAttemptTellsOfItself holds that heartbeats, progress texts and the flag of a stall are kept with an attempt
+// TestAnOpenAttemptIsShown holds that heartbeats, progress texts and the flag of a stall are kept with an attempt
 // that had no row, and that the events of the driver's next write have what others wrote to the run and its attempt.
-func TestAnOpenAttemptTellsOfItself(t *testing.T) {
+func TestAnOpenAttemptIsShown(t *testing.T) {
 	testkit.IO(t)
 	goOn := make(chan struct{})
 	parked := make(chan struct{})

@@ -21,8 +21,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// judged applies the version of a node's verdict that its host is not as it was accepted, or that it is again.
-func (k *kit) judged(n *node, version int64, drifted bool) {
+// applyVerdict applies the version of a node's verdict that its host is not as it was accepted, or that it is again.
+func (k *kit) applyVerdict(n *node, version int64, drifted bool) {
 	k.t.Helper()
 	const drift = commonv1.DriftReason_DRIFT_REASON_HOST_RUNTIME_DRIFT
 	verdict := &recoveryv1.NodeVerdict{NodeId: n.id, Version: version, Ended: &recoveryv1.VerdictPeriod{Reason: drift}}
@@ -66,7 +66,7 @@ func TestOnADriftedHostOnlyWhatStartsNothingIsLeased(t *testing.T) {
 	drifted, both := k.node(), k.node()
 	k.cordon(both, true)
 	for _, n := range []*node{drifted, both} {
-		k.judged(n, 1, true)
+		k.applyVerdict(n, 1, true)
 	}
 	list := k.hub.List(100)
 	for _, kind := range names.All[commonv1.TaskType]() {
@@ -116,7 +116,7 @@ func TestOnADriftedHostOnlyWhatStartsNothingIsLeased(t *testing.T) {
 	if got := k.leaseOf(both).GetTasks(); len(got) > 0 {
 		t.Errorf("leased %v", got)
 	}
-	k.judged(both, 2, false)
+	k.applyVerdict(both, 2, false)
 	k.lease(both)
 	k.wants(waits.TaskID, dispatched, 1, 0)
 }
@@ -134,13 +134,13 @@ func TestWhatIsOfferedAgainIsHeldToTheVerdict(t *testing.T) {
 		may := slices.Contains(onDrifted, kind)
 		k.enqueue(n, ofType(kind))
 		k.lease(n)
-		k.judged(n, int64(2*i), true)
+		k.applyVerdict(n, int64(2*i), true)
 		at += 3 * time.Second
 		testkit.SetClockOffset(k.db, at)
 		if got := k.leaseOf(n).GetTasks(); (len(got) == 1) != may {
 			t.Errorf("%s: offered again %d times", names.Of(kind), len(got))
 		}
-		k.judged(n, int64(2*i)+1, false)
+		k.applyVerdict(n, int64(2*i)+1, false)
 		at += 3 * time.Second
 		testkit.SetClockOffset(k.db, at)
 		k.result(n, k.lease(n), succeeded)

@@ -35,7 +35,7 @@ func (s *Server) Enqueue(ctx context.Context, tx pgx.Tx, spec task.Spec) (task.R
 		case stored == nil:
 			s.deps.Hub.Notify(spec.NodeID)
 		default:
-			s.tell(stored)
+			s.announce(stored)
 		}
 	})
 	if !told {

@@ -100,8 +100,8 @@ func TestAFirstPageThatFailsIsTriedInPieces(t *testing.T) {
 	}
 }
 
-// TestCancelsAreToldThoughNodesAreNotListed holds that cancels are sent though the list of nodes fails.
-func TestCancelsAreToldThoughNodesAreNotListed(t *testing.T) {
+// TestCancelsAreHintedThoughNodesAreNotListed holds that cancels are sent though the list of nodes fails.
+func TestCancelsAreHintedThoughNodesAreNotListed(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
 	id := k.cancelled(n)

@@ -302,9 +302,9 @@ func TestProbe(t *testing.T) {
 	wantReason(t, err, commonv1.Reason_REASON_NOT_FOUND)
 }
 
-// TestLostHintsAreToldAgain queues work behind the hub's back, as another replica does: the hub's next list names it,
+// TestLostHintsAreSentAgain queues work behind the hub's back, as another replica does: the hub's next list names it,
 // and each one after that, until it is leased.
-func TestLostHintsAreToldAgain(t *testing.T) {
+func TestLostHintsAreSentAgain(t *testing.T) {
 	k := newKit(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -188,15 +188,15 @@ func (s *Server) commitQueued(ctx context.Context, group []*queued) error {
 	for i, one := range group {
 		one.row, one.pos, one.isNew, one.err = stored[i].row, stored[i].pos, stored[i].isNew, stored[i].err
 	}
-	if s.tell(stored) {
+	if s.announce(stored) {
 		s.deps.Committed()
 	}
 	return nil
 }
 
-// tell offers the tasks of a group that were leased, and notifies the hub of the nodes of the others. It is called
+// announce offers the tasks of a group that were leased, and notifies the hub of the nodes of the others. It is called
 // after their commit, and reports whether any task is new.
-func (s *Server) tell(stored []queued) bool {
+func (s *Server) announce(stored []queued) bool {
 	var nodes []string
 	isNew := false
 	offers := map[*outlet][]picked{}

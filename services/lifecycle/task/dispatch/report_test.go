@@ -45,8 +45,8 @@ func TestUpdatesMoveATaskForwardOnly(t *testing.T) {
 	}
 }
 
-// TestWhatComesTogetherIsStillToldApart folds delivery, start and result into one commit.
-func TestWhatComesTogetherIsStillToldApart(t *testing.T) {
+// TestReportsOfOneBatchAreAppliedApart folds delivery, start and result into one commit.
+func TestReportsOfOneBatchAreAppliedApart(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
 	row := k.enqueue(n)
@@ -343,9 +343,9 @@ func TestACopiedDiskDoesNotSpeakForItsOriginal(t *testing.T) {
 	}
 }
 
-// TestAResultTellsOfTheStart: an agent leaves out the delivery and the start of a task whose result comes at once, and
+// TestAResultImpliesTheStart: an agent leaves out the delivery and the start of a task whose result comes at once, and
 // the task's history still has both.
-func TestAResultTellsOfTheStart(t *testing.T) {
+func TestAResultImpliesTheStart(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
 	short := k.enqueue(n).TaskID

@@ -126,7 +126,7 @@ func TestInRollbackModeAFormerAttemptIsTheTasks(t *testing.T) {
 }
 
 // An agent whose ledger has tasks that the database does not know gets no cancels for them until the mode is over.
-func TestInRollbackModeASessionIsToldToStopNothing(t *testing.T) {
+func TestInRollbackModeASessionIsCancelledNothing(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
 	asked := k.enqueue(n, ofType(deploy))

@@ -105,10 +105,10 @@ func TestATaskIsLeasedAsItIsQueued(t *testing.T) {
 	s.offered(stream, n, s.probe(n))
 }
 
-// TestALeaseThatNobodyAskedForIsHeldToTheGate holds that a task is not leased as it is queued if the gate is shut,
+// TestALeaseWithoutARequestIsCheckedByTheGate holds that a task is not leased as it is queued if the gate is shut,
 // raised to another session, or locked by a fence under way, nor to a session that was named as ended, nor over a
 // stream that has ended; and that queueing waits for no gate.
-func TestALeaseThatNobodyAskedForIsHeldToTheGate(t *testing.T) {
+func TestALeaseWithoutARequestIsCheckedByTheGate(t *testing.T) {
 	for name, change := range map[string]func(s *streamed, stream *workStream, n *node) (undo func()){
 		"gate shut":       func(s *streamed, _ *workStream, n *node) func() { s.k.fence(n, 2, false); return nil },
 		"another session": func(s *streamed, _ *workStream, n *node) func() { s.k.ready(n); return nil },
@@ -168,9 +168,9 @@ func TestALeaseThatNobodyAskedForIsHeldToTheGate(t *testing.T) {
 	}
 }
 
-// TestWhatIsUndoneIsOfferedToNobody holds that a task which is queued in a caller's transaction is offered after its
+// TestAnUncommittedTaskIsNotOffered holds that a task which is queued in a caller's transaction is offered after its
 // commit alone.
-func TestWhatIsUndoneIsOfferedToNobody(t *testing.T) {
+func TestAnUncommittedTaskIsNotOffered(t *testing.T) {
 	s := newStreamed(t)
 	n, other := s.k.node(), s.k.node()
 	stream, err := s.open("nodeapi")

@@ -27,8 +27,10 @@ type ahead struct {
 // before the lease. The envelope proves the latter. With it the row adopts the attempt, and the update is returned to
 // be applied; without it the update is refused. A task that has ended stays as it is: its attempt is raised, so that no
 // later lease draws the same one, and a result of it is late evidence.
-func (s *Reports) adoptProven(ctx context.Context, tx pgx.Tx, words []taskUpdate, done *applied) ([]taskUpdate, error) {
-	list, err := findAhead(ctx, tx, words)
+func (s *Reports) adoptProven(ctx context.Context, tx pgx.Tx, updates []taskUpdate, done *applied) ([]taskUpdate,
+	error,
+) {
+	list, err := findAhead(ctx, tx, updates)
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}
@@ -49,13 +51,13 @@ func (s *Reports) adoptProven(ctx context.Context, tx pgx.Tx, words []taskUpdate
 
 // findAhead locks and returns the rows whose attempt is below that of an update, with the lower attempts of a task
 // before the higher ones.
-func findAhead(ctx context.Context, tx pgx.Tx, words []taskUpdate) ([]ahead, error) {
-	if len(words) == 0 {
+func findAhead(ctx context.Context, tx pgx.Tx, updates []taskUpdate) ([]ahead, error) {
+	if len(updates) == 0 {
 		return nil, nil
 	}
-	n := len(words)
+	n := len(updates)
 	taskIDs, nodes, attempts := make([]string, n), make([]string, n), make([]int32, n)
-	for i, w := range words {
+	for i, w := range updates {
 		taskIDs[i], nodes[i], attempts[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt()
 	}
 	rows, err := pg.All[aheadRow](ctx, tx, lockBehindReports, taskIDs, nodes, attempts)
@@ -71,7 +73,7 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []taskUpdate) ([]ahead, err
 		case err != nil:
 			return nil, fmt.Errorf("read task behind its report: %w", err)
 		}
-		out = append(out, ahead{row: row, update: words[r.Place-1]})
+		out = append(out, ahead{row: row, update: updates[r.Place-1]})
 	}
 	return out, nil
 }

@@ -18,14 +18,14 @@ const maxLateEvidence = 8
 
 // keepLate keeps results that came too late to change their tasks. It leaves out a result that was applied before,
 // whose acknowledgement was lost, and an unproven result of an attempt above the row's.
-func keepLate(ctx context.Context, tx pgx.Tx, words []taskUpdate) error {
-	if len(words) == 0 {
+func keepLate(ctx context.Context, tx pgx.Tx, updates []taskUpdate) error {
+	if len(updates) == 0 {
 		return nil
 	}
-	n := len(words)
+	n := len(updates)
 	taskIDs, nodes, states, details := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	attempts, epochs := make([]int32, n), make([]int64, n)
-	for i, w := range words {
+	for i, w := range updates {
 		taskIDs[i], nodes[i], attempts[i], epochs[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt(), w.epoch
 		states[i], details[i] = names.Of(w.state()), task.Clean(w.result.GetError(), 4096)
 	}

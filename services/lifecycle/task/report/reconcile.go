@@ -174,14 +174,14 @@ func (s *Reports) adopt(ctx context.Context, tx pgx.Tx, r task.Row, theirs *comm
 	} else if state != commonv1.TaskState_TASK_STATE_RUNNING {
 		state = commonv1.TaskState_TASK_STATE_DELIVERED
 	}
-	return s.move(ctx, tx, r, state, epoch, sessionID, "the agent has it")
+	return s.transition(ctx, tx, r, state, epoch, sessionID, "the agent has it")
 }
 
 // awaitProof delays the offer of a task for as long as that of a task whose offer was lost: the agent has a later
 // attempt of it and is expected to report that with its envelope. If the agent does not, the row's attempt is offered.
 func (s *Reports) awaitProof(ctx context.Context, tx pgx.Tx, r task.Row, g gate.Gate) error {
 	if r.State != commonv1.TaskState_TASK_STATE_QUEUED {
-		if err := s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID,
+		if err := s.transition(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID,
 			"the agent has a later attempt"); err != nil {
 			return err
 		}
@@ -198,9 +198,10 @@ func (s *Reports) awaitProof(ctx context.Context, tx pgx.Tx, r task.Row, g gate.
 func (s *Reports) again(ctx context.Context, tx pgx.Tx, r task.Row, g gate.Gate, newLedger bool) error {
 	switch {
 	case r.State == commonv1.TaskState_TASK_STATE_DISPATCHED || !newLedger:
-		return s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID, "offered again")
+		return s.transition(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID,
+			"offered again")
 	case task.Idempotent(r.Type):
-		return s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_QUEUED, 0, "", "the agent's ledger is new")
+		return s.transition(ctx, tx, r, commonv1.TaskState_TASK_STATE_QUEUED, 0, "", "the agent's ledger is new")
 	default:
 		return s.end(ctx, tx, r, commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN, "the agent's ledger is new")
 	}
@@ -208,7 +209,7 @@ func (s *Reports) again(ctx context.Context, tx pgx.Tx, r task.Row, g gate.Gate,
 
 // end moves a task to a terminal state and wakes its run.
 func (s *Reports) end(ctx context.Context, tx pgx.Tx, r task.Row, state commonv1.TaskState, detail string) error {
-	if err := s.move(ctx, tx, r, state, r.SessionEpoch, "", detail); err != nil {
+	if err := s.transition(ctx, tx, r, state, r.SessionEpoch, "", detail); err != nil {
 		return err
 	}
 	if r.RunID == "" {
@@ -217,13 +218,13 @@ func (s *Reports) end(ctx context.Context, tx pgx.Tx, r task.Row, state commonv1
 	return s.deps.Wake(ctx, tx, r.RunID)
 }
 
-// move changes the state and the session of a task whose row is locked, and appends its event.
-func (s *Reports) move(ctx context.Context, tx pgx.Tx, r task.Row, state commonv1.TaskState, epoch int64, sessionID,
-	detail string,
+// transition changes the state and the session of a task whose row is locked, and appends its event.
+func (s *Reports) transition(ctx context.Context, tx pgx.Tx, r task.Row, state commonv1.TaskState, epoch int64,
+	sessionID, detail string,
 ) error {
-	moved, err := task.One(ctx, tx, moveTask, r.TaskID, names.Of(state), epoch, sessionID)
+	moved, err := task.One(ctx, tx, transitionTask, r.TaskID, names.Of(state), epoch, sessionID)
 	if err != nil {
-		return fmt.Errorf("move task %s: %w", r.TaskID, err)
+		return fmt.Errorf("change task %s: %w", r.TaskID, err)
 	}
 	if _, err := events.Append(ctx, tx, moved.Event(r.WithLease(moved.Transition(state, detail))...)); err != nil {
 		return fmt.Errorf("report task: %w", err)

@@ -37,7 +37,7 @@ var (
 				greatest(t.not_before,
 					least(mesh.clock() + interval '`+task.OfferAgainAfter+`', t.expires_at - interval '1 second')) END
 		WHERE t.task_id = $1`)
-	moveTask = pg.Define(pg.RoleLifecycle, "report.move", `
+	transitionTask = pg.Define(pg.RoleLifecycle, "report.move", `
 		UPDATE lifecycle.task t SET state = $2::text, session_epoch = $3, session_id = nullif($4, '')::uuid,
 			state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END,
 			offered_at = CASE WHEN $2::text = 'dispatched' THEN mesh.clock() - interval '1 hour' ELSE t.offered_at END,

@@ -48,7 +48,7 @@ func (s *Reports) ReportTasks(ctx context.Context,
 	req *lifecyclev1.ReportTasksRequest,
 ) (*lifecyclev1.ReportTasksResponse, error) {
 	defer s.deps.Reported(req.GetReports())
-	words, order, contradictions := gather(req)
+	updates, order, contradictions := gather(req)
 	nodes := make([]string, 0, len(req.GetReports()))
 	durable := false
 	for _, r := range req.GetReports() {
@@ -59,13 +59,13 @@ func (s *Reports) ReportTasks(ctx context.Context,
 	superseded := 0
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res = &lifecyclev1.ReportTasksResponse{}
-		gates, done, err := s.apply(ctx, tx, nodes, words, order, durable)
+		gates, done, err := s.apply(ctx, tx, nodes, updates, order, durable)
 		if err != nil {
 			return err
 		}
 		var late []taskUpdate
 		for _, key := range order {
-			if w := words[key]; !gates[w.node].Admitted && w.result != nil {
+			if w := updates[key]; !gates[w.node].Admitted && w.result != nil {
 				late = append(late, w)
 			}
 		}
@@ -112,11 +112,11 @@ func (s *Reports) ReportTasks(ctx context.Context,
 
 // applied is the outcome of a batch.
 type applied struct {
-	// settled are the attempts whose result is applied, was applied before, or is kept as late evidence.
-	settled    map[string]bool
-	refused    map[string]*lifecyclev1.TaskRefusal // attempts above their row's, unproven
-	superseded int                                 // results applied as superseded
-	wake       []string                            // runs of which a task has ended
+	// acknowledged are the attempts whose result is applied, was applied before, or is kept as late evidence.
+	acknowledged map[string]bool
+	refused      map[string]*lifecyclev1.TaskRefusal // attempts above their row's, unproven
+	superseded   int                                 // results applied as superseded
+	wake         []string                            // runs of which a task has ended
 }
 
 // answer fills in the acknowledgements and refusals of one report.
@@ -141,7 +141,7 @@ func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportRe
 		refuse(f.GetTask())
 	}
 	for _, f := range r.GetResults() {
-		if !refuse(f.GetTask()) && a.settled[updateKey(r.GetNodeId(), f.GetTask())] {
+		if !refuse(f.GetTask()) && a.acknowledged[updateKey(r.GetNodeId(), f.GetTask())] {
 			one.Acknowledged = append(one.Acknowledged, f.GetTask())
 		}
 	}
@@ -150,13 +150,13 @@ func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportRe
 // apply locks the gates of nodes and moves the tasks of those that are admitted forward. An update of an attempt above
 // the row's is applied after the row has adopted the attempt, or refused if no envelope proves it. Any other update
 // that moves no task is kept as late evidence if it is a result, and ignored otherwise.
-func (s *Reports) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]taskUpdate, order []string,
+func (s *Reports) apply(ctx context.Context, tx pgx.Tx, nodes []string, updates map[string]taskUpdate, order []string,
 	durable bool,
 ) (gate.Views, applied, error) {
-	done := applied{settled: map[string]bool{}, refused: map[string]*lifecyclev1.TaskRefusal{}}
+	done := applied{acknowledged: map[string]bool{}, refused: map[string]*lifecyclev1.TaskRefusal{}}
 	all := make([]taskUpdate, len(order))
 	for i, k := range order {
-		all[i] = words[k]
+		all[i] = updates[k]
 	}
 	var batch pg.Batch
 	if !durable {
@@ -170,7 +170,7 @@ func (s *Reports) apply(ctx context.Context, tx pgx.Tx, nodes []string, words ma
 	if err := batch.Send(ctx, tx); err != nil {
 		return nil, done, fmt.Errorf("apply reports: %w", err)
 	}
-	moved, err := s.advanced(ctx, tx, words, *rows, &done)
+	moved, err := s.advanced(ctx, tx, updates, *rows, &done)
 	if err != nil {
 		return nil, done, err
 	}
@@ -187,7 +187,7 @@ func (s *Reports) apply(ctx context.Context, tx pgx.Tx, nodes []string, words ma
 		if err := batch.Send(ctx, tx); err != nil {
 			return nil, done, fmt.Errorf("apply reports: %w", err)
 		}
-		if again, err = s.advanced(ctx, tx, words, *rows, &done); err != nil {
+		if again, err = s.advanced(ctx, tx, updates, *rows, &done); err != nil {
 			return nil, done, err
 		}
 	}
@@ -198,18 +198,18 @@ func (s *Reports) apply(ctx context.Context, tx pgx.Tx, nodes []string, words ma
 			continue
 		}
 		late = append(late, w)
-		done.settled[k] = true
+		done.acknowledged[k] = true
 	}
 	return gates, done, keepLate(ctx, tx, late)
 }
 
 // queueReports adds the statement that moves the open tasks whose attempt is the one reported to a batch, and returns a
 // pointer to its rows, which are filled in when the batch is sent.
-func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
-	n := len(words)
+func queueReports(batch *pg.Batch, updates []taskUpdate) *[]reportedRow {
+	n := len(updates)
 	taskIDs, nodes, states, notes := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	reasons, texts, attempts, outputs := make([]string, n), make([]string, n), make([]int32, n), make([][]byte, n)
-	for i, w := range words {
+	for i, w := range updates {
 		taskIDs[i], nodes[i], attempts[i], notes[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt(), task.Clean(w.note, 512)
 		if st := w.state(); st != commonv1.TaskState_TASK_STATE_UNSPECIFIED {
 			states[i] = names.Of(st)
@@ -235,9 +235,9 @@ func queueReports(batch *pg.Batch, words []taskUpdate) *[]reportedRow {
 	return rows
 }
 
-// advanced appends the events of the tasks that were moved, records the settled results and the runs to wake in done,
-// and returns the attempts that were moved.
-func (s *Reports) advanced(ctx context.Context, tx pgx.Tx, words map[string]taskUpdate, rows []reportedRow,
+// advanced appends the events of the tasks that were moved, records the acknowledged results and the runs to wake in
+// done, and returns the attempts that were moved.
+func (s *Reports) advanced(ctx context.Context, tx pgx.Tx, updates map[string]taskUpdate, rows []reportedRow,
 	done *applied,
 ) (map[string]bool, error) {
 	advanced := make(map[string]bool, len(rows))
@@ -251,13 +251,13 @@ func (s *Reports) advanced(ctx context.Context, tx pgx.Tx, words map[string]task
 			return nil, fmt.Errorf("apply reports: %w", err)
 		}
 		k := updateKey(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})
-		w := words[k]
+		w := updates[k]
 		evs = append(evs, r.Event(transitions(r, reported, w)...))
 		advanced[k] = true
 		if w.result == nil {
 			continue
 		}
-		done.settled[k] = true
+		done.acknowledged[k] = true
 		if r.State == commonv1.TaskState_TASK_STATE_SUPERSEDED {
 			done.superseded++
 		}

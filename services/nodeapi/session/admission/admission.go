@@ -51,12 +51,12 @@ type source struct {
 }
 
 type limits struct {
-	Turns    int           // handshakes that compute at once; default two for each processor
-	Window   int           // openings of one source under way at once; default 128 for each processor
-	Stall    time.Duration // for which the client of an opening may be awaited, all its waits together
-	Delay    time.Duration // no handshake begins while an opening has waited for longer
-	Patience time.Duration // after which a handshake that could not begin is shed
-	Look     time.Duration // how often delay is read while handshakes wait for it
+	Turns      int           // handshakes that compute at once; default two for each processor
+	Window     int           // openings of one source under way at once; default 128 for each processor
+	Stall      time.Duration // for which the client of an opening may be awaited, all its waits together
+	Delay      time.Duration // no handshake begins while an opening has waited for longer
+	Patience   time.Duration // after which a handshake that could not begin is shed
+	DelayEvery time.Duration // how often delay is read while handshakes wait for it
 }
 
 // defaults are the limits of a replica. With a shorter Stall, a machine whose agents are slower than that is given ever
@@ -64,7 +64,7 @@ type limits struct {
 // handshake, 8 s: an agent that waits costs this replica a connection, while one that is shed has computed its part of
 // a handshake for nothing, and comes again.
 var defaults = limits{
-	Stall: 4 * time.Second, Delay: 4 * time.Second, Patience: 6500 * time.Millisecond, Look: 50 * time.Millisecond,
+	Stall: 4 * time.Second, Delay: 4 * time.Second, Patience: 6500 * time.Millisecond, DelayEvery: 50 * time.Millisecond,
 }
 
 // New returns an admission with the default limits. The delay is how long the oldest opening has waited for its
@@ -106,7 +106,7 @@ func (a *Admission) goOn(ctx context.Context) error {
 	turn := make(chan struct{})
 	a.mu.Lock()
 	a.begun = append(a.begun, turn)
-	a.nextLocked()
+	a.giveTurnsLocked()
 	a.mu.Unlock()
 	select {
 	case <-turn:
@@ -146,12 +146,12 @@ func (a *Admission) Openings() int {
 	return a.opening
 }
 
-// rest ends a turn.
-func (a *Admission) rest() {
+// endTurn ends a turn.
+func (a *Admission) endTurn() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.running--
-	a.nextLocked()
+	a.giveTurnsLocked()
 }
 
 func (a *Admission) queueFresh(name string) (*source, chan struct{}) {
@@ -166,7 +166,7 @@ func (a *Admission) queueFresh(name string) (*source, chan struct{}) {
 	from.fresh = append(from.fresh, turn)
 	a.waiting++
 	a.readyLocked(from)
-	a.nextLocked()
+	a.giveTurnsLocked()
 	return from, turn
 }
 
@@ -185,7 +185,7 @@ func (a *Admission) leaveFresh(from *source, turn chan struct{}, err error) erro
 	a.opening--
 	from.openings--
 	a.readyLocked(from)
-	a.nextLocked()
+	a.giveTurnsLocked()
 	return err
 }
 
@@ -198,7 +198,7 @@ func (a *Admission) leaveBegun(turn chan struct{}, err error) error {
 		return err
 	}
 	a.running--
-	a.nextLocked()
+	a.giveTurnsLocked()
 	return err
 }
 
@@ -215,8 +215,8 @@ func (a *Admission) readyLocked(s *source) {
 	}
 }
 
-// nextLocked gives turns to those that wait.
-func (a *Admission) nextLocked() {
+// giveTurnsLocked gives turns to those that wait.
+func (a *Admission) giveTurnsLocked() {
 	for a.running < a.limits.Turns && len(a.begun) > 0 {
 		a.begun = a.giveLocked(a.begun)
 	}
@@ -225,7 +225,7 @@ func (a *Admission) nextLocked() {
 	}
 	if a.delay() > a.limits.Delay {
 		a.held = true
-		a.lookAgainLocked()
+		a.readDelayAgainLocked()
 		return
 	}
 	for a.running < a.limits.Turns && len(a.ready) > 0 {
@@ -253,15 +253,15 @@ func (a *Admission) giveLocked(waiting []chan struct{}) []chan struct{} {
 	return waiting[1:]
 }
 
-// lookAgainLocked has delay read again after a while, as long as handshakes wait to begin.
-func (a *Admission) lookAgainLocked() {
+// readDelayAgainLocked has delay read again after a while, as long as handshakes wait to begin.
+func (a *Admission) readDelayAgainLocked() {
 	if a.timer != nil {
 		return
 	}
-	a.timer = time.AfterFunc(a.limits.Look, func() {
+	a.timer = time.AfterFunc(a.limits.DelayEvery, func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.timer = nil
-		a.nextLocked()
+		a.giveTurnsLocked()
 	})
 }

@@ -92,7 +92,7 @@ func (p *Place) giveUpLocked() {
 	from.openings--
 	p.admission.opening--
 	p.admission.readyLocked(from)
-	p.admission.nextLocked()
+	p.admission.giveTurnsLocked()
 }
 
 // Conn is a connection of an agent. During its handshake it holds a turn whenever it is not waiting for its client.
@@ -117,7 +117,7 @@ func (t *Conn) Read(b []byte) (int, error) {
 	if t.over {
 		return t.Conn.Read(b)
 	}
-	t.rest()
+	t.endTurn()
 	p := t.opening.Load()
 	p.Await()
 	n, err := t.Conn.Read(b)
@@ -145,7 +145,7 @@ func (t *Conn) Read(b []byte) (int, error) {
 
 // End ends the handshake. The opening goes on until Leave is called.
 func (t *Conn) End() {
-	t.rest()
+	t.endTurn()
 	t.over, t.ctx = true, nil
 	t.opening.Load().Await() // its first stream
 }
@@ -182,9 +182,9 @@ func hungUp(conn net.Conn) bool {
 	return err == nil && gone
 }
 
-func (t *Conn) rest() {
+func (t *Conn) endTurn() {
 	if t.holds {
 		t.holds = false
-		t.admission.rest()
+		t.admission.endTurn()
 	}
 }

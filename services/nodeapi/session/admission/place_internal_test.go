@@ -19,7 +19,7 @@ func (a *admissionTest) fill(t *testing.T, name string) []*Place {
 	for range a.limits.Window {
 		expectTurn(t, "an opening of "+name, start(t.Context(), a.beginOf(name)), nil)
 		out = append(out, a.present)
-		a.rest()
+		a.endTurn()
 	}
 	return out
 }
@@ -52,7 +52,7 @@ func TestOpeningsOfASourceAreBounded(t *testing.T) {
 		}
 		expectTurn(t, "one of another source", start(t.Context(), a.beginOf(anotherSource)), nil)
 		other := a.present
-		a.rest()
+		a.endTurn()
 		if n := a.Openings(); n != 3 {
 			t.Errorf("%d openings are under way, not 3", n)
 		}
@@ -61,7 +61,7 @@ func TestOpeningsOfASourceAreBounded(t *testing.T) {
 		places[0].leave() // counts once
 		expectTurn(t, "the third, after an opening is over", third, nil)
 		last := a.present
-		a.rest()
+		a.endTurn()
 		expectWaits(t, "the fourth", fourth)
 		time.Sleep(defaults.Patience)
 		expectTurn(t, "the fourth, after its patience", fourth, ErrShed)
@@ -81,9 +81,9 @@ func TestSourcesTakeTurns(t *testing.T) {
 			many = append(many, start(t.Context(), a.beginOf(oneSource)))
 		}
 		other := start(t.Context(), a.beginOf(anotherSource))
-		a.rest()
+		a.endTurn()
 		expectTurn(t, "the second of the one source", many[0], nil)
-		a.rest()
+		a.endTurn()
 		expectTurn(t, "the first of the other source", other, nil)
 		expectWaits(t, "the third of the one source", many[1])
 	})
@@ -108,7 +108,7 @@ func TestAStalledOpeningGivesItsPlaceUp(t *testing.T) {
 		if n := a.stalls.Load(); n != 1 {
 			t.Errorf("%d openings counted as stalled", n)
 		}
-		a.rest()
+		a.endTurn()
 		p.Heard()
 		p.leave() // it has no place any more
 		expectWaits(t, "one more", start(t.Context(), a.beginOf(oneSource)))
@@ -187,7 +187,7 @@ func TestAClientThatHungUpGetsNoTurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.rest()
+	a.endTurn()
 	type result struct {
 		n   int
 		err error

@@ -12,8 +12,8 @@ const (
 	// Tolerance is the difference between a host's clock and the database's from which it is reported by default.
 	// Certificates are dated back by as much: a host that is further behind takes a fresh one for not valid yet.
 	Tolerance = pki.Backdate
-	// moves is by how much a reported difference must change to be reported again, and a quarter of it at least.
-	moves = time.Minute
+	// leastChange is by how much a reported difference must change to be reported again, and a quarter of it at least.
+	leastChange = time.Minute
 	// A session may report atOnce changes of its clock one after another, and after them one in each pause.
 	atOnce = 4
 	pause  = time.Minute
@@ -32,7 +32,7 @@ type Meter struct {
 	mono  time.Duration // the agent's monotonic clock in that heartbeat
 	read  bool          // there was a heartbeat
 
-	told time.Duration // as last reported; zero: the clock is right
+	reported time.Duration // as last reported; zero: the clock is right
 	// freeAt is when atOnce reports may follow each other again, by the replica's monotonic clock.
 	freeAt time.Time
 }
@@ -67,19 +67,19 @@ func (m *Meter) Heartbeat(f *nodev1.Heartbeat, arrived, now time.Time) (time.Dur
 		offset = behind
 	}
 	limit := cmp.Or(m.tolerance, Tolerance)
-	if m.told != 0 {
+	if m.reported != 0 {
 		limit /= 2
 	}
 	if offset.Abs() <= limit {
 		offset = 0
 	}
-	moved := (offset - m.told).Abs()
+	moved := (offset - m.reported).Abs()
 	switch {
-	case offset == m.told, m.freeAt.Sub(now) > (atOnce-1)*pause,
-		offset != 0 && m.told != 0 && moved <= max(moves, m.told.Abs()/4):
+	case offset == m.reported, m.freeAt.Sub(now) > (atOnce-1)*pause,
+		offset != 0 && m.reported != 0 && moved <= max(leastChange, m.reported.Abs()/4):
 		return 0, false
 	}
-	m.told = offset
+	m.reported = offset
 	if m.freeAt.Before(now) {
 		m.freeAt = now
 	}

@@ -59,9 +59,9 @@ func Actions(ctx context.Context, t view.Target, options []*lifecyclev1.ActionOp
 		return options
 	}
 	for _, o := range options {
-		o.Consequence = t.Told(o.GetConsequence())
+		o.Consequence = t.WithoutMachines(o.GetConsequence())
 		for i, text := range o.GetUnmet() {
-			o.Unmet[i] = t.Told(text)
+			o.Unmet[i] = t.WithoutMachines(text)
 		}
 		switch {
 		case underRepair(t, o.GetKind()) != nil:
@@ -93,9 +93,9 @@ func RefusedOn(ctx context.Context, owner string, t view.Target, err error) erro
 	f := fault.From(err)
 	told := *f
 	if fault.OfCaller(f.Reason) {
-		told.Public, told.Remedy, told.Unmet = t.Told(f.Public), t.Told(f.Remedy), slices.Clone(f.Unmet)
+		told.Public, told.Remedy, told.Unmet = t.WithoutMachines(f.Public), t.WithoutMachines(f.Remedy), slices.Clone(f.Unmet)
 		for i, text := range told.Unmet {
-			told.Unmet[i] = t.Told(text)
+			told.Unmet[i] = t.WithoutMachines(text)
 		}
 		return &OwnerError{&told}
 	}
@@ -114,7 +114,7 @@ func operation(ctx context.Context, t view.Target, o *lifecyclev1.Operation) *li
 		o.Consequence = withWait(t, o.GetKind(), o.GetConsequence())
 	}
 	if o != nil && ofTenant(ctx) {
-		o.Consequence, o.Advice = t.Told(o.GetConsequence()), t.Told(o.GetAdvice())
+		o.Consequence, o.Advice = t.WithoutMachines(o.GetConsequence()), t.WithoutMachines(o.GetAdvice())
 	}
 	return o
 }

@@ -33,8 +33,8 @@ const (
 	// after it has refused one, or did not answer.
 	openAgain    = 500 * time.Millisecond
 	refusedAgain = 30 * time.Second
-	// rest is the time between two rounds while no request is under way.
-	rest = 30 * time.Second
+	// idlePeriod is the time between two rounds while no request is under way.
+	idlePeriod = 30 * time.Second
 	// timeout bounds the requests of one round.
 	timeout = 4 * time.Second
 	// lock is the key of the advisory lock under which requests are taken.
@@ -94,7 +94,7 @@ func (a *Asker) Run(ctx context.Context) error {
 		case a.away:
 			a.next = refusedAgain
 		case asked == 0:
-			a.next = rest
+			a.next = idlePeriod
 		default:
 			a.next = openAgain
 		}

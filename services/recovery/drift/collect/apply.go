@@ -125,7 +125,7 @@ func read(r events.Record) (change, error) {
 		if err := r.Decode(s); err != nil {
 			return change{}, err
 		}
-		return change{nodeID: s.GetNodeId(), facts: tellsFacts(s), profile: s.GetProfile() != nil, apply: func(n *Node) {
+		return change{nodeID: s.GetNodeId(), facts: reportsFacts(s), profile: s.GetProfile() != nil, apply: func(n *Node) {
 			n.sessionChanged(s, r.AggregateVersion, r.CreatedAt, r.CorrelationID)
 		}}, nil
 	case kindGate:

@@ -174,8 +174,8 @@ func remoteOf(address string) string {
 	return addr.WithZone("").Unmap().String()
 }
 
-// moved returns in words how addresses have changed; empty if they have not.
-func moved(was, is []string) string {
+// addressesDiffer returns in words how addresses have changed; empty if they have not.
+func addressesDiffer(was, is []string) string {
 	var out []string
 	without := func(list, other []string) string {
 		return strings.Join(slices.DeleteFunc(slices.Clone(list), func(a string) bool {

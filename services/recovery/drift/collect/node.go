@@ -115,7 +115,7 @@ func (n *Node) sessionChanged(s *nodev1.SessionChanged, version int64, at time.T
 	case same && version <= n.SessionVersion, !same && (!serving || s.GetGeneration() < n.Generation):
 		return
 	}
-	n.told(s, serving, at, correlation)
+	n.noteReported(s, serving, at, correlation)
 	records := RecordsOf(s.GetDiagnostics())
 	if serving {
 		if !same || n.ReplicaID == "" { // it is heard again, and tells what kept it away
@@ -208,8 +208,8 @@ func (n *Node) gateChanged(g *lifecyclev1.NodeGate, version int64, at time.Time,
 	}
 }
 
-// JudgedSilent keeps that the node was not heard for too long.
-func (n *Node) JudgedSilent(since time.Time, detail string) {
+// NoteSilent keeps that the node was not heard for too long.
+func (n *Node) NoteSilent(since time.Time, detail string) {
 	reason := commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN
 	if n.State != ActiveState {
 		reason = commonv1.DriftReason_DRIFT_REASON_DISCONNECTED

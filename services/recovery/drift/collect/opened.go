@@ -6,8 +6,8 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// Settle is how long a gate may be closed before that counts: it opens a moment after a session is admitted.
-const Settle = 5 * time.Second
+// GateGrace is how long a gate may be closed before that counts: it opens a moment after a session is admitted.
+const GateGrace = 5 * time.Second
 
 // opened keeps with which certificate the session that serves the node was opened. A probe is asked for anew in each
 // session.
@@ -29,7 +29,7 @@ func (n *Node) mismatched(at time.Time) {
 	if n.matched() || !n.Stored.matched() || n.ReplicaID == "" {
 		return
 	}
-	if at = at.Add(Settle); n.DueAt == nil || at.Before(*n.DueAt) {
+	if at = at.Add(GateGrace); n.DueAt == nil || at.Before(*n.DueAt) {
 		n.DueAt = &at
 	}
 }

@@ -50,8 +50,9 @@ var (
 			reported_at = EXCLUDED.reported_at`)
 )
 
-// profileTold keeps the profile that the newest session of a node reports. An agent of an earlier build reports none.
-func (n *Node) profileTold(s *nodev1.SessionChanged, at time.Time) {
+// profileReported keeps the profile that the newest session of a node reports. An agent of an earlier build reports
+// none.
+func (n *Node) profileReported(s *nodev1.SessionChanged, at time.Time) {
 	reported := s.GetProfile()
 	if reported.GetFingerprint() == "" {
 		return
@@ -64,8 +65,8 @@ func (n *Node) profileTold(s *nodev1.SessionChanged, at time.Time) {
 	}
 }
 
-// profileJudged compares what a node reports with the versions as they are now: all but a retired one are valid.
-func (n *Node) profileJudged(r *reportedProfile) {
+// noteProfile compares what a node reports with the versions as they are now: all but a retired one are valid.
+func (n *Node) noteProfile(r *reportedProfile) {
 	e := drift.Evidence{
 		NodeID: n.NodeID, Part: commonv1.DriftPart_DRIFT_PART_ENDPOINT, Source: drift.FromSession, ObservedAt: r.ReportedAt,
 	}
@@ -104,15 +105,15 @@ func loadProfiles(ctx context.Context, tx pgx.Tx, nodes map[string]*Node, of []s
 	return nil
 }
 
-// JudgeProfiles keeps what the profiles of nodes are evidence of now.
-func JudgeProfiles(ctx context.Context, tx pgx.Tx, nodes map[string]*Node) error {
+// NoteProfiles keeps what the profiles of nodes are evidence of now.
+func NoteProfiles(ctx context.Context, tx pgx.Tx, nodes map[string]*Node) error {
 	rows, err := pg.All[reportedProfile](ctx, tx, readReported, IDsOf(nodes))
 	if err != nil {
 		return fmt.Errorf("read profiles that nodes report: %w", err)
 	}
 	for i := range rows {
 		if n := nodes[rows[i].NodeID]; n != nil {
-			n.profileJudged(&rows[i])
+			n.noteProfile(&rows[i])
 		}
 	}
 	return nil

@@ -47,19 +47,19 @@ func (r *factsRow) equal(o *factsRow) bool {
 		slices.Equal(r.Addresses, o.Addresses) && slices.Equal(r.Remotes, o.Remotes) && slices.Equal(r.Lacks, o.Lacks)
 }
 
-// tellsFacts reports whether an event of a session has facts that are compared with those before.
-func tellsFacts(s *nodev1.SessionChanged) bool {
+// reportsFacts reports whether an event of a session has facts that are compared with those before.
+func reportsFacts(s *nodev1.SessionChanged) bool {
 	return s.GetHost() != nil || len(s.GetTaskTypes()) > 0
 }
 
-// told keeps what the newest session of a node tells beside that it serves.
-func (n *Node) told(s *nodev1.SessionChanged, serving bool, at time.Time, correlation string) {
+// noteReported keeps what the newest session of a node tells beside that it serves.
+func (n *Node) noteReported(s *nodev1.SessionChanged, serving bool, at time.Time, correlation string) {
 	e := drift.Evidence{NodeID: n.NodeID, Source: drift.FromSession, ObservedAt: at, CorrelationID: correlation}
 	if serving {
-		n.clockTold(s, e)
-		n.profileTold(s, at)
+		n.clockReported(s, e)
+		n.profileReported(s, at)
 	}
-	if !tellsFacts(s) || !ids.Valid(s.GetNodeInstanceId()) {
+	if !reportsFacts(s) || !ids.Valid(s.GetNodeInstanceId()) {
 		return
 	}
 	if n.Facts == nil {
@@ -69,15 +69,15 @@ func (n *Node) told(s *nodev1.SessionChanged, serving bool, at time.Time, correl
 		n.Facts = &factsRow{NodeID: n.NodeID, Instance: s.GetNodeInstanceId(), AcceptedAt: at}
 	}
 	if s.GetHost() != nil {
-		n.runtimeTold(RuntimeOf(s.GetHost()), e)
-		n.addressesTold(addressesOf(s.GetHost()), remoteOf(s.GetRemoteAddress()), e)
+		n.runtimeReported(RuntimeOf(s.GetHost()), e)
+		n.addressesReported(addressesOf(s.GetHost()), remoteOf(s.GetRemoteAddress()), e)
 	}
 	if len(s.GetTaskTypes()) > 0 {
-		n.taskTypesTold(s.GetTaskTypes(), e)
+		n.taskTypesReported(s.GetTaskTypes(), e)
 	}
 }
 
-func (n *Node) clockTold(s *nodev1.SessionChanged, e drift.Evidence) {
+func (n *Node) clockReported(s *nodev1.SessionChanged, e drift.Evidence) {
 	e.Part = commonv1.DriftPart_DRIFT_PART_HOST
 	if s.GetClockOffset().CheckValid() == nil && s.GetClockOffset().AsDuration() != 0 {
 		e.Reason = commonv1.DriftReason_DRIFT_REASON_CLOCK_SKEW
@@ -90,9 +90,9 @@ func (n *Node) clockTold(s *nodev1.SessionChanged, e drift.Evidence) {
 	n.NoteTopic(topicClock, e)
 }
 
-// runtimeTold compares what workloads rest on with what was accepted. What was not known when it was accepted is taken
-// as it is reported first.
-func (n *Node) runtimeTold(is Runtime, e drift.Evidence) {
+// runtimeReported compares what workloads rest on with what was accepted. What was not known when it was accepted is
+// taken as it is reported first.
+func (n *Node) runtimeReported(is Runtime, e drift.Evidence) {
 	if is.unknown() {
 		return
 	}
@@ -113,13 +113,13 @@ func (n *Node) runtimeTold(is Runtime, e drift.Evidence) {
 	n.NoteTopic(TopicRuntime, e)
 }
 
-// addressesTold compares the addresses of the host with those that are recorded, and records them. The address from
+// addressesReported compares the addresses of the host with those that are recorded, and records them. The address from
 // which its session came is recorded alone: it is a proxy's or a balancer's as often as the host's.
-func (n *Node) addressesTold(addresses []string, remote string, e drift.Evidence) {
+func (n *Node) addressesReported(addresses []string, remote string, e drift.Evidence) {
 	first := len(n.Facts.Addresses) == 0
 	detail := ""
 	if !first {
-		detail = moved(n.Facts.Addresses, addresses)
+		detail = addressesDiffer(n.Facts.Addresses, addresses)
 	}
 	n.Facts.Addresses = addresses
 	if remote != "" && !slices.Contains(n.Facts.Remotes, remote) {
@@ -134,8 +134,8 @@ func (n *Node) addressesTold(addresses []string, remote string, e drift.Evidence
 	n.NoteTopic(topicAddresses, e)
 }
 
-// taskTypesTold compares the types of tasks that the agent knows with those that are queued and not optional.
-func (n *Node) taskTypesTold(has []commonv1.TaskType, e drift.Evidence) {
+// taskTypesReported compares the types of tasks that the agent knows with those that are queued and not optional.
+func (n *Node) taskTypesReported(has []commonv1.TaskType, e drift.Evidence) {
 	n.Facts.Lacks = []string{}
 	for _, t := range tasktypes.Lacking(has) {
 		if n.settings.required(t) {

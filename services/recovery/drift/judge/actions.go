@@ -28,7 +28,9 @@ const staleTasks = commonv1.DriftReason_DRIFT_REASON_TASK_BACKLOG_STALE
 
 // act begins the recovery action that follows from a verdict, and ends those that have come to their end. The verdict
 // gets the correlation id of the action that it belongs to.
-func (t *turn) act(n *collect.Node, was *recoveryv1.NodeVerdict, v *drift.Verdict, h health, list []drift.Evidence) {
+func (t *takenNodes) act(n *collect.Node, was *recoveryv1.NodeVerdict, v *drift.Verdict, h health,
+	list []drift.Evidence,
+) {
 	if v.Reason != was.GetReason() {
 		t.begin(n, *v, list)
 	}
@@ -51,7 +53,7 @@ func (t *turn) act(n *collect.Node, was *recoveryv1.NodeVerdict, v *drift.Verdic
 	}
 }
 
-func (t *turn) begin(n *collect.Node, v drift.Verdict, list []drift.Evidence) {
+func (t *takenNodes) begin(n *collect.Node, v drift.Verdict, list []drift.Evidence) {
 	from := actions.Beginning{
 		NodeID: n.NodeID, Reason: v.Reason, CorrelationID: v.CorrelationID, Within: v.RecoverWithin,
 	}
@@ -81,7 +83,7 @@ func belongs(a *actions.Action, reason commonv1.DriftReason) bool {
 
 // over reports whether an action has come to its end: a node is proven healthy, after a session on the certificate that
 // the action brought, if it brought one. Stale tasks are swept once lifecycle has none.
-func (t *turn) over(a *actions.Action, h health, list []drift.Evidence) bool {
+func (t *takenNodes) over(a *actions.Action, h health, list []drift.Evidence) bool {
 	switch a.Kind() {
 	case actions.StaleTaskSweep:
 		return !slices.ContainsFunc(list, func(e drift.Evidence) bool {

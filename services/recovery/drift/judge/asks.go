@@ -9,7 +9,7 @@ import (
 
 // askHost has the agent of a connected node asked for its host's record, if the reason that has ended, or else the one
 // that has begun, is better explained by it. The former reason began with the given version.
-func (t *turn) askHost(n *collect.Node, was *recoveryv1.NodeVerdict, began int64, v *standing, h health) {
+func (t *takenNodes) askHost(n *collect.Node, was *recoveryv1.NodeVerdict, began int64, v *standing, h health) {
 	if !h.heard || n.State != collect.ActiveState || was.GetReason() == v.body.GetReason() {
 		return
 	}

@@ -11,7 +11,7 @@ import (
 // evidenceOf returns the evidence about a node that counts now, beside the reason of the present verdict, and when the
 // node must be judged again without news. What the gate tells of a node that is down does not count: lifecycle knows it
 // from the agent, and it would hide that the agent is silent.
-func (t *turn) evidenceOf(n *collect.Node, present commonv1.DriftReason) ([]drift.Evidence, *time.Time) {
+func (t *takenNodes) evidenceOf(n *collect.Node, present commonv1.DriftReason) ([]drift.Evidence, *time.Time) {
 	var again *time.Time
 	earlier := func(at time.Time) {
 		if again == nil || at.Before(*again) {
@@ -50,20 +50,20 @@ func (t *turn) evidenceOf(n *collect.Node, present commonv1.DriftReason) ([]drif
 // gateCounts returns from when evidence of the gate counts. That the gate is closed does not count for a moment after a
 // session began to serve. While events are unread for long, what was read may be over for long: it begins no verdict,
 // and ends none that it began before.
-func (t *turn) gateCounts(n *collect.Node, e *drift.Evidence, served time.Time, present commonv1.DriftReason,
+func (t *takenNodes) gateCounts(n *collect.Node, e *drift.Evidence, served time.Time, present commonv1.DriftReason,
 ) time.Time {
 	closed := e.Reason == commonv1.DriftReason_DRIFT_REASON_NODE_NOT_ADMITTED
 	if closed && n.ReplicaID == "" { // which proves nothing
 		return time.Time{}
 	}
 	if e.Reason != present && t.seen.unread() > upToDate {
-		return t.seen.Now.Add(collect.Settle)
+		return t.seen.Now.Add(collect.GateGrace)
 	}
 	if !closed {
 		return time.Time{}
 	}
 	if served.After(e.ObservedAt) {
-		return served.Add(collect.Settle)
+		return served.Add(collect.GateGrace)
 	}
-	return e.ObservedAt.Add(collect.Settle)
+	return e.ObservedAt.Add(collect.GateGrace)
 }

@@ -44,7 +44,7 @@ var follows = []commonv1.DriftReason{
 type reasonsOf map[commonv1.DriftReason]bool
 
 // turned notes that the verdict on a node has another reason.
-func (t *turn) turned(was, now commonv1.DriftReason) {
+func (t *takenNodes) turned(was, now commonv1.DriftReason) {
 	if was == now {
 		return
 	}

@@ -191,7 +191,7 @@ func Healthy(v drift.Verdict, items []HealthItem) bool {
 	return v.Reason == 0 && len(items) == len(recoveryv1.HealthCheck_name)-1
 }
 
-func (t *turn) healthOf(n *collect.Node, v drift.Verdict, evidence []drift.Evidence) health {
+func (t *takenNodes) healthOf(n *collect.Node, v drift.Verdict, evidence []drift.Evidence) health {
 	p := proofOf(n, evidence)
 	p.Beats = t.seen.beats(n.ReplicaID)
 	p.Trusted, p.Issuer = t.trust.of(n.Issuer, t.seen)
@@ -206,9 +206,9 @@ func (s *seen) beats(replicaID string) bool {
 	return s.Lives && replicaID != "" && !slices.Contains(s.Lost, replicaID)
 }
 
-// turns reports whether being healthy begins or ends with h. That a node is not heard is a fact that readers see by
+// changes reports whether being healthy begins or ends with h. That a node is not heard is a fact that readers see by
 // themselves, and not its end: one that connects again, and of which nothing was concluded meanwhile, is no event.
-func (h health) turns(was *recoveryv1.NodeVerdict) bool {
+func (h health) changes(was *recoveryv1.NodeVerdict) bool {
 	if h.items == nil || h.proven == (was.GetHealthySince() != nil) {
 		return false
 	}

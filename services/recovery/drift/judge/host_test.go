@@ -247,7 +247,7 @@ func TestSessionsBringTheRecordOfTheHost(t *testing.T) {
 
 // What the host recorded while its agent was heard explains nothing once the agent is lost, whichever way its session
 // ends.
-func TestWhatWasToldWhileHeardIsOver(t *testing.T) {
+func TestReportsOfTheSessionEndWithIt(t *testing.T) {
 	for name, end := range map[string]func(*kit, *machine){
 		"closed": func(k *kit, n *machine) { k.lose(n) },
 		"lost":   func(k *kit, n *machine) { k.replica = ids.New(); k.beat() },

@@ -193,7 +193,7 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 	if s.Probe != nil && !s.Probe.After(s.Now) {
 		out.probe = true
 	}
-	taken := &turn{
+	taken := &takenNodes{
 		seen: &s, rule: rule, policy: j.deps.Policy.Current(), trust: &j.trust, nodes: map[string]*collect.Node{},
 	}
 	if err := taken.take(ctx, tx); err != nil {
@@ -209,7 +209,7 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 	}
 	out.profiles = s.Profiles
 	out.Judged, out.more, out.More = len(taken.nodes), taken.more, taken.more || s.Profiles
-	out.Next = max(s.next(rule).Sub(s.Now), 20*time.Millisecond)
+	out.Next = max(s.nextAt(rule).Sub(s.Now), 20*time.Millisecond)
 	if !out.More {
 		return noteJudged(ctx, tx, &s)
 	}
@@ -249,8 +249,8 @@ func noteJudged(ctx context.Context, tx pgx.Tx, s *seen) error {
 	return nil
 }
 
-// turn is the nodes that one round has taken.
-type turn struct {
+// takenNodes is the nodes that one round has taken.
+type takenNodes struct {
 	seen   *seen
 	rule   silence.Rule
 	policy policy.Set
@@ -265,7 +265,7 @@ type turn struct {
 
 // take locks the nodes that must be judged and that no other replica has locked, and marks those that are silent for
 // too long, whichever way they were found.
-func (t *turn) take(ctx context.Context, tx pgx.Tx) error {
+func (t *takenNodes) take(ctx context.Context, tx pgx.Tx) error {
 	if t.seen.Due != nil && !t.seen.Due.After(t.seen.Now) && !t.seen.first() {
 		if _, err := t.lock(ctx, tx, takeDue, t.seen.Now); err != nil {
 			return err
@@ -296,10 +296,10 @@ func (t *turn) take(ctx context.Context, tx pgx.Tx) error {
 	if err := collect.LoadEvidence(ctx, tx, t.nodes); err != nil {
 		return err
 	}
-	return collect.JudgeProfiles(ctx, tx, t.nodes)
+	return collect.NoteProfiles(ctx, tx, t.nodes)
 }
 
-func (t *turn) lock(ctx context.Context, tx pgx.Tx, statement *pg.Statement, which any) ([]*collect.Node, error) {
+func (t *takenNodes) lock(ctx context.Context, tx pgx.Tx, statement *pg.Statement, which any) ([]*collect.Node, error) {
 	rows, err := pg.All[collect.NodeRow](ctx, tx, statement, batch, which)
 	if err != nil {
 		return nil, fmt.Errorf("take nodes to judge: %w", err)
@@ -316,7 +316,7 @@ func (t *turn) lock(ctx context.Context, tx pgx.Tx, statement *pg.Statement, whi
 }
 
 // judge concludes the verdicts on the nodes and writes those that have changed.
-func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
+func (t *takenNodes) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 	present, err := readVerdicts(ctx, tx, collect.IDsOf(t.nodes))
 	if err != nil {
 		return err
@@ -335,7 +335,7 @@ func (t *turn) judge(ctx context.Context, tx pgx.Tx, out *Round) error {
 			if n.Lost {
 				detail = "the replica that served it beats no more"
 			}
-			n.JudgedSilent(n.DownSince, detail)
+			n.NoteSilent(n.DownSince, detail)
 		}
 		v := present[id]
 		if v == nil {

@@ -199,9 +199,9 @@ func TestAClosedGateCountsAfterAMoment(t *testing.T) {
 	k.wantReasons(slow.id(), notAdmitted, unspecified)
 }
 
-// TestNobodyIsJudgedWhileNoReplicaListens checks that an outage of nodeapi is one verdict, at which no row of a node
+// TestNoNodeIsJudgedWhileNoReplicaListens checks that an outage of nodeapi is one verdict, at which no row of a node
 // changes, and that nodes have the threshold and ten seconds after it.
-func TestNobodyIsJudgedWhileNoReplicaListens(t *testing.T) {
+func TestNoNodeIsJudgedWhileNoReplicaListens(t *testing.T) {
 	k := newKit(t)
 	lost, served := k.up(), k.up()
 	k.lose(lost)

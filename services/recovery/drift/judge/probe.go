@@ -24,9 +24,9 @@ const (
 	// probeLease is for how long no other request names a node. After it a request whose answer was lost is repeated, with
 	// the same key.
 	probeLease = 5 * time.Second
-	// probeRest is the longest time between two rounds while there is no probe. Rounds of Run wake those of Probe when
-	// one is due.
-	probeRest = 30 * time.Second
+	// idleProbePeriod is the longest time between two rounds while there is no probe. Rounds of Run wake those of Probe
+	// when one is due.
+	idleProbePeriod = 30 * time.Second
 	// probeEvery is how often lifecycle is asked for the state of a probe that has not ended.
 	probeEvery = 500 * time.Millisecond
 	// probeAgain and probeAgainMost bound the wait before the next probe after one that did not succeed; it doubles.
@@ -101,7 +101,7 @@ func (j *Judge) probeRound(ctx context.Context) error {
 		}
 		if asked < probeBatch {
 			if rest {
-				j.reprobe = probeRest
+				j.reprobe = idleProbePeriod
 			}
 			return nil
 		}

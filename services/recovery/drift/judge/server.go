@@ -97,7 +97,7 @@ func (s *Server) read(ctx context.Context, tx pgx.Tx, nodeID string, out *recove
 	if v := present[nodeID]; v != nil {
 		body = v.body
 	}
-	t := &turn{seen: &seen, trust: &s.judge.trust, nodes: nodes}
+	t := &takenNodes{seen: &seen, trust: &s.judge.trust, nodes: nodes}
 	list, _ := t.evidenceOf(n, body.GetReason())
 	h := t.healthOf(n, drift.Verdict{Reason: body.GetReason()}, list)
 	out.AsOf, out.Checklist = timestamppb.New(seen.Now), itemMessages(h.items)

@@ -103,7 +103,7 @@ func (s *standing) become(v drift.Verdict, evidence []drift.Evidence, h health, 
 		return false
 	}
 	judged := was.GetStaleSince() == nil
-	if was != nil && judged && was.GetReason() == v.Reason && !h.turns(was) && (v.Reason == 0 ||
+	if was != nil && judged && was.GetReason() == v.Reason && !h.changes(was) && (v.Reason == 0 ||
 		was.GetUserState() == v.UserState && was.GetSeverity() == v.Severity && was.GetOwner() == v.Owner &&
 			was.GetNextAction() == v.NextAction && !explainsMore(was, v.Used(evidence)) &&
 			sameRuntime(was, v.Used(evidence))) {

@@ -30,7 +30,7 @@ func TestOneSlowChangeOfAFewFails(t *testing.T) {
 				m.closed[verbs[2]] = append(m.closed[verbs[2]], ms)
 				m.returned[verbs[2]] = append(m.returned[verbs[2]], ms)
 			}
-			r := m.judge(map[string]any{})
+			r := m.evaluate(map[string]any{})
 			if want := float64(test.closed.Milliseconds()); r.Passed != test.passed || r.Value != want ||
 				r.Ratio != want/MostClosing {
 				t.Errorf("result = %+v", r)

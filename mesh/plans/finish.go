@@ -44,8 +44,8 @@ var (
 	}, "lifecycle", "recovery", "readmodel", "nodeapi")
 )
 
-// settle sets the counts and numbers that span all copies, and makes the statistics of the planner.
-func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error {
+// finish sets the counts and numbers that span all copies, and makes the statistics of the planner.
+func (t *Template) finish(ctx context.Context, conn *pgx.Conn, size Size) error {
 	type call struct {
 		statement *pg.Statement
 		args      []any

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestJudge checks that the bench fails if the agents were too slow, or if the mesh blamed a node for the outage.
-func TestJudge(t *testing.T) {
+// TestEvaluate checks that the bench fails if the agents were too slow, or if the mesh blamed a node for the outage.
+func TestEvaluate(t *testing.T) {
 	of := func(took ...time.Duration) []outage {
 		var out []outage
 		for _, d := range took {
@@ -35,7 +35,7 @@ func TestJudge(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bare := of(time.Second, 2*time.Second, 3*time.Second)
-			if r := judge(defaults, tt.ours, bare, tt.blamed, map[string]any{}); r.Passed != tt.passed {
+			if r := evaluate(defaults, tt.ours, bare, tt.blamed, map[string]any{}); r.Passed != tt.passed {
 				t.Errorf("passed %t with ratio %.2f", r.Passed, r.Ratio)
 			}
 		})

@@ -49,8 +49,8 @@ type seen struct {
 	LostAt []time.Time `db:"lost_at"`
 }
 
-// look reads a few rows, however many nodes there are: replicas that serve nodes are found one by one in the index.
-var look = pg.Define(pg.RoleRecovery, "drift.look", `
+// seenNow reads a few rows, however many nodes there are: replicas that serve nodes are found one by one in the index.
+var seenNow = pg.Define(pg.RoleRecovery, "drift.look", `
 	WITH RECURSIVE server AS (
 		(SELECT j.replica_id FROM recovery.judgement j WHERE j.replica_id IS NOT NULL ORDER BY j.replica_id LIMIT 1)
 		UNION ALL
@@ -88,7 +88,7 @@ var look = pg.Define(pg.RoleRecovery, "drift.look", `
 	FROM recovery.ca_preflight t`)
 
 func readSeen(ctx context.Context, tx pgx.Tx) (seen, error) {
-	s, err := pg.One[seen](ctx, tx, look)
+	s, err := pg.One[seen](ctx, tx, seenNow)
 	if err != nil {
 		return seen{}, fmt.Errorf("look at who is heard: %w", err)
 	}
@@ -128,12 +128,12 @@ func (s *seen) gone(r silence.Rule) map[string]time.Time {
 	return out
 }
 
-// next returns when there is something to do, as far as that is known now.
-func (s *seen) next(r silence.Rule) time.Time {
-	next := s.Now.Add(every)
+// nextAt returns when there is something to do, as far as that is known now.
+func (s *seen) nextAt(r silence.Rule) time.Time {
+	nextAt := s.Now.Add(every)
 	earlier := func(at time.Time) {
-		if at.After(s.Now) && at.Before(next) {
-			next = at
+		if at.After(s.Now) && at.Before(nextAt) {
+			nextAt = at
 		}
 	}
 	if s.Due != nil {
@@ -151,5 +151,5 @@ func (s *seen) next(r silence.Rule) time.Time {
 			earlier(down)
 		}
 	}
-	return next
+	return nextAt
 }

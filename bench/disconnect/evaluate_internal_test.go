@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestBothBoundsAreJudged checks the bounds: half of the breaks within the median, and all but one of a hundred within
+// TestBothBoundsAreChecked checks the bounds: half of the breaks within the median, and all but one of a hundred within
 // the p99.
-func TestBothBoundsAreJudged(t *testing.T) {
+func TestBothBoundsAreChecked(t *testing.T) {
 	const ms = time.Millisecond
 	for name, test := range map[string]struct {
 		most, slowest time.Duration // of 98 breaks, and of the two slowest
@@ -22,7 +22,7 @@ func TestBothBoundsAreJudged(t *testing.T) {
 			for range 98 {
 				m.broken = append(m.broken, test.most)
 			}
-			r := m.judge(map[string]any{})
+			r := m.evaluate(map[string]any{})
 			if want := float64(test.slowest.Milliseconds()); r.Passed != test.passed || r.Value != want ||
 				r.Ratio != want/MostP99 {
 				t.Errorf("result = %+v", r)

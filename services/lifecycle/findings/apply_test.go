@@ -87,13 +87,13 @@ func lostSchemas(many int) []finding.Seen {
 	return out
 }
 
-// TestSettlingTakesFewRoundTrips settles thousands of findings: as they are opened, seen again with and without an
+// TestAScanIsAppliedInFewRoundTrips applies thousands of findings: as they are opened, seen again with and without an
 // event, and resolved. What did not change is not written.
-func TestSettlingTakesFewRoundTrips(t *testing.T) {
+func TestAScanIsAppliedInFewRoundTrips(t *testing.T) {
 	b := newBed(t, Config{})
 	counted := b.counted()
 	const many = 5000
-	seen, batches := lostSchemas(many), many/settleBatch
+	seen, batches := lostSchemas(many), many/applyBatch
 	rows := func() string {
 		return b.text(`SELECT coalesce(md5(string_agg(f.ctid::text, ' ' ORDER BY f.finding_id)), '')
 			FROM lifecycle.finding f`)
@@ -116,12 +116,12 @@ func TestSettlingTakesFewRoundTrips(t *testing.T) {
 		{"resolved", nil, 5, Swept{Resolved: many}, 4*many + 1},
 	} {
 		if step.what == "one changed" {
-			b.settles("schemas", seen...) // for the fourth time: an event of each
+			b.appliesScan("schemas", seen...) // for the fourth time: an event of each
 			seen[7].Summary = "its role is gone"
 		}
 		before := rows()
 		var got Swept
-		if err := b.sweeper.settle(counted.watch(t.Context()), "schemas", step.seen, &got); err != nil {
+		if err := b.sweeper.applyScan(counted.watch(t.Context()), "schemas", step.seen, &got); err != nil {
 			t.Fatalf("%s: %v", step.what, err)
 		}
 		if most := step.trips*batches + 2; counted.n > most {
@@ -147,7 +147,7 @@ func TestSettlingTakesFewRoundTrips(t *testing.T) {
 }
 
 // TestTwoInstancesAreFoundBetweenBatches: the sweep for two instances of a workspace waits for one transaction of
-// another sweep that has thousands of findings to settle, and not for all of them.
+// another sweep that has thousands of findings to write, and not for all of them.
 func TestTwoInstancesAreFoundBetweenBatches(t *testing.T) {
 	b := newBed(t, Config{})
 	counted := b.counted()
@@ -163,9 +163,9 @@ func TestTwoInstancesAreFoundBetweenBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.pass(2 * b.sweeper.cfg.Grace)
-	seen := lostSchemas(3 * settleBatch)
-	b.settles("schemas", seen...)
-	b.settles("schemas", seen...)
+	seen := lostSchemas(3 * applyBatch)
+	b.appliesScan("schemas", seen...)
+	b.appliesScan("schemas", seen...)
 	swept, open := make(chan error, 1), ""
 	counted.onCommit = func(n int) {
 		switch n {
@@ -187,7 +187,7 @@ func TestTwoInstancesAreFoundBetweenBatches(t *testing.T) {
 		}
 	}
 	var got Swept
-	if err := b.sweeper.settle(counted.watch(t.Context()), "schemas", seen, &got); err != nil {
+	if err := b.sweeper.applyScan(counted.watch(t.Context()), "schemas", seen, &got); err != nil {
 		t.Fatal(err)
 	}
 	if counted.commits > 0 { // the sweep began with the first one

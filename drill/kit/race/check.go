@@ -12,15 +12,15 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
 
-// Judge checks the driver's launch log, one launch for each epoch, never two alive and as many epochs as there were
+// Check checks the driver's launch log, one launch for each epoch, never two alive and as many epochs as there were
 // operations, and then asks the API for a finding on two instances, which the product's own detector makes.
-func (x *Race) Judge(ctx context.Context) error {
+func (x *Race) Check(ctx context.Context) error {
 	r := x.r
 	if !r.Mesh.Own() {
 		if r.Control == kit.Mutated {
 			return mesh.ErrNotOwn
 		}
-		return x.judgeInstances(ctx)
+		return x.checkInstances(ctx)
 	}
 	ledger, err := r.Mesh.Launches()
 	if err != nil {
@@ -37,8 +37,8 @@ func (x *Race) Judge(ctx context.Context) error {
 	return x.detects(ctx)
 }
 
-// judgeInstances checks the instances that the API lists, where the launch log is out of reach.
-func (x *Race) judgeInstances(ctx context.Context) error {
+// checkInstances checks the instances that the API lists, where the launch log is out of reach.
+func (x *Race) checkInstances(ctx context.Context) error {
 	resp, err := x.r.Mesh.Client.Query.ListInstances(ctx,
 		&readmodelv1.ListInstancesRequest{PageSize: 500, WorkspaceId: x.id})
 	if err != nil {

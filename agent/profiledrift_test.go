@@ -37,9 +37,9 @@ func (m *mesh) tellProfile(fingerprint string) {
 	})
 }
 
-// TestTheProfileThatIsToldIsCompared: that the control plane has another profile for the node than the host is recorded
+// TestTheAnnouncedProfileIsCompared: that the control plane has another profile for the node than the host is recorded
 // once, told once, and over when both are the same again.
-func TestTheProfileThatIsToldIsCompared(t *testing.T) {
+func TestTheAnnouncedProfileIsCompared(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
 	enrolled(t, m, cfg)

@@ -27,11 +27,11 @@ var (
 		`SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = ANY ($1::bigint[]))`)
 )
 
-// settleTables vacuums and analyzes all tables, so that the work that autovacuum does once, in the first minutes of a
+// vacuumTables vacuums and analyzes all tables, so that the work that autovacuum does once, in the first minutes of a
 // server all of whose tables are new, is not counted. It also puts off the work that autovacuum does for as long as the
 // mesh updates its rows: a short stretch counts less of that than a mesh at rest has. Without an administrator's
 // connection it vacuums the mesh's own tables alone.
-func settleTables(ctx context.Context, admin, owner string) error {
+func vacuumTables(ctx context.Context, admin, owner string) error {
 	if admin == "" {
 		return vacuum(ctx, owner, "", vacuumAll.For(struct{}{}))
 	}

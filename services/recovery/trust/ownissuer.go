@@ -15,10 +15,10 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// checkHeld returns a fault unless this replica has the issuer that the database names, and its key. A replica with
+// checkIssuer returns a fault unless this replica has the issuer that the database names, and its key. A replica with
 // another directory must not decide for the mesh what the ingress trusts. It returns nil if the authority is a process
 // of its own.
-func (p *Preflight) checkHeld(ctx context.Context, q pg.Querier) error {
+func (p *Preflight) checkIssuer(ctx context.Context, q pg.Querier) error {
 	if p.deps.Rotating == nil {
 		return nil
 	}

@@ -15,9 +15,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/findings/finding"
 )
 
-// settleBatch is how many subjects one transaction settles. Between two of them the findings are free for the other
+// applyBatch is how many subjects one transaction applies. Between two of them the findings are free for the other
 // sweeps: the one for two instances of a workspace waits for one transaction, however much another sweep has seen.
-const settleBatch = 500
+const applyBatch = 500
 
 // storedKey is the key of a suspicion or a finding as it is read.
 type storedKey struct {
@@ -31,10 +31,10 @@ var keysOfSource = pg.Define(pg.RoleLifecycle, "findings.keys_of_source", `
 	UNION SELECT f.kind, f.subject_type, f.subject_id FROM lifecycle.finding f
 		WHERE f.resolved_at IS NULL AND f.source = $1`)
 
-// settle writes the result of one complete scan: it adds and deletes suspicions, and opens and resolves findings. It
-// does so in transactions of settleBatch subjects. If one fails, those before it stand, and the next scan settles the
+// applyScan writes the result of one complete scan: it adds and deletes suspicions, and opens and resolves findings. It
+// does so in transactions of applyBatch subjects. If one fails, those before it stand, and the next scan applies the
 // rest.
-func (s *Sweeper) settle(ctx context.Context, source string, seen []finding.Seen, total *Swept) error {
+func (s *Sweeper) applyScan(ctx context.Context, source string, seen []finding.Seen, total *Swept) error {
 	byKey := map[finding.Key]finding.Seen{}
 	for _, x := range seen {
 		if _, twice := byKey[x.Key()]; !twice {
@@ -52,16 +52,16 @@ func (s *Sweeper) settle(ctx context.Context, source string, seen []finding.Seen
 	for k := range byKey {
 		subjects[k] = true
 	}
-	for keys := range slices.Chunk(slices.SortedFunc(maps.Keys(subjects), finding.Compare), settleBatch) {
-		if err := s.settleKeys(ctx, source, keys, byKey, total); err != nil {
-			return fmt.Errorf("settle findings: %w", err)
+	for keys := range slices.Chunk(slices.SortedFunc(maps.Keys(subjects), finding.Compare), applyBatch) {
+		if err := s.applyKeys(ctx, source, keys, byKey, total); err != nil {
+			return fmt.Errorf("apply scan: %w", err)
 		}
 	}
 	return nil
 }
 
-// settleKeys settles, in one transaction, the subjects of a scan that have one of the keys, in their order.
-func (s *Sweeper) settleKeys(ctx context.Context, source string, keys []finding.Key, seen map[finding.Key]finding.Seen,
+// applyKeys applies, in one transaction, the subjects of a scan that have one of the keys, in their order.
+func (s *Sweeper) applyKeys(ctx context.Context, source string, keys []finding.Key, seen map[finding.Key]finding.Seen,
 	total *Swept,
 ) error {
 	there, gone := make([]finding.Key, 0, len(keys)), make([]finding.Key, 0)

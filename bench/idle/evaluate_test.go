@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// TestALogWithoutItsRecordsIsNotJudged: whole pages do not count, and if a server does not report how many there are, a
-// log that is too large with them is not judged. The result has that, and the reason.
-func TestALogWithoutItsRecordsIsNotJudged(t *testing.T) {
+// TestALogWithoutItsRecordsIsNotChecked: whole pages do not count, and if a server does not report how many there are,
+// a log that is too large with them is not judged. The result has that, and the reason.
+func TestALogWithoutItsRecordsIsNotChecked(t *testing.T) {
 	of := func(pages int64) records {
 		return records{kinds: []kind{{Name: "Heap/UPDATE", Bytes: 1, Pages: pages}}}
 	}
 	without := records{unknown: "the server has no pg_walinspect"}
 	for _, tt := range []struct {
-		name      string
-		wal       int64
-		log       records
-		passed    bool
-		notJudged string
+		name       string
+		wal        int64
+		log        records
+		passed     bool
+		notChecked string
 	}{
 		{name: "small", wal: MostWAL, log: of(0), passed: true},
 		{name: "large", wal: MostWAL + 1, log: of(0)},
@@ -27,13 +27,13 @@ func TestALogWithoutItsRecordsIsNotJudged(t *testing.T) {
 		{name: "small, without its records", wal: MostWAL, log: without, passed: true},
 		{
 			name: "large, without its records", wal: 3 * MostWAL, log: without, passed: true,
-			notJudged: "the server has no pg_walinspect",
+			notChecked: "the server has no pg_walinspect",
 		},
 	} {
 		before := seen{at: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 		after := seen{at: before.at.Add(time.Minute), vacuums: vacuums{Vacuums: 3, Analyzes: 2}}
 		after.WAL = tt.wal
-		result := judge(Options{}, before, after, tt.log)
+		result := evaluate(Options{}, before, after, tt.log)
 		if result.Passed != tt.passed {
 			t.Errorf("%s: passed is %v", tt.name, result.Passed)
 		}
@@ -48,8 +48,8 @@ func TestALogWithoutItsRecordsIsNotJudged(t *testing.T) {
 		if err := result.WriteText(&text); err != nil {
 			t.Fatal(err)
 		}
-		if not := strings.Join(result.NotJudged, "; "); !strings.HasSuffix(not, tt.notJudged) ||
-			(not != "") != (tt.notJudged != "") ||
+		if not := strings.Join(result.NotChecked, "; "); !strings.HasSuffix(not, tt.notChecked) ||
+			(not != "") != (tt.notChecked != "") ||
 			strings.Contains(text.String(), "not judged") != (not != "") {
 			t.Errorf("%s: not judged is %q in\n%s", tt.name, not, text.String())
 		}

@@ -14,23 +14,23 @@ import (
 	"github.com/gpuaas/mesh/agent/room"
 )
 
-// settle puts the held changes into the tables, with the format that the file has from then on, and begins the journal
-// again.
-func (s *store) settle(as string) error {
+// applyPending puts the pending changes into the tables, with the format that the file has from then on, and begins the
+// journal again.
+func (s *store) applyPending(as string) error {
 	over := func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		return errors.Join(meta.Put(keyApplied, binary.BigEndian.AppendUint64(nil, s.journal.number)),
 			meta.Put(keyJournal, []byte(s.journal.id)), meta.Put(keyFormat, []byte(as)))
 	}
-	err := s.tables(func(tx *bbolt.Tx) error { return errors.Join(setAll(tx, s.held), over(tx)) })
+	err := s.tables(func(tx *bbolt.Tx) error { return errors.Join(setAll(tx, s.pending), over(tx)) })
 	if room.IsFull(err) {
-		err = s.settleInPieces(over)
+		err = s.applyInPieces(over)
 	}
 	if err != nil {
 		// If reads of the tables show the failed commit, then after a kill the tables may name these records as applied: no
 		// further record may be written behind them.
 		f, readErr := readFacts(s.db)
-		if len(s.held) > 0 && (readErr != nil || f.applied == s.journal.number) {
+		if len(s.pending) > 0 && (readErr != nil || f.applied == s.journal.number) {
 			s.owed.Store(true)
 		}
 		return err
@@ -40,21 +40,21 @@ func (s *store) settle(as string) error {
 	s.reserve()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	clear(s.held)
+	clear(s.pending)
 	return nil
 }
 
-// settleInPieces puts the held changes into the tables with few free pages: each commit has a piece of them, half as
+// applyInPieces puts the pending changes into the tables with few free pages: each commit has a piece of them, half as
 // large as the one for which there was no room, and frees the old versions of the pages that it writes. Until the last
 // commit the file does not count the journal's records as applied; after a crash they set the same values again.
-func (s *store) settleInPieces(over func(*bbolt.Tx) error) error {
-	order := slices.SortedFunc(maps.Keys(s.held),
+func (s *store) applyInPieces(over func(*bbolt.Tx) error) error {
+	order := slices.SortedFunc(maps.Keys(s.pending),
 		func(a, b slot) int { return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.key, b.key)) })
 	for size := halved(len(order)); len(order) > 0; {
 		piece := order[:min(size, len(order))]
 		err := s.tables(func(tx *bbolt.Tx) error {
 			for _, at := range piece {
-				if err := set(tx, at, s.held[at]); err != nil {
+				if err := set(tx, at, s.pending[at]); err != nil {
 					return err
 				}
 			}

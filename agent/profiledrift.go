@@ -13,41 +13,42 @@ import (
 
 const codeProfileDrift = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT
 
-// toldProfile is the last comparison of the profile that the control plane tells with the one that the host has.
-type toldProfile struct {
-	mu         sync.Mutex
-	told, held string // fingerprints; both empty: none was compared
-	recorded   bool   // their difference is in the record
+// profileDrift is the last comparison of the profile that the control plane announces with the one that the host has.
+type profileDrift struct {
+	mu                 sync.Mutex
+	announced, present string // fingerprints; both empty: none was compared
+	recorded           bool   // their difference is in the record
 }
 
 // compareProfile compares the fingerprint in a heartbeat's answer with that of the profile on the host. A difference
 // that two answers in a row show is recorded once, until there is another one, and ended when there is none. The agent
 // changes nothing: it takes a version when it is offered. An empty fingerprint is compared with nothing.
-func (a *Agent) compareProfile(ctx context.Context, told string) {
+func (a *Agent) compareProfile(ctx context.Context, announced string) {
 	node, ok := a.store.Node()
-	held := node.ProfileFingerprint
-	if !ok || told == "" || held == "" || len(told) > maxFingerprint {
+	present := node.ProfileFingerprint
+	if !ok || announced == "" || present == "" || len(announced) > maxFingerprint {
 		return
 	}
-	c := &a.toldProfile
+	c := &a.profileDrift
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	again := c.told == told && c.held == held
-	if again && (c.recorded || told == held) {
+	again := c.announced == announced && c.present == present
+	if again && (c.recorded || announced == present) {
 		return
 	}
-	c.told, c.held, c.recorded = told, held, again
+	c.announced, c.present, c.recorded = announced, present, again
 	switch {
-	case told == held:
+	case announced == present:
 		_, err := a.diag.End(codeProfileDrift)
 		a.warn(ctx, "diagnostic not ended", a.noted(err))
 	case again:
 		a.meters.retry(codeProfileDrift)
 		detail := fmt.Sprintf("the host has version %d of profile %s, of fingerprint %s, and the control plane has %s for "+
-			"this node; the host waits for an offer", node.ProfileVersion, node.ProfileName, shortPrint(held), shortPrint(told))
+			"this node; the host waits for an offer", node.ProfileVersion, node.ProfileName, shortPrint(present),
+			shortPrint(announced))
 		a.record(ctx, codeProfileDrift, detail, 0)
 		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "the profile of this host is not the one that the control plane has",
-			slog.String("held", held), slog.String("told", told))
+			slog.String("held", present), slog.String("told", announced))
 	}
 }
 

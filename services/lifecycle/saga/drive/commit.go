@@ -13,15 +13,16 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
-// moved and ended classify the errors of a write: an error of the step's own rows becomes a failure of the step.
-func (d *Driver) moved(err error, h *lease.Run) (bool, error) {
+// committed and stepFailure classify the errors of a write: an error of the step's own rows becomes a failure of the
+// step.
+func (d *Driver) committed(err error, h *lease.Run) (bool, error) {
 	if err == nil {
 		return true, nil
 	}
-	return d.ended(err, h)
+	return d.stepFailure(err, h)
 }
 
-func (d *Driver) ended(err error, h *lease.Run) (bool, error) {
+func (d *Driver) stepFailure(err error, h *lease.Run) (bool, error) {
 	var rows *rowsError
 	if err == nil || !errors.As(err, &rows) || waitable(err) || errors.Is(err, saga.ErrFenced) {
 		return false, err
