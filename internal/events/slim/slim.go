@@ -21,8 +21,8 @@ import (
 
 // mark is the first byte of a slim body: a zero byte, with which no message in the wire format of protobuf begins (a
 // field's number is at least 1). The second byte has a bit for each column: if it is set, the fields with the column's
-// name were equal to the column wherever the message has them, in itself and in the messages of its lists, and were left
-// out. Reading restores them.
+// name were equal to the column wherever the message has them, in itself and in the messages of its lists, and were
+// left out. Reading restores them.
 const mark = 0
 
 // IDs are the columns of an event that may replace fields, in the order of columnFields; an empty one replaces none.
