@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/agent/ledger"
+	"github.com/gpuaas/mesh/agent/meters"
 	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/process"
@@ -59,7 +60,7 @@ type Agent struct {
 	room   *room.Watch
 	spare  *room.Reserve
 	ops    *obs.OpsServer
-	meters *meters
+	meters *meters.Meters
 
 	recovery *attempts.Governor
 	// operatorFailed is set after an enrolment with an operator's token failed; the session's loop alone has it.
@@ -137,7 +138,7 @@ func (a *Agent) open(ctx context.Context) error {
 	if a.enrol, err = enrol.New(enrol.Deps{
 		Logger: a.deps.Logger, Store: a.store, Clock: a.clock, Facts: a.enrolFacts,
 		Record: func(_ context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) (diag.Entry, error) {
-			a.meters.retry(code)
+			a.meters.Retry(code)
 			kept, err := a.diag.Record(code, detail, next)
 			return kept, a.noted(err)
 		},
@@ -361,7 +362,7 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 		Identity: a.store, Clock: a.clock, Roots: roots,
 		Endpoint: a.endpoint,
 		Record: func(ctx context.Context, d session.Diagnostic) (diag.Entry, error) {
-			a.meters.retry(d.Code)
+			a.meters.Retry(d.Code)
 			kept, err := a.diag.Record(d.Code, d.Detail, d.NextRetry)
 			a.noteStrayed(ctx, d)
 			return kept, a.noted(err)

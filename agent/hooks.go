@@ -55,7 +55,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			a.profileAdmitted(ctx)
 			a.warn(ctx, "end of the failures not recorded", a.noted(a.recovery.ClearFailures()))
 			a.noteTrust(ctx, true)
-			a.meters.session()
+			a.meters.Session()
 			executor.Attach(a.client)
 			a.helloAccepted(ctx)
 			a.wakeObserver()

@@ -120,7 +120,7 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 // blocked records why the agent cannot go on, waits at the slow cadence and reads node-agent.env again.
 func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detail string) error {
 	wait := a.slow()
-	a.meters.retry(code)
+	a.meters.Retry(code)
 	recorded := a.record(ctx, code, detail, wait)
 	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", append([]slog.Attr{
 		slog.String("code", names.Of(code)), slog.String("detail", detail), slog.Duration("next_retry", wait),

@@ -189,7 +189,7 @@ func (a *Agent) tryProfile(ctx context.Context, profile *commonv1.Profile, forme
 func (a *Agent) profileRefused(ctx context.Context, reason commonv1.Reason, detail string) error {
 	const most = 512
 	detail = strings.ToValidUTF8(detail[:min(len(detail), most)], "")
-	a.meters.retry(codeProfileRefused)
+	a.meters.Retry(codeProfileRefused)
 	a.record(ctx, codeProfileRefused, detail, 0)
 	a.deps.Logger.LogAttrs(ctx, slog.LevelError, "profile not taken", slog.String("reason", names.Of(reason)),
 		slog.String("detail", detail))

@@ -42,7 +42,7 @@ func (a *Agent) compareProfile(ctx context.Context, announced string) {
 		_, err := a.diag.End(codeProfileDrift)
 		a.warn(ctx, "diagnostic not ended", a.noted(err))
 	case again:
-		a.meters.retry(codeProfileDrift)
+		a.meters.Retry(codeProfileDrift)
 		detail := fmt.Sprintf("the host has version %d of profile %s, of fingerprint %s, and the control plane has %s for "+
 			"this node; the host waits for an offer", node.ProfileVersion, node.ProfileName, shortPrint(present),
 			shortPrint(announced))

@@ -41,7 +41,7 @@ func (r *refusals) due(reason commonv1.Reason, now time.Time) (int, bool) {
 
 // refusedTask counts a task that was refused, and records it on the disk at most once per refusalEvery and reason.
 func (a *Agent) refusedTask(ctx context.Context, r task.Refusal) {
-	a.meters.refusedTask(r.Reason)
+	a.meters.RefusedTask(r.Reason)
 	more, due := a.refusals.due(r.Reason, r.At)
 	if !due {
 		return

@@ -128,7 +128,7 @@ func (a *Agent) checkRoom(ctx context.Context, first bool) {
 	if state.Full {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "no room on the disk of the agent's directories",
 			slog.String("dir", state.Dir), slog.String("detail", state.Detail))
-		a.meters.retry(codeDiskFull)
+		a.meters.Retry(codeDiskFull)
 		a.record(ctx, codeDiskFull, state.Dir+": "+state.Detail, 0)
 		return
 	}

@@ -84,7 +84,7 @@ const bothStale = "neither the trust for the node API nor the one pinned for enr
 func (a *Agent) untrusted(ctx context.Context, code commonv1.DiagnosticCode, detail string) {
 	a.warn(ctx, "begin of the dwell of trust not recorded", a.noted(a.recovery.DwellAnew()))
 	wait := a.recovery.TrustDwell()
-	a.meters.retry(code)
+	a.meters.Retry(code)
 	recorded := a.record(ctx, code, detail, wait)
 	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "trust not bootstrapped", append([]slog.Attr{
 		slog.String("code", names.Of(code)), slog.String("detail", detail), slog.Duration("next_attempt", wait),

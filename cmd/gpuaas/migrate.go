@@ -26,12 +26,12 @@ import (
 type migrateConfig struct {
 	// AdminURLFile is the file with the connection string of a superuser, or of a role with CREATEDB and CREATEROLE, as
 	// which databases and roles are created.
-	AdminURLFile config.SecretFile `koanf:"admin_url_file"`
+	AdminURLFile config.SecretFile `yaml:"admin_url_file"`
 	// RolePasswordsFile is a YAML map of role to password.
-	RolePasswordsFile config.SecretFile `koanf:"role_passwords_file"`
-	Database          string            `koanf:"database"`
-	WorkloadDatabase  string            `koanf:"workload_database"`
-	Exclusive         bool              `koanf:"exclusive"`
+	RolePasswordsFile config.SecretFile `yaml:"role_passwords_file"`
+	Database          string            `yaml:"database"`
+	WorkloadDatabase  string            `yaml:"workload_database"`
+	Exclusive         bool              `yaml:"exclusive"`
 }
 
 // Validate reports everything that is missing.

@@ -7,21 +7,20 @@
 // Guarantees: every problem is reported at once, each with its place; if a value cannot be read, the default stays, so
 // that it cannot cause a second, false report.
 //
-// Keys are the `koanf` tags of the struct's fields joined by dots, or the field's name in snake_case; a tag of "-"
-// leaves a field out. In the environment a key is upper case with underscores behind the prefix: `database.pool_size`
-// is GPUAAS_LIFECYCLE_DATABASE_POOL_SIZE.
+// Each layer is read as YAML: the text of a variable or a flag is the value that a file would have there. Keys are the
+// `yaml` tags of the struct's fields joined by dots; a tag of "-" leaves a field out. In the environment a key is upper
+// case with underscores behind the prefix: `database.pool_size` is GPUAAS_LIFECYCLE_DATABASE_POOL_SIZE.
 package config
 
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 
-	"github.com/knadh/koanf/parsers/yaml"
-	"github.com/knadh/koanf/providers/confmap"
-	"github.com/knadh/koanf/v2"
+	"go.yaml.in/yaml/v3"
 )
 
 // Validator is a configuration, or a section of one, that can check itself. Load calls Validate of every section, so a
@@ -92,36 +91,43 @@ func Problems(err error) []Problem {
 	}
 }
 
+// Marshal returns a configuration as the YAML that Load reads back to the same value, with every key, in the order of
+// the struct.
+func Marshal[T any](c T) ([]byte, error) {
+	raw, err := yaml.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("marshal configuration: %w", err)
+	}
+	return raw, nil
+}
+
+// given is the value of a key in one of the layers.
+type given struct {
+	where string
+	field *field
+	value *yaml.Node
+}
+
 func load(target any, opts LoadOptions) []Problem {
 	schema, problems := schemaOf(target)
 	if len(problems) > 0 {
 		return problems
 	}
-	where := map[string]string{}
-	file, fileProblems := readFile(opts.File, schema, where)
-	env, envProblems := readEnv(opts, schema, where)
-	flags, flagProblems := readOverrides(opts.Overrides, schema, where)
+	file, fileProblems := readFile(opts.File, schema)
+	env, envProblems := readEnv(opts, schema)
+	flags, flagProblems := readOverrides(opts.Overrides, schema)
 	problems = slices.Concat(fileProblems, envProblems, flagProblems)
-
-	layers := koanf.New(".")
-	for _, layer := range []map[string]any{file, env, flags} {
-		if err := layers.Load(confmap.Provider(layer, "."), nil); err != nil {
-			problems = append(problems, Problem{Message: err.Error()})
-		}
-	}
-	for _, f := range schema.fields {
-		if !layers.Exists(f.key) {
-			continue
-		}
-		for _, message := range f.decode(layers.Get(f.key)) {
-			problems = append(problems, Problem{Where: where[f.key], Key: f.key, Message: message})
+	for _, g := range slices.Concat(file, env, flags) { // the last value of a key stays
+		for _, message := range g.field.decode(g.value) {
+			problems = append(problems, Problem{Where: g.where, Key: g.field.key, Message: message})
 		}
 	}
 	return append(problems, validate(schema)...)
 }
 
-// readFile returns the file's values by key. Each key that the schema does not have is a problem and is left out.
-func readFile(path string, schema *schema, where map[string]string) (map[string]any, []Problem) {
+// readFile returns the file's values. Each key that the schema does not have, that is given twice, or that is a section
+// and has a value instead is a problem and is left out.
+func readFile(path string, s *schema) ([]given, []Problem) {
 	if path == "" {
 		return nil, nil
 	}
@@ -129,36 +135,47 @@ func readFile(path string, schema *schema, where map[string]string) (map[string]
 	if err != nil {
 		return nil, []Problem{{Where: path, Message: "read file: " + err.Error()}}
 	}
-	lines, problems := scanYAML(path, raw, schema)
-	if lines == nil {
-		return nil, problems
+	var doc yaml.Node
+	if err := yaml.Unmarshal(raw, &doc); err != nil {
+		return nil, []Problem{{Where: path, Message: err.Error()}}
 	}
-	tree, err := yaml.Parser().Unmarshal(raw)
-	if err != nil {
-		return nil, append(problems, Problem{Where: path, Message: err.Error()})
+	if len(doc.Content) == 0 || doc.Content[0].Tag == "!!null" {
+		return nil, nil
 	}
-	file := koanf.New(".")
-	if err := file.Load(confmap.Provider(tree, ""), nil); err != nil {
-		return nil, append(problems, Problem{Where: path, Message: err.Error()})
+	root := doc.Content[0]
+	if root.Kind != yaml.MappingNode {
+		return nil, []Problem{{Where: fmt.Sprintf("%s:%d", path, root.Line), Message: "want keys and values"}}
 	}
-	values := map[string]any{}
-	for _, f := range schema.fields {
-		line, given := lines[f.key]
-		if !given {
-			continue
+	var values []given
+	var problems []Problem
+	var walk func(prefix string, node *yaml.Node)
+	walk = func(prefix string, node *yaml.Node) {
+		seen := map[string]bool{}
+		for i := 0; i+1 < len(node.Content); i += 2 {
+			name, value := node.Content[i], node.Content[i+1]
+			key := prefix + name.Value
+			where := fmt.Sprintf("%s:%d", path, name.Line)
+			switch {
+			case seen[key]:
+				problems = append(problems, Problem{Where: where, Key: key, Message: "stands twice"})
+			case s.byKey[key] != nil:
+				values = append(values, given{where: where, field: s.byKey[key], value: value})
+			case s.isSection(key) && value.Kind == yaml.MappingNode:
+				walk(key+".", value)
+			case s.isSection(key) && value.Tag == "!!null":
+			case s.isSection(key):
+				problems = append(problems, Problem{Where: where, Key: key, Message: "is a section: want keys and values below it"})
+			default:
+				problems = append(problems, Problem{Where: where, Key: key, Message: "unknown key" + s.suggest(key)})
+			}
+			seen[key] = true
 		}
-		value := file.Get(f.key)
-		if value == nil {
-			problems = append(problems, Problem{Where: fmt.Sprintf("%s:%d", path, line), Key: f.key, Message: "has no value"})
-			continue
-		}
-		values[f.key] = value
-		where[f.key] = fmt.Sprintf("%s:%d", path, line)
 	}
+	walk("", root)
 	return values, problems
 }
 
-func readEnv(opts LoadOptions, schema *schema, where map[string]string) (map[string]any, []Problem) {
+func readEnv(opts LoadOptions, s *schema) ([]given, []Problem) {
 	if opts.EnvPrefix == "" {
 		return nil, nil
 	}
@@ -166,49 +183,33 @@ func readEnv(opts LoadOptions, schema *schema, where map[string]string) (map[str
 	if environ == nil {
 		environ = os.Environ()
 	}
-	values := map[string]any{}
+	var values []given
 	var problems []Problem
 	for _, pair := range environ {
 		name, text, _ := strings.Cut(pair, "=")
 		suffix, ours := strings.CutPrefix(name, opts.EnvPrefix)
-		if !ours {
-			continue
-		}
-		f := schema.byEnv[suffix]
+		f := s.byEnv[suffix]
 		switch {
-		case f != nil:
-			value, err := f.parse(text)
-			if err != nil {
-				problems = append(problems, Problem{Where: name, Key: f.key, Message: err.Error()})
-				continue
-			}
-			values[f.key] = value
-			where[f.key] = name
-		case serviceLink.MatchString(suffix):
+		case !ours || f == nil && serviceLink.MatchString(suffix):
+		case f == nil:
+			problems = append(problems, Problem{Where: name, Message: "unknown key" + s.suggestEnv(suffix, opts.EnvPrefix)})
 		default:
-			problems = append(problems, Problem{Where: name, Message: "unknown key" + schema.suggestEnv(suffix, opts.EnvPrefix)})
+			values = append(values, given{where: name, field: f, value: ofText(f.value.Type(), text)})
 		}
 	}
 	return values, problems
 }
 
-func readOverrides(overrides map[string]string, schema *schema, where map[string]string) (map[string]any, []Problem) {
-	values := map[string]any{}
+func readOverrides(overrides map[string]string, s *schema) ([]given, []Problem) {
+	var values []given
 	var problems []Problem
-	for key, text := range overrides {
-		f := schema.byKey[key]
+	for _, key := range slices.Sorted(maps.Keys(overrides)) {
+		f := s.byKey[key]
 		if f == nil {
-			problems = append(problems, Problem{Where: "flag", Key: key, Message: "unknown key" + schema.suggest(key)})
+			problems = append(problems, Problem{Where: "flag", Key: key, Message: "unknown key" + s.suggest(key)})
 			continue
 		}
-		value, err := f.parse(text)
-		if err != nil {
-			problems = append(problems, Problem{Where: "flag", Key: key, Message: err.Error()})
-			continue
-		}
-		values[key] = value
-		where[key] = "flag"
+		values = append(values, given{where: "flag", field: f, value: ofText(f.value.Type(), overrides[key])})
 	}
-	slices.SortFunc(problems, func(a, b Problem) int { return strings.Compare(a.Key, b.Key) })
 	return values, problems
 }

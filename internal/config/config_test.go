@@ -18,9 +18,9 @@ import (
 )
 
 type database struct {
-	URL      string            `koanf:"url"`
-	PoolSize int               `koanf:"pool_size"`
-	Password config.SecretFile `koanf:"password_file"`
+	URL      string            `yaml:"url"`
+	PoolSize int               `yaml:"pool_size"`
+	Password config.SecretFile `yaml:"password_file"`
 }
 
 func (d database) Validate() error {
@@ -35,22 +35,26 @@ func (d database) Validate() error {
 }
 
 type plan struct {
-	Name    string        `koanf:"name"`
-	GPUs    int           `koanf:"gpus"`
-	Timeout time.Duration `koanf:"timeout"`
+	Name    string        `yaml:"name"`
+	GPUs    int           `yaml:"gpus"`
+	Timeout time.Duration `yaml:"timeout"`
+}
+
+type SampleBase struct {
+	Shared string `yaml:"shared"`
 }
 
 type sample struct {
-	Listen   netip.AddrPort `koanf:"listen"`
-	Database database       `koanf:"database"`
-	Sweep    time.Duration  `koanf:"sweep"`
-	Regions  []string       `koanf:"regions"`
-	Plans    []plan         `koanf:"plans"`
+	Listen   netip.AddrPort `yaml:"listen"`
+	Database database       `yaml:"database"`
+	Sweep    time.Duration  `yaml:"sweep"`
+	Regions  []string       `yaml:"regions"`
+	Plans    []plan         `yaml:"plans"`
 	Labels   map[string]string
 	Debug    bool
 	Ratio    float64
 	Era      uint64
-	Runtime  *int `koanf:"-"`
+	Runtime  *int `yaml:"-"`
 }
 
 func (s *sample) Validate() error {
@@ -171,6 +175,69 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestValuesAreReadAlikeInEachLayer checks what a value may be, and that a refusal says what is wanted.
+func TestValuesAreReadAlikeInEachLayer(t *testing.T) {
+	file := func(text string) config.LoadOptions { return config.LoadOptions{File: write(t, text)} }
+	flag := func(key, text string) config.LoadOptions {
+		return config.LoadOptions{Overrides: map[string]string{key: text}}
+	}
+	env := func(pair string) config.LoadOptions {
+		return config.LoadOptions{EnvPrefix: "GPUAAS_X_", Environ: []string{"GPUAAS_X_" + pair}}
+	}
+	for name, tt := range map[string]struct {
+		from config.LoadOptions
+		want string
+	}{
+		"fraction":              {file("database: {pool_size: 1.5}\n"), "database.pool_size: `1.5`: want a whole number"},
+		"fraction in a list":    {file("plans:\n  - name: a\n    gpus: 1.5\n"), "plans: line 3: `1.5`: want a whole number"},
+		"number of a flag":      {flag("database.pool_size", "many"), "flag: database.pool_size: `many`: want a whole"},
+		"negative":              {env("ERA=-1"), "GPUAAS_X_ERA: era: `-1`: want a whole number that fits uint64"},
+		"duration of a flag":    {flag("sweep", "10"), "flag: sweep: `10`: a duration needs its unit"},
+		"empty":                 {env("ERA="), "GPUAAS_X_ERA: era: has no value"},
+		"null":                  {file("era: null\n"), ":1: era: has no value"},
+		"text for a map":        {env("LABELS=a"), "GPUAAS_X_LABELS: labels: can be given in the file only"},
+		"truth value":           {flag("debug", "maybe"), "flag: debug: `maybe`: want true or false"},
+		"list for text":         {file("database: {url: [a]}\n"), ":1: database.url: want text"},
+		"map for a path":        {file("database:\n  password_file: {a: b}\n"), ":2: database.password_file: want text"},
+		"text for a map's keys": {file("labels: 7\n"), ":1: labels: `7`: want keys and values"},
+		"key twice in a list":   {file("plans:\n  - name: a\n    name: b\n"), "already defined"},
+	} {
+		_, err := config.Load(defaults(), tt.from)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+	got, err := config.Load(defaults(), config.LoadOptions{
+		File:      write(t, "plans:\n  - &a {name: a, gpus: 0x10, timeout: 1s}\n  - *a\ndatabase: {url: 7}\n"),
+		EnvPrefix: "GPUAAS_X_", Environ: []string{"GPUAAS_X_DEBUG=1", "GPUAAS_X_REGIONS="},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := plan{Name: "a", GPUs: 16, Timeout: time.Second}
+	if !slices.Equal(got.Plans, []plan{a, a}) || got.Database.URL != "7" || !got.Debug || len(got.Regions) != 0 {
+		t.Errorf("Load() = %+v", got)
+	}
+}
+
+// TestEmbeddedConfigurationHasItsKeysAtTheTop checks a configuration that embeds another one, as each service's does.
+func TestEmbeddedConfigurationHasItsKeysAtTheTop(t *testing.T) {
+	type embeds struct {
+		SampleBase `yaml:",inline"`
+
+		Own string `yaml:"own"`
+	}
+	want := embeds{SampleBase: SampleBase{Shared: "a"}, Own: "b"}
+	raw, err := config.Marshal(want)
+	if err != nil || string(raw) != "shared: a\nown: b\n" {
+		t.Fatalf("Marshal() = %q, %v", raw, err)
+	}
+	got, err := config.Load(embeds{}, config.LoadOptions{File: write(t, string(raw))})
+	if err != nil || got != want {
+		t.Errorf("Load() = %+v, %v", got, err)
+	}
+}
+
 func TestSchemaRefusals(t *testing.T) {
 	type inline struct{ Password config.Secret }
 	if _, err := config.Load(inline{}, config.LoadOptions{}); err == nil ||
@@ -178,8 +245,8 @@ func TestSchemaRefusals(t *testing.T) {
 		t.Errorf("inline secret: %v", err)
 	}
 	type clash struct {
-		A  struct{ B string } `koanf:"a"`
-		AB string             `koanf:"a_b"`
+		A  struct{ B string } `yaml:"a"`
+		AB string             `yaml:"a_b"`
 	}
 	if _, err := config.Load(clash{}, config.LoadOptions{}); err == nil ||
 		!strings.Contains(err.Error(), "same name in the environment") {

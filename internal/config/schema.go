@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding"
 	"errors"
 	"fmt"
@@ -10,9 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
-	"github.com/go-viper/mapstructure/v2"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -72,20 +71,16 @@ func (s *schema) walk(prefix string, v reflect.Value) []Problem {
 		if !sf.IsExported() {
 			continue
 		}
-		name := sf.Tag.Get("koanf")
+		name := keyOf(sf)
 		if name == "-" {
 			continue
 		}
 		fv := v.Field(i)
-		name, options, _ := strings.Cut(name, ",")
-		if name == "" {
-			name = snake(sf.Name)
-		}
 		key := prefix + name
 		switch {
 		case sf.Type == secretType:
 			problems = append(problems, Problem{Key: key, Message: "a secret is configured by the path of its file"})
-		case isSection(sf.Type) && (sf.Anonymous || options == "squash"):
+		case isSection(sf.Type) && strings.HasSuffix(sf.Tag.Get("yaml"), ",inline"):
 			problems = append(problems, s.walk(prefix, fv)...)
 		case isSection(sf.Type):
 			problems = append(problems, s.walk(key+".", fv)...)
@@ -96,173 +91,134 @@ func (s *schema) walk(prefix string, v reflect.Value) []Problem {
 	return problems
 }
 
+// keyOf returns the key of a field, as the yaml package has it.
+func keyOf(sf reflect.StructField) string {
+	name, _, _ := strings.Cut(sf.Tag.Get("yaml"), ",")
+	return cmp.Or(name, strings.ToLower(sf.Name))
+}
+
 // isSection reports whether a type is a struct whose fields are keys of their own, and not a value with a text form.
 func isSection(t reflect.Type) bool {
 	return t.Kind() == reflect.Struct && !reflect.PointerTo(t).Implements(textType)
 }
 
 // decode sets the field and returns the problems of the value; on a problem the field keeps its previous value.
-func (f *field) decode(value any) []string {
-	fresh := reflect.New(f.value.Type())
-	decoder, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
-		Result: fresh.Interface(), TagName: "koanf", ErrorUnused: true,
-		MatchName: func(mapKey, fieldName string) bool { return mapKey == fieldName || mapKey == snake(fieldName) },
-		DecodeHook: mapstructure.ComposeDecodeHookFunc(
-			durationHook, mapstructure.TextUnmarshallerHookFunc(),
-		),
-	})
-	if err != nil {
+func (f *field) decode(node *yaml.Node) []string {
+	t := f.value.Type()
+	switch {
+	case node.ShortTag() == "!!null":
+		return []string{"has no value"}
+	case t.Kind() == reflect.Map && node.Line == 0:
+		return []string{"can be given in the file only"}
+	}
+	fresh := reflect.New(t)
+	problems := accepted(t, node)
+	if err := node.Decode(fresh.Interface()); err != nil {
+		problems = append(problems, f.messages(err)...)
+	}
+	if len(problems) == 0 {
+		f.value.Set(fresh.Elem())
+	}
+	for i, text := range problems {
+		problems[i] = strings.TrimPrefix(text, fmt.Sprintf("line %d: ", node.Line))
+	}
+	return problems
+}
+
+// accepted returns a problem for each part of a value that the decoder accepts and a configuration does not: a key that
+// the struct does not have, and a fraction, which it would cut off to a whole number.
+func accepted(t reflect.Type, node *yaml.Node) []string {
+	if node.Alias != nil {
+		node = node.Alias
+	}
+	var problems []string
+	if t.Kind() >= reflect.Int && t.Kind() <= reflect.Uint64 && t != durationType && node.ShortTag() == "!!float" {
+		problems = append(problems, fmt.Sprintf("line %d: `%s`: want a whole number", node.Line, node.Value))
+	}
+	var fields []reflect.StructField
+	if isSection(t) {
+		fields = reflect.VisibleFields(t)
+	}
+	for i, value := range node.Content {
+		switch {
+		case t.Kind() == reflect.Slice && node.Kind == yaml.SequenceNode, t.Kind() == reflect.Map && i%2 == 1:
+			problems = append(problems, accepted(t.Elem(), value)...)
+		case isSection(t) && i%2 == 0 && node.Kind == yaml.MappingNode:
+			at := slices.IndexFunc(fields, func(sf reflect.StructField) bool { return keyOf(sf) == value.Value })
+			if at < 0 {
+				problems = append(problems, fmt.Sprintf("line %d: unknown key %s", value.Line, value.Value))
+				continue
+			}
+			problems = append(problems, accepted(fields[at].Type, node.Content[i+1])...)
+		}
+	}
+	return problems
+}
+
+// refusal matches what the decoder says of a value of another type.
+var refusal = regexp.MustCompile("^(line \\d+: )cannot unmarshal !!\\w+(?: (`.*`))? into (.*)$")
+
+// messages returns the decoder's report as one plain sentence for each value.
+func (f *field) messages(err error) []string {
+	wrong, ok := errors.AsType[*yaml.TypeError](err)
+	if !ok {
 		return []string{err.Error()}
 	}
-	if err := decoder.Decode(value); err != nil {
-		return messages(err, f.value.Type())
+	for i, text := range wrong.Errors {
+		if m := refusal.FindStringSubmatch(text); m != nil {
+			wrong.Errors[i] = m[1] + strings.TrimPrefix(m[2]+": "+f.wants(m[3]), ": ")
+		}
 	}
-	f.value.Set(fresh.Elem())
-	return nil
+	return wrong.Errors
 }
 
-func durationHook(_, to reflect.Type, data any) (any, error) {
-	if to != durationType {
-		return data, nil
+// wants returns what a value of a type may be; the type is given by its name, as the decoder reports it.
+func (f *field) wants(name string) string {
+	switch t := f.value.Type(); {
+	case name == durationType.String():
+		return "a duration needs its unit, such as 90s or 5m"
+	case name == t.String():
+		name = t.Kind().String()
 	}
-	s, ok := data.(string)
-	if !ok {
-		if d, isDuration := data.(time.Duration); isDuration {
-			return d, nil
-		}
-		return nil, errors.New("a duration needs its unit, such as 90s or 5m")
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil {
-		return nil, fmt.Errorf("%q is not a duration such as 90s or 5m", s)
-	}
-	return d, nil
-}
-
-// messages turns the decoder's joined report into one plain sentence each.
-func messages(err error, want reflect.Type) []string {
-	var out []string
-	var walk func(error)
-	walk = func(e error) {
-		if many, ok := e.(interface{ Unwrap() []error }); ok { // this is the walk
-			for _, inner := range many.Unwrap() {
-				walk(inner)
-			}
-			return
-		}
-		text := strings.TrimPrefix(e.Error(), "decoding failed due to the following error(s):")
-		for line := range strings.SplitSeq(text, "\n") {
-			line = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(line), "* "))
-			line = strings.TrimPrefix(line, "'' ")
-			line = strings.TrimPrefix(line, "error decoding '': ")
-			if line != "" {
-				out = append(out, line)
-			}
-		}
-	}
-	walk(err)
-	if len(out) == 0 {
-		out = []string{"is not a " + want.String()}
-	}
-	return out
-}
-
-// parse returns the text of a variable or a flag as a value of the field's type.
-func (f *field) parse(text string) (any, error) {
-	t := f.value.Type()
-	if t == durationType || reflect.PointerTo(t).Implements(textType) {
-		return text, nil
-	}
-	switch t.Kind() { // the rest has no text form
-	case reflect.String:
-		return text, nil
-	case reflect.Bool:
-		b, err := strconv.ParseBool(text)
-		if err != nil {
-			return nil, fmt.Errorf("%q is not true or false", text)
-		}
-		return b, nil
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
-		n, err := strconv.ParseInt(text, 10, t.Bits())
-		if err != nil {
-			return nil, fmt.Errorf("%q is not a number of the range", text)
-		}
-		return n, nil
-	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		n, err := strconv.ParseUint(text, 10, t.Bits())
-		if err != nil {
-			return nil, fmt.Errorf("%q is not a number of the range", text)
-		}
-		return n, nil
-	case reflect.Float32, reflect.Float64:
-		n, err := strconv.ParseFloat(text, t.Bits())
-		if err != nil {
-			return nil, fmt.Errorf("%q is not a number", text)
-		}
-		return n, nil
-	case reflect.Slice:
-		if text == "" {
-			return []any{}, nil
-		}
-		var items []any
-		element := &field{key: f.key, value: reflect.New(t.Elem()).Elem()}
-		for part := range strings.SplitSeq(text, ",") {
-			item, err := element.parse(strings.TrimSpace(part))
-			if err != nil {
-				return nil, err
-			}
-			items = append(items, item)
-		}
-		return items, nil
+	switch {
+	case name == "int":
+		return "want a whole number"
+	case strings.HasPrefix(name, "int"), strings.HasPrefix(name, "uint"):
+		return "want a whole number that fits " + name
+	case strings.HasPrefix(name, "float"):
+		return "want a number"
+	case name == "bool":
+		return "want true or false"
+	case name == "string":
+		return "want text"
+	case name == "slice", strings.HasPrefix(name, "[]"):
+		return "want a list"
 	default:
-		return nil, errors.New("can be given in the file only")
+		return "want keys and values"
 	}
 }
 
-// scanYAML returns the line of each known key and a problem for each key that is unknown, given twice, or a section
-// where a value is expected. The lines are nil if the text is not YAML.
-func scanYAML(path string, raw []byte, s *schema) (map[string]int, []Problem) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal(raw, &doc); err != nil {
-		return nil, []Problem{{Where: path, Message: err.Error()}}
-	}
-	lines := map[string]int{}
-	if len(doc.Content) == 0 {
-		return lines, nil
-	}
-	root := doc.Content[0]
-	if root.Kind != yaml.MappingNode {
-		if root.Tag == "!!null" {
-			return lines, nil
+// ofText returns the text of a variable or a flag as a file would have the value of a type: items of a list are
+// separated by commas.
+func ofText(t reflect.Type, text string) *yaml.Node {
+	switch {
+	case t == durationType, t.Kind() == reflect.String, reflect.PointerTo(t).Implements(textType):
+		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
+	case t.Kind() == reflect.Slice:
+		list := &yaml.Node{Kind: yaml.SequenceNode}
+		for part := range strings.SplitSeq(text, ",") {
+			list.Content = append(list.Content, ofText(t.Elem(), strings.TrimSpace(part)))
 		}
-		return nil, []Problem{{Where: fmt.Sprintf("%s:%d", path, root.Line), Message: "want keys and values"}}
-	}
-	var problems []Problem
-	var walk func(prefix string, node *yaml.Node)
-	walk = func(prefix string, node *yaml.Node) {
-		seen := map[string]bool{}
-		for i := 0; i+1 < len(node.Content); i += 2 {
-			name, value := node.Content[i], node.Content[i+1]
-			key := prefix + name.Value
-			where := fmt.Sprintf("%s:%d", path, name.Line)
-			switch {
-			case seen[key]:
-				problems = append(problems, Problem{Where: where, Key: key, Message: "stands twice"})
-			case s.byKey[key] != nil:
-				lines[key] = name.Line
-			case s.isSection(key) && value.Kind == yaml.MappingNode:
-				walk(key+".", value)
-			case s.isSection(key) && value.Tag == "!!null":
-			case s.isSection(key):
-				problems = append(problems, Problem{Where: where, Key: key, Message: "is a section: want keys and values below it"})
-			default:
-				problems = append(problems, Problem{Where: where, Key: key, Message: "unknown key" + s.suggest(key)})
-			}
-			seen[key] = true
+		if text == "" {
+			list.Content = nil
+		}
+		return list
+	case t.Kind() == reflect.Bool:
+		if b, err := strconv.ParseBool(text); err == nil {
+			text = strconv.FormatBool(b)
 		}
 	}
-	walk("", root)
-	return lines, problems
+	return &yaml.Node{Kind: yaml.ScalarNode, Value: text}
 }
 
 func (s *schema) isSection(key string) bool {
@@ -333,23 +289,6 @@ func flatten(err error) []error {
 
 func envName(key string) string {
 	return strings.ToUpper(strings.NewReplacer(".", "_", "-", "_").Replace(key))
-}
-
-// snake returns a Go field name as a key: HTTPAddr -> http_addr, PoolSize -> pool_size.
-func snake(name string) string {
-	var b strings.Builder
-	runes := []rune(name)
-	for i, r := range runes {
-		if unicode.IsUpper(r) {
-			afterLower := i > 0 && !unicode.IsUpper(runes[i-1])
-			beforeLower := i > 0 && i+1 < len(runes) && unicode.IsLower(runes[i+1])
-			if afterLower || beforeLower {
-				b.WriteByte('_')
-			}
-		}
-		b.WriteRune(unicode.ToLower(r))
-	}
-	return b.String()
 }
 
 func editDistance(a, b string) int {

@@ -2,11 +2,9 @@ package events
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -24,23 +22,6 @@ func Stored(e Event) ([]byte, string, error) {
 		return nil, "", err
 	}
 	return c.body, *c.bodyType, nil
-}
-
-// LeftOut returns the fields of a message that slim bodies may leave out, by number, each with the column that replaces
-// it.
-func LeftOut(d protoreflect.MessageDescriptor) []string {
-	var out []string
-	add := func(of string, p *slimPlan) {
-		for _, f := range p.fields {
-			out = append(out, fmt.Sprintf("%s%d=%s", of, f.number, slimFields[f.index][0]))
-		}
-	}
-	p := planOf(d)
-	add("", p)
-	for _, l := range p.lists {
-		add(fmt.Sprintf("%d.", l.number), l.plan)
-	}
-	return out
 }
 
 // Paced counts the rounds of a sequencer until ctx ends.

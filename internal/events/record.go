@@ -11,6 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/gpuaas/mesh/internal/events/slim"
 )
 
 // content is an event's message as it is stored: as JSON, or as bytes with the name of their type. Nil fields are NULL.
@@ -41,7 +43,7 @@ func (e Event) content() (content, error) {
 		return content{}, fmt.Errorf("encode payload: %w", err)
 	}
 	d := e.Payload.ProtoReflect().Descriptor()
-	if raw, err = slim(raw, d, e.Correlation); err != nil {
+	if raw, err = slim.Body(raw, d, e.texts()); err != nil {
 		return content{}, fmt.Errorf("encode payload: %w", err)
 	}
 	name := string(d.FullName())
@@ -89,7 +91,7 @@ func (r Record) decode(m proto.Message) error {
 	if name, stored := m.ProtoReflect().Descriptor().FullName(), r.messageType(); stored != "" && string(name) != stored {
 		return fmt.Errorf("the event carries a %s, not a %s", stored, name)
 	}
-	return unmarshalBody(r.Body, r.Correlation, m)
+	return slim.Unmarshal(r.Body, r.texts(), m)
 }
 
 // Payload returns the event's message as JSON, with the field names of its definition. For a message of a type that

@@ -69,10 +69,10 @@ type Outcome struct {
 
 // Config holds the expiry of locks and the time limits for calls of Redis. Zero values mean the defaults.
 type Config struct {
-	TTL         time.Duration `koanf:"ttl"`
-	Budget      time.Duration `koanf:"budget"`
-	Cooldown    time.Duration `koanf:"cooldown"`     // the first pause after a failure; doubled at each failed try
-	MaxCooldown time.Duration `koanf:"max_cooldown"` // the longest pause
+	TTL         time.Duration `yaml:"ttl"`
+	Budget      time.Duration `yaml:"budget"`
+	Cooldown    time.Duration `yaml:"cooldown"`     // the first pause after a failure; doubled at each failed try
+	MaxCooldown time.Duration `yaml:"max_cooldown"` // the longest pause
 }
 
 func (c Config) withDefaults() Config {

@@ -317,6 +317,27 @@ func TestUnmarshalRefuses(t *testing.T) {
 	}
 }
 
+// TestRefusalsNameTheFieldAndWhatIsAllowed checks the texts that a person gets for a file that is wrong.
+func TestRefusalsNameTheFieldAndWhatIsAllowed(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"denials":[{},{"nope":1}]}`:          "denials: 1: nope: unknown field of Denial",
+		`{"denials":[{"reason":"zzz"}]}`:       `denials: 0: reason: "zzz" is not a Reason: want one of `,
+		`{"small":"7"}`:                        "small: want a number, got text",
+		`{"labels":{"a":1}}`:                   "labels: a: want text, got a number",
+		`{"flag":1}`:                           "flag: want true or false, got a number",
+		`{"states":{}}`:                        "states: want a list, got an object",
+		`{"at":"yesterday"}`:                   `invalid google.protobuf.Timestamp value "yesterday"`,
+		`{"small":2147483648}`:                 "invalid value for int32 field small: 2147483648",
+		`{"ttl_seconds":"2s"}`:                 "ttl_seconds: want a number of seconds, got text",
+		`{"denials":[{"retry_after":[1, 2]}]}`: "denials: 0: retry_after: want a number of seconds, got a list",
+	} {
+		err := names.UnmarshalInto([]byte(in), kinds(t).New().Interface())
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("UnmarshalInto(%s): %v, want %q", in, err, want)
+		}
+	}
+}
+
 func TestUnmarshalGeneric(t *testing.T) {
 	want := &commonv1.Denial{Reason: commonv1.Reason_REASON_CONFLICT, RetryAfter: durationpb.New(250 * time.Millisecond)}
 	raw, err := names.MarshalJSON(want)

@@ -16,9 +16,9 @@ import (
 
 // LogConfig sets how a process logs. The zero value is JSON at level info.
 type LogConfig struct {
-	Level  string `koanf:"level"`  // debug, info, warn, error
-	Format string `koanf:"format"` // json, or text for a terminal
-	Color  bool   `koanf:"color"`  // text only
+	Level  string `yaml:"level"`  // debug, info, warn, error
+	Format string `yaml:"format"` // json, or text for a terminal
+	Color  bool   `yaml:"color"`  // text only
 }
 
 // Validate returns an error that describes what is wrong with the configuration.

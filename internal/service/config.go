@@ -13,29 +13,29 @@ import (
 
 // TLS locates the files of a service's own certificate.
 type TLS struct {
-	CertFile string `koanf:"cert_file"`
-	KeyFile  string `koanf:"key_file"`
-	CAFile   string `koanf:"ca_file"` // roots of the issuer of services, by which peers are verified
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
+	CAFile   string `yaml:"ca_file"` // roots of the issuer of services, by which peers are verified
 }
 
 // Config is the part of a service's configuration that all share. Embed it.
 type Config struct {
 	// Service is the service that this file configures; empty: any service that reads it.
-	Service          string            `koanf:"service"`
-	Log              obs.LogConfig     `koanf:"log"`        // of a process of its own
-	ReplicaID        string            `koanf:"replica_id"` // drawn at start if empty
-	TrustDomain      string            `koanf:"trust_domain"`
-	DatabaseURLFile  config.SecretFile `koanf:"database_url_file"`
-	SequencerURLFile config.SecretFile `koanf:"sequencer_url_file"`
-	DatabaseConns    int32             `koanf:"database_conns"`
-	TLS              TLS               `koanf:"tls"`
-	Listen           string            `koanf:"listen"`
-	OpsListen        string            `koanf:"ops_listen"`
-	DebugSocket      string            `koanf:"debug_socket"` // a unix socket for profiles; empty: none
+	Service          string            `yaml:"service"`
+	Log              obs.LogConfig     `yaml:"log"`        // of a process of its own
+	ReplicaID        string            `yaml:"replica_id"` // drawn at start if empty
+	TrustDomain      string            `yaml:"trust_domain"`
+	DatabaseURLFile  config.SecretFile `yaml:"database_url_file"`
+	SequencerURLFile config.SecretFile `yaml:"sequencer_url_file"`
+	DatabaseConns    int32             `yaml:"database_conns"`
+	TLS              TLS               `yaml:"tls"`
+	Listen           string            `yaml:"listen"`
+	OpsListen        string            `yaml:"ops_listen"`
+	DebugSocket      string            `yaml:"debug_socket"` // a unix socket for profiles; empty: none
 	// RetentionSweep is the interval of the walks that delete rows at the end of their retention; nodeapi deletes none.
-	RetentionSweep time.Duration `koanf:"retention_sweep"`
+	RetentionSweep time.Duration `yaml:"retention_sweep"`
 	// SeededDatabase allows a database whose fleet was loaded by a bench.
-	SeededDatabase bool `koanf:"seeded_database"`
+	SeededDatabase bool `yaml:"seeded_database"`
 }
 
 // Default returns the shared defaults.

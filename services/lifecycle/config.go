@@ -22,60 +22,60 @@ import (
 
 // Peers are the services that lifecycle calls, as host:port.
 type Peers struct {
-	Recovery string `koanf:"recovery"`
+	Recovery string `yaml:"recovery"`
 }
 
 // Static configures placement on machines that were enrolled before.
 type Static struct {
-	SlotsPerNode int32 `koanf:"slots_per_node"`
+	SlotsPerNode int32 `yaml:"slots_per_node"`
 }
 
 // Placement configures the drivers. The process driver is offered if it has a directory.
 type Placement struct {
-	Process process.Config `koanf:"process"`
-	Static  Static         `koanf:"static"`
+	Process process.Config `yaml:"process"`
+	Static  Static         `yaml:"static"`
 }
 
 // Config of the service.
 type Config struct {
-	service.Config
+	service.Config `yaml:",inline"`
 
-	TaskSigningKeyFile string `koanf:"task_signing_key_file"`
+	TaskSigningKeyFile string `yaml:"task_signing_key_file"`
 	// TaskSigningPubkeysFile names further keys that signed tasks. An agent's report of an attempt that the database has
 	// lost counts if one of them, or the signing key itself, signed it. Empty: the signing key alone.
-	TaskSigningPubkeysFile string `koanf:"task_signing_pubkeys_file"`
-	JoinStatePubkeysFile   string `koanf:"join_state_pubkeys_file"`
-	AssertionPubkeysFile   string `koanf:"assertion_pubkeys_file"`
+	TaskSigningPubkeysFile string `yaml:"task_signing_pubkeys_file"`
+	JoinStatePubkeysFile   string `yaml:"join_state_pubkeys_file"`
+	AssertionPubkeysFile   string `yaml:"assertion_pubkeys_file"`
 	// SecretFile is the file of the secret from which launch secrets and workloads' passwords are derived.
-	SecretFile config.SecretFile `koanf:"secret_file"`
+	SecretFile config.SecretFile `yaml:"secret_file"`
 	// WorkloadSecretsKeysFile is the file of the keys with which environment values of workloads are sealed, one a line;
 	// the first key seals, all open.
-	WorkloadSecretsKeysFile config.SecretFile `koanf:"workload_secrets_keys_file"`
+	WorkloadSecretsKeysFile config.SecretFile `yaml:"workload_secrets_keys_file"`
 	// WorkloadSecretsLostKeys are the ids of keys that are lost. The service does not start if stored values need a key
 	// that is neither in the file nor listed here.
-	WorkloadSecretsLostKeys []string          `koanf:"workload_secrets_lost_keys"`
-	WorkloadDatabaseURL     config.SecretFile `koanf:"workload_database_url_file"`
+	WorkloadSecretsLostKeys []string          `yaml:"workload_secrets_lost_keys"`
+	WorkloadDatabaseURL     config.SecretFile `yaml:"workload_database_url_file"`
 	// RedisURLFile is the file of the lock store's URL; empty: no lock store, and joins cost a little more.
-	RedisURLFile     config.SecretFile    `koanf:"redis_url_file"`
-	Plans            map[string]spec.Plan `koanf:"plans"`
-	Regions          []string             `koanf:"regions"`
-	DefaultPlacement string               `koanf:"default_placement"`
-	DefaultQuota     tenants.Quota        `koanf:"default_quota"`
-	Placement        Placement            `koanf:"placement"`
-	Peers            Peers                `koanf:"peers"`
-	Workers          int                  `koanf:"workers"` // sagas driven at once
+	RedisURLFile     config.SecretFile    `yaml:"redis_url_file"`
+	Plans            map[string]spec.Plan `yaml:"plans"`
+	Regions          []string             `yaml:"regions"`
+	DefaultPlacement string               `yaml:"default_placement"`
+	DefaultQuota     tenants.Quota        `yaml:"default_quota"`
+	Placement        Placement            `yaml:"placement"`
+	Peers            Peers                `yaml:"peers"`
+	Workers          int                  `yaml:"workers"` // sagas driven at once
 	// SagaLease is how long a run stays with a replica that sends no heartbeat.
-	SagaLease time.Duration `koanf:"saga_lease"`
+	SagaLease time.Duration `yaml:"saga_lease"`
 	// OrphanSweep is how often a sweep scans for instances without an owner.
-	OrphanSweep time.Duration `koanf:"orphan_sweep"`
+	OrphanSweep time.Duration `yaml:"orphan_sweep"`
 	// ReleaseDeadline is how long a release may take before its allocation is release_failed.
-	ReleaseDeadline time.Duration `koanf:"release_deadline"`
+	ReleaseDeadline time.Duration `yaml:"release_deadline"`
 	// FindingSweep is how often rows and resources are compared.
-	FindingSweep time.Duration `koanf:"finding_sweep"`
+	FindingSweep time.Duration `yaml:"finding_sweep"`
 	// WokenSweep is how often findings are made of ended instances that were started again.
-	WokenSweep time.Duration `koanf:"woken_sweep"`
+	WokenSweep time.Duration `yaml:"woken_sweep"`
 	// FindingGrace is how long a contradiction must last to be a finding.
-	FindingGrace time.Duration `koanf:"finding_grace"`
+	FindingGrace time.Duration `yaml:"finding_grace"`
 }
 
 // Default returns the defaults.

@@ -15,43 +15,43 @@ import (
 
 // Peers are the services that nodeapi calls, as host:port.
 type Peers struct {
-	Recovery  string `koanf:"recovery"`
-	Lifecycle string `koanf:"lifecycle"`
+	Recovery  string `yaml:"recovery"`
+	Lifecycle string `yaml:"lifecycle"`
 }
 
 // Config of the service.
 type Config struct {
-	service.Config
+	service.Config `yaml:",inline"`
 
-	AgentListen string `koanf:"agent_listen"`
+	AgentListen string `yaml:"agent_listen"`
 	// Advertise is the host:port at which other services reach this replica's internal port. Empty: the address it listens
 	// at, with the name of the host if it listens on every address.
-	Advertise  string `koanf:"advertise"`
-	NodeCAFile string `koanf:"node_ca_file"` // the authorities of agents' certificates; read again when the file changes
+	Advertise  string `yaml:"advertise"`
+	NodeCAFile string `yaml:"node_ca_file"` // the authorities of agents' certificates; read again when the file changes
 	// JoinStatePubkeysFile holds the keys that join states are signed with. With them an agent is distinguished from
 	// another holder of its key, so that the latter cannot use up the streams that the agent may open. Empty: this replica
 	// cannot distinguish them.
-	JoinStatePubkeysFile string        `koanf:"join_state_pubkeys_file"`
-	Peers                Peers         `koanf:"peers"`
-	DrainSpread          time.Duration `koanf:"drain_spread"`  // the time over which agents are asked to leave at shutdown
-	DrainTimeout         time.Duration `koanf:"drain_timeout"` // the time after which the sessions that remain are cut
+	JoinStatePubkeysFile string        `yaml:"join_state_pubkeys_file"`
+	Peers                Peers         `yaml:"peers"`
+	DrainSpread          time.Duration `yaml:"drain_spread"`  // the time over which agents are asked to leave at shutdown
+	DrainTimeout         time.Duration `yaml:"drain_timeout"` // the time after which the sessions that remain are cut
 	// Limits of the agents' port.
-	MaxConnections int           `koanf:"max_connections"`
-	OpenBurst      int           `koanf:"open_burst"`
-	OpenEvery      time.Duration `koanf:"open_every"`
+	MaxConnections int           `yaml:"max_connections"`
+	OpenBurst      int           `yaml:"open_burst"`
+	OpenEvery      time.Duration `yaml:"open_every"`
 	// FirstFrame is how long a stream may take to its Hello, ChallengeWithin to the answer of a challenge.
-	FirstFrame      time.Duration `koanf:"first_frame"`
-	ChallengeWithin time.Duration `koanf:"challenge_within"`
-	FramesPerSecond int           `koanf:"frames_per_second"` // of one session; more end it
+	FirstFrame      time.Duration `yaml:"first_frame"`
+	ChallengeWithin time.Duration `yaml:"challenge_within"`
+	FramesPerSecond int           `yaml:"frames_per_second"` // of one session; more end it
 	// KeepaliveInterval is how long a connection may be silent before it is asked whether its other end is there.
-	KeepaliveInterval time.Duration `koanf:"keepalive_interval"`
+	KeepaliveInterval time.Duration `yaml:"keepalive_interval"`
 	// ClockTolerance is the difference between a host's clock and the database's from which it is reported.
-	ClockTolerance time.Duration `koanf:"clock_tolerance"`
+	ClockTolerance time.Duration `yaml:"clock_tolerance"`
 	// RetiredFor is how long a replica keeps a retired node in its authority view, longer than any certificate lives.
-	RetiredFor time.Duration `koanf:"retired_for"`
+	RetiredFor time.Duration `yaml:"retired_for"`
 	// ForgetAfter is how long the newest observations of a node stay after its last session began. It is longer than a
 	// session lives (node.stream_max_age_seconds and a fifth).
-	ForgetAfter time.Duration `koanf:"forget_after"`
+	ForgetAfter time.Duration `yaml:"forget_after"`
 }
 
 // Default returns the defaults.

@@ -13,29 +13,29 @@ import (
 
 // Peers are the services that readmodel calls, as host:port.
 type Peers struct {
-	Recovery  string `koanf:"recovery"`
-	Lifecycle string `koanf:"lifecycle"`
+	Recovery  string `yaml:"recovery"`
+	Lifecycle string `yaml:"lifecycle"`
 }
 
 // Config of the service. The shared `listen` is not used: no service calls readmodel.
 type Config struct {
-	service.Config
+	service.Config `yaml:",inline"`
 
-	PeopleListen string `koanf:"people_listen"` // Connect, gRPC and gRPC-Web over TLS
+	PeopleListen string `yaml:"people_listen"` // Connect, gRPC and gRPC-Web over TLS
 	// names and addresses that the service certificate must be good for
-	PeopleHosts []string `koanf:"people_hosts"`
+	PeopleHosts []string `yaml:"people_hosts"`
 	// scheme://host[:port] of other sites whose pages may send requests and read answers; none by default
-	TrustedOrigins []string `koanf:"trusted_origins"`
+	TrustedOrigins []string `yaml:"trusted_origins"`
 	// gRPC reflection for every caller that reaches the people's port; off by default
-	Reflection       bool   `koanf:"reflection"`
-	AssertionKeyFile string `koanf:"assertion_key_file"` // Ed25519; made at the first start, shared by replicas
-	Peers            Peers  `koanf:"peers"`
+	Reflection       bool   `yaml:"reflection"`
+	AssertionKeyFile string `yaml:"assertion_key_file"` // Ed25519; made at the first start, shared by replicas
+	Peers            Peers  `yaml:"peers"`
 	// Watches that are open at once on this replica. Each of the last three is a share of the first where it is 0.
-	WatchStreams       int `koanf:"watch_streams"`        // in all
-	WatchPersonStreams int `koanf:"watch_person_streams"` // of one person; by default 1/32 of all
-	WatchTenantStreams int `koanf:"watch_tenant_streams"` // of one tenant; by default 1/8
+	WatchStreams       int `yaml:"watch_streams"`        // in all
+	WatchPersonStreams int `yaml:"watch_person_streams"` // of one person; by default 1/32 of all
+	WatchTenantStreams int `yaml:"watch_tenant_streams"` // of one tenant; by default 1/8
 	// Kept for people of the operator who hold the role operator or security; by default 1/4.
-	WatchOperatorStreams int `koanf:"watch_operator_streams"`
+	WatchOperatorStreams int `yaml:"watch_operator_streams"`
 }
 
 func (c Config) watchLimits() watch.Limits {

@@ -18,7 +18,8 @@ import (
 )
 
 // escalation returns the service of bundles.
-func (s *Service) escalation(c clients, deps gateway.Deps) *gateway.Escalation {
+func (s *Service) escalation(deps gateway.Deps) *gateway.Escalation {
+	c := s.clients
 	parts := make([]escalation.Part, len(c.probes))
 	for i, p := range c.probes {
 		parts[i] = escalation.Part{Name: p.Name, Ask: p.Ask}

@@ -12,12 +12,12 @@ import (
 
 // asserter returns the signer of the assertions that name the person on whose behalf this service calls. It uses the
 // key that signs at the time of the call, which also signs checkpoints of the audit log.
-func (s *Service) asserter(ctx context.Context, log *project.Audit) (*assertion.Signer, error) {
+func (s *Service) asserter(ctx context.Context) (*assertion.Signer, error) {
 	var asserter *assertion.Signer
 	_, err := s.base.OpenKeys(ctx, nil, keyset.Part{
 		Kind: keyset.Assertion, Signs: true, Files: keyset.FilesOf(s.cfg.AssertionKeyFile),
 		Outstanding: func(ctx context.Context, q pg.Querier, key keyset.Key) (string, error) {
-			return log.NeedKey(ctx, q, key.KeyID, key.PublicKey)
+			return s.audit.NeedKey(ctx, q, key.KeyID, key.PublicKey)
 		},
 		Changed: func(v keyset.View) error {
 			if asserter == nil {
@@ -25,7 +25,7 @@ func (s *Service) asserter(ctx context.Context, log *project.Audit) (*assertion.
 			}
 			asserter.Replace(v.Signing)
 			asserter.Guard(v.Confirmed)
-			log.UseKeys(project.CheckpointKeys{Signing: v.Signing, Verify: v.Verify, Confirmed: v.Confirmed})
+			s.audit.UseKeys(project.CheckpointKeys{Signing: v.Signing, Verify: v.Verify, Confirmed: v.Confirmed})
 			return nil
 		},
 	})

@@ -8,7 +8,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/bundle"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -27,13 +26,6 @@ type bundles struct {
 	enroller    *enrol.Enroller
 	store       *pki.Store // with the certificate that signs
 	trustDomain string
-}
-
-// addBundles mounts the verb that issues bundles. It must be called after the internal port is made.
-func (s *Service) addBundles(enroller *enrol.Enroller) error {
-	return s.internal.Mount(recoveryv1connect.NewBundleServiceHandler(&bundles{
-		enroller: enroller, store: s.base.Store, trustDomain: s.base.Config.TrustDomain,
-	}, s.internal.HandlerOptions()...))
 }
 
 // IssueBundle issues a token for a node and returns the archive with it.

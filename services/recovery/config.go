@@ -18,78 +18,78 @@ import (
 
 // Peers are the services that recovery calls, as host:port.
 type Peers struct {
-	Lifecycle string `koanf:"lifecycle"`
+	Lifecycle string `yaml:"lifecycle"`
 }
 
 // Profile is the profile that agents are sent: the addresses of the control plane and the authorities to trust.
 type Profile struct {
-	Name        string `koanf:"name"`
-	APIURL      string `koanf:"api_url"`      // host:port or https URL of the node API, without a path
-	RecoveryURL string `koanf:"recovery_url"` // URL of the enrolment listener
-	TerminalURL string `koanf:"terminal_url"` // may be empty
-	CAFile      string `koanf:"ca_file"`      // the certificate authorities of services, which agents trust
+	Name        string `yaml:"name"`
+	APIURL      string `yaml:"api_url"`      // host:port or https URL of the node API, without a path
+	RecoveryURL string `yaml:"recovery_url"` // URL of the enrolment listener
+	TerminalURL string `yaml:"terminal_url"` // may be empty
+	CAFile      string `yaml:"ca_file"`      // the certificate authorities of services, which agents trust
 }
 
 // CAProcess is a node authority that runs as a step-ca process of its own.
 type CAProcess struct {
-	URL         string `koanf:"url"`         // https://host:port; empty: the embedded authority of ca_dir signs
-	RootsFile   string `koanf:"roots_file"`  // PEM roots that verify the process
-	Provisioner string `koanf:"provisioner"` // the name of its JWK provisioner; empty: gpuaas
-	KeyFile     string `koanf:"key_file"`    // PEM key of the provisioner
+	URL         string `yaml:"url"`         // https://host:port; empty: the embedded authority of ca_dir signs
+	RootsFile   string `yaml:"roots_file"`  // PEM roots that verify the process
+	Provisioner string `yaml:"provisioner"` // the name of its JWK provisioner; empty: gpuaas
+	KeyFile     string `yaml:"key_file"`    // PEM key of the provisioner
 }
 
 // Config of the service.
 type Config struct {
-	service.Config
+	service.Config `yaml:",inline"`
 
-	EnrollListen string `koanf:"enroll_listen"` // the port has server TLS only; empty: this replica serves no enrolment
-	CADir        string `koanf:"ca_dir"`        // the embedded node authority's keys, shared by replicas
+	EnrollListen string `yaml:"enroll_listen"` // the port has server TLS only; empty: this replica serves no enrolment
+	CADir        string `yaml:"ca_dir"`        // the embedded node authority's keys, shared by replicas
 	// CAProcess is the node authority as a step-ca process, in place of the embedded one.
-	CAProcess CAProcess `koanf:"ca_process"`
+	CAProcess CAProcess `yaml:"ca_process"`
 	// CADatabaseURLFile names the authority's own database, which remembers used tokens and issued certificates; may be
 	// empty.
-	CADatabaseURLFile config.SecretFile `koanf:"ca_database_url_file"`
-	JoinStateKeys     string            `koanf:"join_state_keys"` // directory of private keys, shared by replicas
-	Profile           Profile           `koanf:"profile"`
+	CADatabaseURLFile config.SecretFile `yaml:"ca_database_url_file"`
+	JoinStateKeys     string            `yaml:"join_state_keys"` // directory of private keys, shared by replicas
+	Profile           Profile           `yaml:"profile"`
 	// TaskSigningPubkeysFile has the public keys of tasks that this replica trusts. Agents are sent at enrolment the keys
 	// that follow from them, with those of later rotations.
-	TaskSigningPubkeysFile string `koanf:"task_signing_pubkeys_file"`
-	AssertionPubkeysFile   string `koanf:"assertion_pubkeys_file"` // verifies on whose behalf readmodel calls
-	Peers                  Peers  `koanf:"peers"`
+	TaskSigningPubkeysFile string `yaml:"task_signing_pubkeys_file"`
+	AssertionPubkeysFile   string `yaml:"assertion_pubkeys_file"` // verifies on whose behalf readmodel calls
+	Peers                  Peers  `yaml:"peers"`
 
 	// Limits of enrolment; zero means the default.
-	EnrollPerSecond      float64       `koanf:"enroll_per_second"`
-	EnrollBurst          int           `koanf:"enroll_burst"`
-	EnrollPerTokenSecond float64       `koanf:"enroll_per_token_second"`
-	EnrollPerTokenBurst  int           `koanf:"enroll_per_token_burst"`
-	ClaimLease           time.Duration `koanf:"claim_lease"`
+	EnrollPerSecond      float64       `yaml:"enroll_per_second"`
+	EnrollBurst          int           `yaml:"enroll_burst"`
+	EnrollPerTokenSecond float64       `yaml:"enroll_per_token_second"`
+	EnrollPerTokenBurst  int           `yaml:"enroll_per_token_burst"`
+	ClaimLease           time.Duration `yaml:"claim_lease"`
 	// MintWait is the wait before another key of an instance may use a launch secret whose first certificate was never
 	// used.
-	MintWait   time.Duration `koanf:"mint_wait"`
-	SweepEvery time.Duration `koanf:"sweep_every"`
+	MintWait   time.Duration `yaml:"mint_wait"`
+	SweepEvery time.Duration `yaml:"sweep_every"`
 	// LaunchSecretLife is how long an instance may take to register.
-	LaunchSecretLife time.Duration `koanf:"launch_secret_life"`
+	LaunchSecretLife time.Duration `yaml:"launch_secret_life"`
 	// RetiredFor is how long replicas of nodeapi learn of a retired node, longer than any certificate lives.
-	RetiredFor time.Duration `koanf:"retired_for"`
+	RetiredFor time.Duration `yaml:"retired_for"`
 	// ForgetAfter is how long the watchdog keeps facts of what has ended.
-	ForgetAfter time.Duration `koanf:"forget_after"`
+	ForgetAfter time.Duration `yaml:"forget_after"`
 	// HostRecordFresh is how long a diagnostic record that a person brings for a host explains anything, after it was
 	// seen.
-	HostRecordFresh time.Duration `koanf:"host_record_fresh"`
+	HostRecordFresh time.Duration `yaml:"host_record_fresh"`
 	// AddressesFresh is how long the verdict lasts that the addresses of a host have changed: the new ones are recorded at
 	// once.
-	AddressesFresh time.Duration `koanf:"addresses_fresh"`
+	AddressesFresh time.Duration `yaml:"addresses_fresh"`
 	// RejectedFresh is how long after its last rejection by the ingress a client that claims to be a node counts as that
 	// node's. Nodeapi reports rejections that go on once a minute.
-	RejectedFresh time.Duration `koanf:"rejected_fresh"`
+	RejectedFresh time.Duration `yaml:"rejected_fresh"`
 	// OptionalTaskTypes are the types of tasks, as `storage.allocate`, that agents may lack without being outdated: those
 	// that are asked of no node.
-	OptionalTaskTypes []string `koanf:"optional_task_types"`
+	OptionalTaskTypes []string `yaml:"optional_task_types"`
 	// PreflightConfirm is how long after a check of the preflight that finds another state the next one is made, which
 	// confirms it; so often a rotation of issuers goes on, too.
-	PreflightConfirm time.Duration `koanf:"preflight_confirm"`
+	PreflightConfirm time.Duration `yaml:"preflight_confirm"`
 	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
-	DatabaseVolume string `koanf:"database_volume"`
+	DatabaseVolume string `yaml:"database_volume"`
 }
 
 // Default returns the defaults.

@@ -1,10 +1,11 @@
 package recovery
 
 import (
+	"context"
+
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/diagnostics"
 	"github.com/gpuaas/mesh/services/recovery/drift/ask"
@@ -13,12 +14,12 @@ import (
 )
 
 // addDrift builds this replica's part in judging what is wrong with nodes, and in proving that they are healthy again,
-// and mounts what is asked of it. It must be called after the internal port is made.
-func (s *Service) addDrift(lifecycle service.Client) error {
-	b := s.base
+// and mounts what is asked of it.
+func (s *Service) addDrift(context.Context) error {
+	b, lc := s.base, s.lifecycle
 	asker, err := ask.New(ask.Deps{
 		Logger: b.Logger, Pool: b.DB,
-		Records: lifecyclev1connect.NewDiagnosticsServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
+		Records: lifecyclev1connect.NewDiagnosticsServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 	})
 	if err != nil {
 		return err
@@ -29,7 +30,7 @@ func (s *Service) addDrift(lifecycle service.Client) error {
 	}
 	judging, err := judge.New(judge.Deps{
 		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Roots: s.signer.Roots,
-		Probes: lifecyclev1connect.NewProbeServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
+		Probes: lifecyclev1connect.NewProbeServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Evidence: collect.Settings{
 			AddressesFresh: s.cfg.AddressesFresh, RejectedFresh: s.cfg.RejectedFresh, OptionalTypes: optional,
 		},

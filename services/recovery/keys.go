@@ -72,8 +72,8 @@ func (s *Service) openKeys(ctx context.Context) error {
 	return nil
 }
 
-// addKeys mounts the verbs of keys. It comes after the internal port.
-func (s *Service) addKeys() error {
+// addKeys mounts the verbs of keys.
+func (s *Service) addKeys(context.Context) error {
 	b := s.base
 	server, err := keys.NewServer(keys.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit})
 	if err != nil {

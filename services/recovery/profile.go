@@ -10,7 +10,6 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -113,7 +112,7 @@ func describeFile(path string) string {
 }
 
 // openProfiles reads the profiles that nodes are given, after the configured one was taken among them.
-func (s *Service) openProfiles(ctx context.Context, wakes *signals) error {
+func (s *Service) openProfiles(ctx context.Context) error {
 	b := s.base
 	file, err := readProfile(b.Logger, s.cfg.Profile)
 	if err != nil {
@@ -121,7 +120,7 @@ func (s *Service) openProfiles(ctx context.Context, wakes *signals) error {
 	}
 	s.profiles, err = profiles.NewBook(profiles.Deps{
 		Logger: b.Logger, Pool: b.DB, Default: s.cfg.Profile.Name, TrustDomain: b.Config.TrustDomain, Wake: b.Wake,
-		Numbered: b.Numbered, Changed: &wakes.changed, Audit: b.Audit, Registerer: b.Registry.ForService(b.Name),
+		Numbered: b.Numbered, Changed: &s.changed, Audit: b.Audit, Registerer: b.Registry.ForService(b.Name),
 	})
 	if err != nil {
 		return err
@@ -178,10 +177,4 @@ func (s *Service) followProfile(ctx context.Context, file *profileFile) error {
 		taken = now.GetFingerprint()
 		return nil
 	})
-}
-
-// addProfiles mounts the verbs of profiles. It comes after the internal port.
-func (s *Service) addProfiles() error {
-	return s.internal.Mount(recoveryv1connect.NewProfileServiceHandler(profiles.NewServer(s.profiles),
-		s.internal.HandlerOptions()...))
 }

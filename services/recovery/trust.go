@@ -9,7 +9,6 @@ import (
 
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
@@ -20,13 +19,12 @@ import (
 // partIngressTrust is the part of this service's health that reports whether the ingress trusts the authority.
 const partIngressTrust = "ingress_trust"
 
-// addTrust builds this replica's part in the preflight, and mounts its verbs. It must be called after the internal port
-// is made.
-func (s *Service) addTrust(signer ca.Signer, changed *events.Signal) error {
+// addTrust builds this replica's part in the preflight, and mounts its verbs.
+func (s *Service) addTrust(context.Context) error {
 	b := s.base
 	rotating, _ := s.signer.(ca.Rotating)
 	preflight, err := trust.New(trust.Deps{
-		Logger: b.Logger, Pool: b.DB, Signer: signer, Rotating: rotating, Changed: changed, Audit: b.Audit,
+		Logger: b.Logger, Pool: b.DB, Signer: s.witness, Rotating: rotating, Changed: &s.changed, Audit: b.Audit,
 		Services: b.Services, TrustDomain: b.Config.TrustDomain,
 		Replica: b.ReplicaID, Address: func() string { return s.profiles.Default().GetApiUrl() },
 		AgentRoots: s.announcedRoots,

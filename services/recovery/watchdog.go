@@ -6,14 +6,12 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/fleet"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
-// addWatchdog builds this replica's watchdog and its part in the decisions about the fleet, and mounts their verbs. It
-// comes after the internal port.
-func (s *Service) addWatchdog(lifecycle service.Client) error {
+// addWatchdog builds this replica's watchdog and its part in the decisions about the fleet, and mounts their verbs.
+func (s *Service) addWatchdog(context.Context) error {
 	b := s.base
 	registerer := b.Registry.ForService(b.Name)
 	all, err := fleet.New(fleet.Deps{
@@ -25,7 +23,8 @@ func (s *Service) addWatchdog(lifecycle service.Client) error {
 	dog, err := watchdog.New(watchdog.Deps{
 		Logger: b.Logger, Registerer: registerer, Pool: b.DB, Policy: b.Policy, Fleet: all, Wake: b.Wake,
 		Numbered: b.Numbered, Replica: b.ReplicaID,
-		Lifecycle: lifecyclev1connect.NewWorkspaceServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
+		Lifecycle: lifecyclev1connect.NewWorkspaceServiceClient(s.lifecycle.HTTP, s.lifecycle.BaseURL,
+			s.lifecycle.Options...),
 	}, watchdog.Config{ForgetAfter: s.cfg.ForgetAfter})
 	if err != nil {
 		return err

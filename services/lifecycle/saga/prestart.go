@@ -4,9 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
@@ -31,30 +28,6 @@ type Worker struct {
 	Run    *runs.Run     // that was inserted under the lease, with its open attempt; nil before
 	Def    *Definition   // of Run
 	Paused bool          // rollback mode was set when Run was inserted
-}
-
-// reserve takes a free worker of a driver of this process for a run that tx is about to start. It returns nil if none
-// is free, or if tx takes no end hook (pg.OnEnd).
-func (c *Core) reserve(ctx context.Context, tx pgx.Tx) *Worker {
-	var d Driver
-	var own *Worker
-	c.driving.Lock()
-	for _, d = range c.drivers {
-		if own = d.Reserve(); own != nil {
-			c.reserved++
-			c.resting.Store(false)
-			break
-		}
-	}
-	c.driving.Unlock()
-	if own == nil {
-		return nil
-	}
-	if !pg.OnEnd(tx, func(committed bool) { d.End(context.WithoutCancel(ctx), own, committed) }) {
-		d.End(ctx, own, false)
-		return nil
-	}
-	return own
 }
 
 // Attach makes the driver's workers available to runs that this process starts, until Detach.

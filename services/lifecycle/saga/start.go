@@ -118,6 +118,30 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 		"another operation on this workspace began and ended just now")
 }
 
+// reserve takes a free worker of a driver of this process for a run that tx is about to start. It returns nil if none
+// is free, or if tx takes no end hook (pg.OnEnd).
+func (c *Core) reserve(ctx context.Context, tx pgx.Tx) *Worker {
+	var d Driver
+	var own *Worker
+	c.driving.Lock()
+	for _, d = range c.drivers {
+		if own = d.Reserve(); own != nil {
+			c.reserved++
+			c.resting.Store(false)
+			break
+		}
+	}
+	c.driving.Unlock()
+	if own == nil {
+		return nil
+	}
+	if !pg.OnEnd(tx, func(committed bool) { d.End(context.WithoutCancel(ctx), own, committed) }) {
+		d.End(ctx, own, false)
+		return nil
+	}
+	return own
+}
+
 // joinOrRefuse joins the run that is live, unless that is the one which was just inserted and did not get its
 // workspace.
 func (c *Core) joinOrRefuse(ctx context.Context, tx pgx.Tx, req StartRequest, live *runs.Run) (Started, error) {

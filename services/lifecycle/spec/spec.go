@@ -21,9 +21,9 @@ import (
 
 // Plan bounds what one workspace of the plan may request.
 type Plan struct {
-	MaxGPUs         int32 `koanf:"max_gpus"`
-	MaxStorageBytes int64 `koanf:"max_storage_bytes"`
-	MaxWorkloads    int   `koanf:"max_workloads"`
+	MaxGPUs         int32 `yaml:"max_gpus"`
+	MaxStorageBytes int64 `yaml:"max_storage_bytes"`
+	MaxWorkloads    int   `yaml:"max_workloads"`
 }
 
 // Catalogue is what tenants may choose from.

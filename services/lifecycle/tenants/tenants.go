@@ -25,9 +25,9 @@ import (
 
 // Quota bounds what a tenant may have at once.
 type Quota struct {
-	Workspaces   int32 `koanf:"workspaces"`
-	GPUs         int32 `koanf:"gpus"`
-	StorageBytes int64 `koanf:"storage_bytes"`
+	Workspaces   int32 `yaml:"workspaces"`
+	GPUs         int32 `yaml:"gpus"`
+	StorageBytes int64 `yaml:"storage_bytes"`
 }
 
 // Tenant is a tenant with what it may have at once.

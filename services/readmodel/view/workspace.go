@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/status"
+	"github.com/gpuaas/mesh/services/readmodel/view/decoded"
 )
 
 // WorkspaceFilter narrows a list of workspaces. Zero fields do not.
@@ -144,7 +145,7 @@ func (r *Reader) Workspaces(
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		return nil, "", tookTooLong(err)
-	case !errors.Is(err, errChanged):
+	case !errors.Is(err, decoded.ErrChanged):
 		return items, next, refusal(err)
 	}
 	err = r.Read(ctx, scope, func(ctx context.Context, s *Snapshot) error {

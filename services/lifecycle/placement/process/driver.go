@@ -31,21 +31,21 @@ import (
 
 // Config of the driver.
 type Config struct {
-	Dir          string `koanf:"dir"`          // directory of the instances and the launch log
-	AgentBinary  string `koanf:"agent_binary"` // gpuaas-node-agent
-	EnrollURL    string `koanf:"enroll_url"`
-	APIURL       string `koanf:"api_url"`
-	CAFile       string `koanf:"ca_file"` // the CA bundle with which an instance verifies the control plane
-	MaxInstances int    `koanf:"max_boxes"`
-	MaxGPUs      int    `koanf:"max_gpus"`
+	Dir          string `yaml:"dir"`          // directory of the instances and the launch log
+	AgentBinary  string `yaml:"agent_binary"` // gpuaas-node-agent
+	EnrollURL    string `yaml:"enroll_url"`
+	APIURL       string `yaml:"api_url"`
+	CAFile       string `yaml:"ca_file"` // the CA bundle with which an instance verifies the control plane
+	MaxInstances int    `yaml:"max_boxes"`
+	MaxGPUs      int    `yaml:"max_gpus"`
 	// The log and the diagnostics of an ended instance are kept as evidence and removed after KeepEnded (7 days), and
 	// earlier if more than KeepEndedMax (1000) instances have ended.
-	KeepEnded    time.Duration `koanf:"keep_ended"`
-	KeepEndedMax int           `koanf:"keep_ended_max"`
+	KeepEnded    time.Duration `yaml:"keep_ended"`
+	KeepEndedMax int           `yaml:"keep_ended_max"`
 	// RememberEnded is how long the launch log keeps an ended instance at least, also if the database has deleted its
 	// workspace (90 days). It is longer than the age of any backup that may be restored: a database restored from before
 	// the launch learns of it only from the log.
-	RememberEnded time.Duration `koanf:"remember_ended"`
+	RememberEnded time.Duration `yaml:"remember_ended"`
 }
 
 // Driver of processes.

@@ -1,4 +1,4 @@
-package events_test
+package slim_test
 
 import (
 	"maps"
@@ -13,7 +13,7 @@ import (
 
 	_ "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	_ "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/events/slim"
 )
 
 // TestFieldsThatBodiesLeaveOutStay: a body records which columns were left out, and not of which fields. A field that
@@ -28,7 +28,7 @@ func TestFieldsThatBodiesLeaveOutStay(t *testing.T) {
 		name := string(m.Descriptor().FullName())
 		call := strings.HasSuffix(name, "Request") || strings.HasSuffix(name, "Response") // no event carries it
 		if strings.HasPrefix(name, "gpuaas.") && !call {
-			if fields := events.LeftOut(m.Descriptor()); len(fields) > 0 {
+			if fields := slim.LeftOut(m.Descriptor()); len(fields) > 0 {
 				now[name] = name + ": " + strings.Join(fields, " ")
 			}
 		}

@@ -1,4 +1,12 @@
-package events
+// Package slim makes the bodies of events smaller: a body leaves out the ids that the columns of its event have anyway,
+// which are a third of the bytes of a saga's events.
+//
+// It decides which fields of a message may be left out, by their names, and how a body records it. It knows neither
+// events nor the database.
+//
+// Guarantees: a message is read as it was written, whatever ids it and its event have. A body that was written is read
+// alike by every later build, as long as no message of events gains or loses a field with the name of a column.
+package slim
 
 import (
 	"errors"
@@ -11,16 +19,17 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// slimMark is the first byte of a slim body, which leaves out the ids that the columns of its event have anyway, which
-// are a third of the bytes of a saga's events. It begins with a zero byte, with which no message in the wire format of
-// protobuf begins (a field's number is at least 1), and a byte that has a bit for each column of the correlation: if it
-// is set, the fields with the column's name were equal to the column wherever the message has them, in itself and in
-// the messages of its lists, and were left out. Reading restores them, so a message is read as it was written.
-const slimMark = 0
+// mark is the first byte of a slim body: a zero byte, with which no message in the wire format of protobuf begins (a
+// field's number is at least 1). The second byte has a bit for each column: if it is set, the fields with the column's
+// name were equal to the column wherever the message has them, in itself and in the messages of its lists, and were
+// left out. Reading restores them.
+const mark = 0
 
-// slimFields are the names of the fields that a column of the correlation may replace, in the order of
-// Correlation.texts. A run is a workflow.
-var slimFields = [8][]protoreflect.Name{
+// IDs are the columns of an event that may replace fields, in the order of columnFields; an empty one replaces none.
+type IDs [8]string
+
+// columnFields are the names of the fields that each column may replace. A run is a workflow.
+var columnFields = [8][]protoreflect.Name{
 	{"correlation_id"},
 	{"tenant_id"},
 	{"workspace_id"},
@@ -31,33 +40,33 @@ var slimFields = [8][]protoreflect.Name{
 	{"node_instance_id"},
 }
 
-// slimPlan lists the places at which a message type has such fields.
-type slimPlan struct {
-	fields  []slimField
-	lists   []slimList
+// plan lists the places at which a message type has such fields.
+type plan struct {
+	fields  []field
+	lists   []list
 	columns byte // the columns that have a field, lists included
 }
 
-type slimField struct {
+type field struct {
 	number protowire.Number
 	column byte // its bit
 	index  int  // of the column
 	field  protoreflect.FieldDescriptor
 }
 
-// slimList is a list of messages that have such fields themselves.
-type slimList struct {
+// list is a list of messages that have such fields themselves.
+type list struct {
 	number protowire.Number
 	field  protoreflect.FieldDescriptor
-	plan   *slimPlan
+	plan   *plan
 }
 
-var slimPlans sync.Map // *slimPlan by full name of the message type
+var plans sync.Map // *plan by full name of the message type
 
 // planOf returns the plan of a message type. Lists are followed one level deep.
-func planOf(d protoreflect.MessageDescriptor) *slimPlan {
-	if known, ok := slimPlans.Load(d.FullName()); ok {
-		return known.(*slimPlan)
+func planOf(d protoreflect.MessageDescriptor) *plan {
+	if known, ok := plans.Load(d.FullName()); ok {
+		return known.(*plan)
 	}
 	p := fieldsOf(d)
 	for i := range d.Fields().Len() {
@@ -66,24 +75,24 @@ func planOf(d protoreflect.MessageDescriptor) *slimPlan {
 			continue
 		}
 		if inner := fieldsOf(f.Message()); len(inner.fields) > 0 {
-			p.lists = append(p.lists, slimList{number: f.Number(), field: f, plan: inner})
+			p.lists = append(p.lists, list{number: f.Number(), field: f, plan: inner})
 			p.columns |= inner.columns
 		}
 	}
-	slimPlans.Store(d.FullName(), p)
+	plans.Store(d.FullName(), p)
 	return p
 }
 
 // fieldsOf returns the plan of a message type without its lists.
-func fieldsOf(d protoreflect.MessageDescriptor) *slimPlan {
-	p := &slimPlan{}
-	for column, names := range slimFields {
+func fieldsOf(d protoreflect.MessageDescriptor) *plan {
+	p := &plan{}
+	for column, names := range columnFields {
 		for _, name := range names {
 			f := d.Fields().ByName(name)
 			if f == nil || f.IsList() || f.Kind() != protoreflect.StringKind || f.HasPresence() {
 				continue
 			}
-			p.fields = append(p.fields, slimField{number: f.Number(), column: 1 << column, index: column, field: f})
+			p.fields = append(p.fields, field{number: f.Number(), column: 1 << column, index: column, field: f})
 			p.columns |= 1 << column
 		}
 	}
@@ -91,11 +100,11 @@ func fieldsOf(d protoreflect.MessageDescriptor) *slimPlan {
 }
 
 // at returns the index of a field in fields, or -1.
-func (p *slimPlan) at(number protowire.Number) int {
-	return slices.IndexFunc(p.fields, func(f slimField) bool { return f.number == number })
+func (p *plan) at(number protowire.Number) int {
+	return slices.IndexFunc(p.fields, func(f field) bool { return f.number == number })
 }
 
-func (p *slimPlan) list(number protowire.Number) *slimPlan {
+func (p *plan) list(number protowire.Number) *plan {
 	for _, l := range p.lists {
 		if l.number == number {
 			return l.plan
@@ -106,10 +115,10 @@ func (p *slimPlan) list(number protowire.Number) *slimPlan {
 
 var errWireFormat = errors.New("not a message in protobuf's wire format")
 
-// slim returns the body of an event whose message is encoded in raw: without the fields that its columns replace, if
+// Body returns the body of an event whose message is encoded in raw: without the fields that its columns replace, if
 // there are any.
-func slim(raw []byte, d protoreflect.MessageDescriptor, c Correlation) ([]byte, error) {
-	p, ids := planOf(d), c.texts()
+func Body(raw []byte, d protoreflect.MessageDescriptor, ids IDs) ([]byte, error) {
+	p := planOf(d)
 	columns := p.columns
 	for column, id := range ids {
 		if id == "" {
@@ -122,12 +131,12 @@ func slim(raw []byte, d protoreflect.MessageDescriptor, c Correlation) ([]byte, 
 	if err := p.compare(raw, &ids, &columns); err != nil || columns == 0 {
 		return raw, err
 	}
-	return p.cut(append(make([]byte, 0, len(raw)+2), slimMark, columns), raw, columns)
+	return p.cut(append(make([]byte, 0, len(raw)+2), mark, columns), raw, columns)
 }
 
 // compare removes from columns each column from which a field of the message differs. An empty field is not in the
 // encoding, and counts as different.
-func (p *slimPlan) compare(raw []byte, ids *[8]string, columns *byte) error {
+func (p *plan) compare(raw []byte, ids *IDs, columns *byte) error {
 	var seen uint16
 	err := eachField(raw, func(number protowire.Number, _, value []byte) error {
 		if i := p.at(number); i >= 0 {
@@ -149,7 +158,7 @@ func (p *slimPlan) compare(raw []byte, ids *[8]string, columns *byte) error {
 }
 
 // cut appends the message to out without the fields of the columns.
-func (p *slimPlan) cut(out, raw []byte, columns byte) ([]byte, error) {
+func (p *plan) cut(out, raw []byte, columns byte) ([]byte, error) {
 	err := eachField(raw, func(number protowire.Number, whole, value []byte) error {
 		if i := p.at(number); i >= 0 && p.fields[i].column&columns != 0 {
 			return nil
@@ -190,9 +199,9 @@ func eachField(raw []byte, what func(number protowire.Number, whole, value []byt
 	return nil
 }
 
-// unmarshalBody reads the message of a body, slim or not.
-func unmarshalBody(body []byte, c Correlation, m proto.Message) error {
-	if len(body) == 0 || body[0] != slimMark {
+// Unmarshal reads the message of a body, slim or not.
+func Unmarshal(body []byte, ids IDs, m proto.Message) error {
+	if len(body) == 0 || body[0] != mark {
 		return proto.Unmarshal(body, m)
 	}
 	if len(body) < 2 {
@@ -201,13 +210,12 @@ func unmarshalBody(body []byte, c Correlation, m proto.Message) error {
 	if err := proto.Unmarshal(body[2:], m); err != nil {
 		return err
 	}
-	ids := c.texts()
 	planOf(m.ProtoReflect().Descriptor()).fill(m.ProtoReflect(), &ids, body[1])
 	return nil
 }
 
 // fill sets the fields that the columns replace.
-func (p *slimPlan) fill(m protoreflect.Message, ids *[8]string, columns byte) {
+func (p *plan) fill(m protoreflect.Message, ids *IDs, columns byte) {
 	for _, f := range p.fields {
 		if f.column&columns != 0 {
 			m.Set(f.field, protoreflect.ValueOfString(ids[f.index]))

@@ -1,4 +1,4 @@
-package view
+package decoded
 
 import (
 	"testing"
@@ -14,20 +14,24 @@ import (
 func TestUnusedMessagesAreDropped(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var d decoded[lifecyclev1.Workspace, *lifecyclev1.Workspace]
+		var d Messages[*lifecyclev1.Workspace]
 		body, err := protojson.Marshal(&lifecyclev1.Workspace{Name: "w"})
 		if err != nil {
 			t.Fatal(err)
 		}
+		decode := func(body []byte) (*lifecyclev1.Workspace, error) {
+			m := &lifecyclev1.Workspace{}
+			return m, protojson.Unmarshal(body, m)
+		}
 		ask := func(n byte) (kept bool) {
 			t.Helper()
-			key := rowKey{id: [16]byte{n}}
+			key := Key{ID: [16]byte{n}}
 			var to *lifecyclev1.Workspace
-			var missing []missed[*lifecyclev1.Workspace]
-			if d.find(key, &to, &missing) {
+			var missing []Missing[*lifecyclev1.Workspace]
+			if d.Find(key, &to, &missing) {
 				return true
 			}
-			if err := d.fill(missing, map[rowKey][]byte{key: body}); err != nil {
+			if err := d.Fill(missing, map[Key][]byte{key: body}, decode); err != nil {
 				t.Fatal(err)
 			}
 			return false
