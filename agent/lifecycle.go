@@ -119,7 +119,11 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 
 // blocked records why the agent cannot go on, waits at the slow cadence and reads node-agent.env again.
 func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detail string) error {
-	wait := a.slow()
+	return a.blockedFor(ctx, a.slow(), code, detail)
+}
+
+// blockedFor is blocked with a wait.
+func (a *Agent) blockedFor(ctx context.Context, wait time.Duration, code commonv1.DiagnosticCode, detail string) error {
 	a.meters.retry(code)
 	recorded := a.record(ctx, code, detail, wait)
 	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", append([]slog.Attr{
