@@ -117,12 +117,11 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 	return a.enrolAgain(ctx, err)
 }
 
-// blocked records why the agent cannot go on, waits at the slow cadence and reads node-agent.env again.
 func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detail string) error {
 	return a.blockedFor(ctx, a.slow(), code, detail)
 }
 
-// blockedFor is blocked with a wait.
+// blockedFor records why the agent cannot go on, waits and reads node-agent.env again; blocked at the slow cadence.
 func (a *Agent) blockedFor(ctx context.Context, wait time.Duration, code commonv1.DiagnosticCode, detail string) error {
 	a.meters.retry(code)
 	recorded := a.record(ctx, code, detail, wait)

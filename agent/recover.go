@@ -114,13 +114,12 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 
 // tellMissing reports to enrolment that this host has no recovery token to send, where its certificate has expired:
 // recovery's own records may still have a token that it would accept, and the node would be expected back for as long.
-// Once enrolment has taken note it is told once an hour. lack is the error of identity.Store.RecoveryTokens, and why
-// the reason of the refusal. It returns the least time until the next attempt.
+// lack is the error of identity.Store.RecoveryTokens, why the reason of the refusal. It returns the wait to the next.
 func (a *Agent) tellMissing(ctx context.Context, lack error, why string) time.Duration {
 	cert := a.store.Certificate()
 	node, ok := a.store.Node()
-	expired := why == names.Of(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
-	if !ok || cert == nil || !expired && a.clock.Now().Before(cert.Leaf.NotAfter) {
+	if !ok || cert == nil || why != names.Of(commonv1.Reason_REASON_CERTIFICATE_EXPIRED) &&
+		a.clock.Now().Before(cert.Leaf.NotAfter) {
 		return 0
 	}
 	may, err := a.recovery.BeginMissing()
@@ -130,13 +129,6 @@ func (a *Agent) tellMissing(ctx context.Context, lack error, why string) time.Du
 	}
 	out := a.enrol.TellMissing(ctx, node.NodeID, cert, errors.Is(lack, identity.ErrRecoveryKeyLost))
 	a.warn(ctx, "what enrolment was told not recorded", a.noted(a.recovery.EndMissing(out.Told, out.Counts)))
-	if out.Told {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolment told that no recovery token is held",
-			slog.Any("answer", out.Answer))
-		return 0
-	}
-	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "enrolment not told that no recovery token is held",
-		slog.Any("error", out.Answer), slog.Duration("next_retry", out.Wait))
 	return out.Wait
 }
 

@@ -292,8 +292,8 @@ func TestEnrolmentIsToldOnceAnHour(t *testing.T) {
 	}
 }
 
-// TestEnrolmentThatHasNotTakenNoteIsToldAgain: without a decision as often as it is tried, otherwise as often in an hour
-// as the policy allows, across restarts, and beside the attempts to recover.
+// TestEnrolmentThatHasNotTakenNoteIsToldAgain: without a decision as often as it is tried, otherwise as often in an
+// hour as the policy allows, across restarts, and beside the attempts to recover.
 func TestEnrolmentThatHasNotTakenNoteIsToldAgain(t *testing.T) {
 	h := newHost(t)
 	h.must(h.g.SetPolicy(true, 3))

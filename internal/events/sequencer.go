@@ -267,8 +267,8 @@ func (s *Sequencer) Drain(ctx context.Context) error {
 }
 
 // notifyLoop notifies other processes, at most once per interval. It never misses the last change, because it takes the
-// channel that it waits on next before it notifies. What could not be sent is sent again: other processes, which listen,
-// would find the change only as they poll.
+// channel that it waits on next before it notifies. What could not be sent is sent again: other processes, which
+// listen, would find the change only as they poll.
 func (s *Sequencer) notifyLoop(ctx context.Context, numbered *Signal, next <-chan struct{}) error {
 	var failing backoff
 	for {

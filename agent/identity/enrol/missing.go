@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/gpuaas/mesh/agent/endpoints"
@@ -32,6 +33,8 @@ func (e *Enroller) TellMissing(ctx context.Context, nodeID string, cert *tls.Cer
 	err := e.tellMissing(ctx, nodeID, cert, keyLost)
 	if fault.Has(err, commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING) {
 		e.retry.Reset()
+		e.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolment told that no recovery token is held",
+			slog.Any("answer", err))
 		return Missing{Told: true, Answer: err}
 	}
 	_, answered := fault.As(err)
@@ -41,6 +44,8 @@ func (e *Enroller) TellMissing(ctx context.Context, nodeID string, cert *tls.Cer
 	if out.Wait, terminal = e.decide(err); terminal != nil { // it is no decision about what the host may do
 		out.Wait = e.slow()
 	}
+	e.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "enrolment not told that no recovery token is held",
+		slog.Any("error", err), slog.Duration("next_retry", out.Wait))
 	return out
 }
 

@@ -231,8 +231,8 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) (task.Row,
 }
 
 // keptFrom returns the end of a text about a step that waits for a task of a type: why that is not leased to its node,
-// because the node's host is not as it was accepted. It is empty if that does not keep the task from the node. Of a node
-// that is not cordoned it reads nothing.
+// because the node's host is not as it was accepted. It is empty if that does not keep the task from the node. Of a
+// node that is not cordoned it reads nothing.
 func (s *Steps) keptFrom(ctx context.Context, row task.Row, kind commonv1.TaskType) (string, error) {
 	if !row.NodeCordoned || task.StartsNothing(names.Of(kind)) {
 		return "", nil

@@ -29,8 +29,9 @@ type overdue struct {
 	All    int32  `db:"all"`
 }
 
-// An incident that a person has closed has named all nodes that were overdue when it was last written. Where they were
-// more than it names, those are known by the time; a node that has left the state since counts anew.
+// readOverdue leaves out the nodes of incidents that a person has closed. Such an incident is of all nodes that were
+// overdue when it was last written: those that it names, and where they were more, those that were overdue by then. A
+// node that has left the state since counts anew.
 var readOverdue = pg.Define(pg.RoleRecovery, "fleet.read_overdue", `
 	WITH named AS MATERIALIZED (
 		SELECT c.node_ids, c.count, c.last_seen_at FROM recovery.incident c

@@ -75,7 +75,8 @@ func TestOverdueStatesAreIncidents(t *testing.T) {
 			t.Fatalf("after %s %d incidents are open, want %d: %v", now, len(got), len(want), got)
 		}
 		for i, w := range want {
-			if g := got[i]; g.Key != w.Key || !slices.Equal(g.Nodes, w.Nodes) || g.Count != w.Count || g.Version != w.Version {
+			if g := got[i]; g.Key != w.Key || !slices.Equal(g.Nodes, w.Nodes) || g.Count != w.Count ||
+				g.Version != w.Version {
 				t.Errorf("after %s the incident is %+v, want %+v", now, g, w)
 			}
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/trust/absence"
 )
 
-// noteAbsence counts a check of the authority, and passes on when its absence begins to count, that it goes on, and when
-// it is over, unless this replica has lost the lease meanwhile.
+// noteAbsence counts a check of the authority, and passes on when its absence begins to count, that it goes on, and
+// when it is over, unless this replica has lost the lease meanwhile.
 func (p *Preflight) noteAbsence(ctx context.Context, c *check) error {
 	if p.deps.Unanswered == nil || c.err == nil && c.authority == nil { // the authority was not asked
 		return nil
