@@ -117,9 +117,12 @@ func (a *Agent) refused(ctx context.Context, err error) error {
 	return a.enrolAgain(ctx, err)
 }
 
-// blocked records why the agent cannot go on, waits at the slow cadence and reads node-agent.env again.
 func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detail string) error {
-	wait := a.slow()
+	return a.blockedFor(ctx, a.slow(), code, detail)
+}
+
+// blockedFor records why the agent cannot go on, waits and reads node-agent.env again; blocked at the slow cadence.
+func (a *Agent) blockedFor(ctx context.Context, wait time.Duration, code commonv1.DiagnosticCode, detail string) error {
 	a.meters.Retry(code)
 	recorded := a.record(ctx, code, detail, wait)
 	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", append([]slog.Attr{

@@ -65,6 +65,7 @@ type mesh struct {
 	lists     bool             // a RunList is announced; the test sends it
 	observed  chan *nodev1.Observation
 	enrolFail error
+	tellFails []commonv1.Reason // of the next requests that tell of a missing token, one each
 	results   chan *nodev1.TaskResult
 	frames    chan string
 	host      *commonv1.HostFacts // as reported last
@@ -177,6 +178,11 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 	defer m.mu.Unlock()
 	m.enrols = append(m.enrols, request)
 	if request.GetTokenMissing() != nil {
+		if len(m.tellFails) > 0 {
+			fail := m.tellFails[0]
+			m.tellFails = m.tellFails[1:]
+			return nil, fault.ToConnect(fault.New(fail, "", fault.RetryAfter(time.Millisecond)), "")
+		}
 		return nil, fault.ToConnect(fault.New(commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING, ""), "")
 	}
 	recovers := envfile.IsRecoveryToken(request.GetToken())

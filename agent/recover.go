@@ -81,8 +81,7 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 				"`gpuaas nodes bundle` ("+why+")")
 	}
 	if _, err := a.store.RecoveryTokens(); err != nil {
-		a.reportMissing(ctx, err, why)
-		return a.blocked(ctx, codeTokenMissing,
+		return a.blockedFor(ctx, max(a.tellMissing(ctx, err, why), a.slow()), codeTokenMissing,
 			err.Error()+": an operator must issue a bundle, `gpuaas nodes bundle` ("+why+")")
 	}
 	if errors.Is(cause, errLost) { // no session's failure was recorded, with which the outage begins
@@ -113,27 +112,24 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	return a.sleep(ctx, attempt.Wait)
 }
 
-// reportMissing reports to enrolment, at most once an hour, that this host has no recovery token to send, where its
-// certificate has expired: recovery's own records may still have a token that it would accept, and the node would be
-// expected back for as long. lack is the error of identity.Store.RecoveryTokens, and why the reason of the refusal.
-func (a *Agent) reportMissing(ctx context.Context, lack error, why string) {
+// tellMissing reports to enrolment that this host has no recovery token to send, where its certificate has expired:
+// recovery's own records may still have a token that it would accept, and the node would be expected back for as long.
+// lack is the error of identity.Store.RecoveryTokens, why the reason of the refusal. It returns the wait to the next.
+func (a *Agent) tellMissing(ctx context.Context, lack error, why string) time.Duration {
 	cert := a.store.Certificate()
 	node, ok := a.store.Node()
-	if !ok || cert == nil || !a.recovery.MayReportMissing() {
-		return
+	if !ok || cert == nil || why != names.Of(commonv1.Reason_REASON_CERTIFICATE_EXPIRED) &&
+		a.clock.Now().Before(cert.Leaf.NotAfter) {
+		return 0
 	}
-	expired := why == names.Of(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
-	if !expired && a.clock.Now().Before(cert.Leaf.NotAfter) {
-		return
+	may, err := a.recovery.BeginMissing()
+	a.warn(ctx, "an attempt to tell enrolment that no recovery token is held not recorded", a.noted(err))
+	if !may {
+		return 0
 	}
-	noted, err := a.enrol.ReportMissing(ctx, node.NodeID, cert, errors.Is(lack, identity.ErrRecoveryKeyLost))
-	if !noted {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "enrolment not told that no recovery token is held",
-			slog.Any("error", err))
-		return
-	}
-	a.warn(ctx, "what enrolment was told not recorded", a.noted(a.recovery.NoteMissingReported()))
-	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolment told that no recovery token is held", slog.Any("answer", err))
+	out := a.enrol.TellMissing(ctx, node.NodeID, cert, errors.Is(lack, identity.ErrRecoveryKeyLost))
+	a.warn(ctx, "what enrolment was told not recorded", a.noted(a.recovery.EndMissing(out.Told, out.Counts)))
+	return out.Wait
 }
 
 // rejected returns the serials of the certificates that were refused: those that the session names, else that of the

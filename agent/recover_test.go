@@ -385,6 +385,29 @@ func (m *mesh) claims() []*recoveryv1.TokenMissing {
 	return out
 }
 
+// TestEnrolmentIsToldOfALossUntilItHasTakenNote: an answer of a build that does not know the request, or of one that is
+// busy, is followed by another attempt, and the one that is accepted by none.
+func TestEnrolmentIsToldOfALossUntilItHasTakenNote(t *testing.T) {
+	m := newMesh(t)
+	cfg := config(t.TempDir())
+	cfg.SlowRetry, cfg.Enrol.SlowRetry = 40*time.Millisecond, 40*time.Millisecond
+	enrolled(t, m, cfg)
+	setToken(t, cfg, "")
+	m.tellFails = []commonv1.Reason{
+		commonv1.Reason_REASON_RECORDS_MISSING, commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_UNAVAILABLE,
+	}
+	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
+	end, _ := run(t, open(t, cfg))
+	const code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_TOKEN_MISSING
+	diagnosed(t, cfg, code, 7)
+	if claims := m.claims(); len(claims) != 4 {
+		t.Errorf("enrolment was told %d times: %v", len(claims), claims)
+	}
+	if err := end(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestWithoutATokenTheAgentWaitsForOne: each kind of loss is recorded, enrolment is told once if a certificate proves
 // which node this is, nothing else is sent, and an operator's token in the file ends it.
 func TestWithoutATokenTheAgentWaitsForOne(t *testing.T) {

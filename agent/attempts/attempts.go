@@ -46,8 +46,10 @@ type record struct {
 	// UntrustedSince is since when the node API is untrusted, by the wall clock; zero: it is not.
 	UntrustedSince time.Time `json:"untrusted_since,omitzero"`
 	TrustDwell     int64     `json:"trust_dwell_seconds,omitempty"` // of the last policy
-	// MissingReportedAt is when enrolment was told last that no recovery token is held; zero: not since the last session.
-	MissingReportedAt time.Time `json:"missing_told_at,omitzero"`
+	// MissingToldAt is when enrolment was told last that no recovery token is held; zero: not since the last session.
+	MissingToldAt time.Time `json:"missing_told_at,omitzero"`
+	// MissingTried are the attempts of the last hour to tell it so, as Recent are those to recover.
+	MissingTried []time.Time `json:"missing_tried,omitempty"`
 }
 
 type fresh struct {
@@ -77,8 +79,10 @@ type Governor struct {
 	marks []time.Duration
 	// untrusted is rec.UntrustedSince by the monotonic clock.
 	untrusted time.Duration
-	// missingReported is rec.MissingReportedAt by the monotonic clock.
-	missingReported time.Duration
+	// missingTold is rec.MissingToldAt by the monotonic clock.
+	missingTold time.Duration
+	// missingTries are rec.MissingTried by the monotonic clock.
+	missingTries []time.Duration
 	// unwritten is set after a change that could not be written.
 	unwritten bool
 }
@@ -125,9 +129,12 @@ func (g *Governor) SetAside() error { return g.aside }
 func (g *Governor) changeLocked(change func(*record)) error {
 	change(&g.rec)
 	now, wall := g.cfg.Elapsed(), g.cfg.Wall()
-	g.rec.Recent = g.rec.Recent[:0]
+	g.rec.Recent, g.rec.MissingTried = g.rec.Recent[:0], g.rec.MissingTried[:0]
 	for _, mark := range g.recentLocked() {
 		g.rec.Recent = append(g.rec.Recent, wall.Add(mark-now))
+	}
+	for _, mark := range g.triesLocked() {
+		g.rec.MissingTried = append(g.rec.MissingTried, wall.Add(mark-now))
 	}
 	err := g.cfg.Room.Do(func() error { return jsonfile.Write(g.cfg.Dir, File, g.rec) })
 	g.unwritten = err != nil
@@ -199,19 +206,24 @@ func (g *Governor) refusalLocked() error {
 			}
 		}
 	}
-	limit := g.rec.PerHour
-	if limit <= 0 {
-		limit = defaultPerHour
-	}
+	limit := g.limitLocked()
 	now, marks := g.cfg.Elapsed(), g.recentLocked()
-	if len(marks) < int(limit) {
+	if len(marks) < limit {
 		return nil
 	}
-	oldest := marks[len(marks)-int(limit)]
+	oldest := marks[len(marks)-limit]
 	return &SuppressedError{
 		Why:  fmt.Sprintf("%d attempts in this hour are the most that the policy allows", limit),
 		Wait: window - (now - oldest),
 	}
+}
+
+// limitLocked returns how many attempts the policy allows in an hour.
+func (g *Governor) limitLocked() int {
+	if g.rec.PerHour <= 0 {
+		return defaultPerHour
+	}
+	return int(g.rec.PerHour)
 }
 
 // End records what an attempt that failed came to, and whether it counts against the hour.
@@ -254,10 +266,11 @@ func (g *Governor) Refused(serial, why string) error {
 func (g *Governor) ClearFailures() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.rec.Fresh == nil && g.rec.MissingReportedAt.IsZero() {
+	if g.rec.Fresh == nil && g.rec.MissingToldAt.IsZero() && len(g.missingTries) == 0 {
 		return nil
 	}
-	return g.changeLocked(func(r *record) { r.Fresh, r.MissingReportedAt = nil, time.Time{} })
+	g.missingTries = nil
+	return g.changeLocked(func(r *record) { r.Fresh, r.MissingToldAt = nil, time.Time{} })
 }
 
 // Counters returns the counts as Hello reports them.

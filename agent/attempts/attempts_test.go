@@ -265,14 +265,11 @@ func TestABrokenRecordIsSetAside(t *testing.T) {
 func TestMissingTokenIsReportedOnceAnHour(t *testing.T) {
 	h := newHost(t)
 	told := 0
-	tell := func() {
-		if h.g.MayReportMissing() {
-			h.must(h.g.NoteMissingReported())
+	for at := time.Duration(0); at < 24*time.Hour; at += time.Minute {
+		if h.mayTell() {
+			h.must(h.g.EndMissing(true, false))
 			told++
 		}
-	}
-	for at := time.Duration(0); at < 24*time.Hour; at += time.Minute {
-		tell()
 		if at%(7*time.Minute) == 0 {
 			h.boot()
 		}
@@ -283,14 +280,57 @@ func TestMissingTokenIsReportedOnceAnHour(t *testing.T) {
 	}
 	h.must(h.g.ClearFailures())
 	h.boot()
-	if !h.g.MayReportMissing() {
+	if !h.mayTell() {
 		t.Error("after a session it may not be told")
 	}
-	h.must(h.g.NoteMissingReported())
+	h.must(h.g.EndMissing(true, false))
 	h.wall = h.wall.Add(-48 * time.Hour)
 	h.boot()
 	h.pass(time.Hour)
-	if !h.g.MayReportMissing() {
+	if !h.mayTell() {
 		t.Error("an hour after the clock was set back it may not be told")
 	}
+}
+
+// TestEnrolmentThatHasNotTakenNoteIsToldAgain: without a decision as often as it is tried, otherwise as often in an
+// hour as the policy allows, across restarts, and beside the attempts to recover.
+func TestEnrolmentThatHasNotTakenNoteIsToldAgain(t *testing.T) {
+	h := newHost(t)
+	h.must(h.g.SetPolicy(true, 3))
+	tried := func(counts bool) int {
+		count := 0
+		for range 10 {
+			if h.mayTell() {
+				h.must(h.g.EndMissing(false, counts))
+				count++
+			}
+			h.boot()
+		}
+		return count
+	}
+	if n := tried(false); n != 10 {
+		t.Errorf("%d attempts that do not count", n)
+	}
+	if n := tried(true); n != 3 {
+		t.Errorf("%d attempts that count", n)
+	}
+	if n := h.attempts(); n != 3 {
+		t.Errorf("%d attempts to recover beside them", n)
+	}
+	h.pass(time.Hour)
+	if n := tried(true); n != 3 {
+		t.Errorf("%d attempts in the next hour", n)
+	}
+	h.must(h.g.ClearFailures())
+	if !h.mayTell() {
+		t.Error("after a session it may not be told")
+	}
+}
+
+// mayTell reports whether enrolment may be told that no token is held.
+func (h *host) mayTell() bool {
+	h.t.Helper()
+	may, err := h.g.BeginMissing()
+	h.must(err)
+	return may
 }

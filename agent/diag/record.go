@@ -155,7 +155,9 @@ func (l *Log) Lost() {
 
 // Unreported returns the entries of which the control plane was not told, or not at their present count, oldest first
 // and at most MaxInHello of the newest. The sign of life is not told: a session is one.
-func (l *Log) Unreported() []Entry { return l.unreported(func(e *Entry) bool { return e.Count > e.Reported }) }
+func (l *Log) Unreported() []Entry {
+	return l.unreported(func(e *Entry) bool { return e.Count > e.Reported })
+}
 
 // News returns the entries to report while a session stands: of those in Unreported, the ones that are new and those
 // whose count has doubled since it was told.

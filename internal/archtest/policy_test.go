@@ -86,6 +86,7 @@ var proofs = map[string][]proof{
 	policy.RetentionEventsSeconds:        {{"services/readmodel", termsFollow}},
 	policy.RetentionAuditSeconds:         {{"services/readmodel", termsFollow}},
 	policy.RetentionAuthoritySeconds:     {{"services/recovery/castore", "TestTheTermIsThePolicys"}},
+	policy.FencedReviewSeconds:           {{"services/recovery/fleet", "TestOverdueStatesAreIncidents"}},
 	policy.StorageLimitMebibytes:         {{"services/recovery/storage", "TestTheLimitIsThePolicys"}},
 	policy.BudgetP0DetectSeconds:         {{"services/recovery/drift/judge", budgetsFollow}},
 	policy.BudgetP0RecoverSeconds:        {{"services/recovery/drift/judge", budgetsFollow}},

@@ -12,6 +12,9 @@ import (
 // Listen makes Listening of a signal true, as a connection does, until the returned function is called.
 func Listen(s *Signal) func() { return s.listen() }
 
+// SequencerLock is the lock of the session that numbers.
+const SequencerLock = int64(sequencerLock)
+
 // TypeOfKind is the table of messages by the kind of their events.
 var TypeOfKind = typeOfKind
 

@@ -69,6 +69,8 @@ type SequencerResult struct {
 	Numbered int
 	Last     int64
 	Took     time.Duration
+	// Covered is true if the round numbered nothing because another session waited to number what it would have.
+	Covered bool
 }
 
 // Sequencer gives committed events their positions. Every replica of every service runs one.
@@ -121,7 +123,11 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 			failing.reset()
 		default:
 			failing.reset()
-			if !s.cfg.waitForWork(ctx, began, s.deps.Numbered.Period(s.cfg.Poll), wake, urged) {
+			poll := s.deps.Numbered.Period(s.cfg.Poll)
+			if res.Covered {
+				poll = s.cfg.Poll // the session that waits may die
+			}
+			if !s.cfg.waitForWork(ctx, began, poll, wake, urged) {
 				return nil
 			}
 			continue
@@ -225,7 +231,8 @@ func numberBatch(ctx context.Context, conn *pgx.Conn, how, number *pg.Statement)
 	var res SequencerResult
 	// Without BEGIN a batch is a transaction that commits at its end.
 	var batch pg.Batch
-	batch.Queue(how)
+	var turn string
+	batch.Queue(how).QueryRow(func(row pgx.Row) error { return row.Scan(&turn, nil, nil, nil) })
 	batch.Queue(number).QueryRow(func(row pgx.Row) error {
 		var first int64
 		err := row.Scan(&first, &res.Last)
@@ -235,7 +242,9 @@ func numberBatch(ctx context.Context, conn *pgx.Conn, how, number *pg.Statement)
 		res.Numbered = int(res.Last - first + 1)
 		return err
 	})
-	return res, batch.Send(ctx, conn)
+	err := batch.Send(ctx, conn)
+	res.Covered = err == nil && turn != "true"
+	return res, err
 }
 
 // Drain numbers until nothing is left, for tests and for tools that have no loop.
@@ -258,23 +267,28 @@ func (s *Sequencer) Drain(ctx context.Context) error {
 }
 
 // notifyLoop notifies other processes, at most once per interval. It never misses the last change, because it takes the
-// channel that it waits on next before it notifies.
+// channel that it waits on next before it notifies. What could not be sent is sent again: other processes, which
+// listen, would find the change only as they poll.
 func (s *Sequencer) notifyLoop(ctx context.Context, numbered *Signal, next <-chan struct{}) error {
+	var failing backoff
 	for {
 		if !sleep(ctx, 0, next) {
 			return nil
 		}
+		last := next
 		next = numbered.C()
+		pause := s.cfg.NotifyInterval
 		// One statement, so one transaction; a crash loses nothing with it.
 		_, err := pg.Exec(ctx, s.deps.Pool, notifyAll, Channel)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
 		}
 		if err != nil {
-			// Every process polls as well.
-			s.deps.Logger.DebugContext(ctx, "notifying of new events failed", slog.Any("error", err))
+			next, pause = last, max(pause, failing.next(ctx, s.deps.Logger, "notifying of new events", err))
+		} else {
+			failing.reset()
 		}
-		if !sleep(ctx, s.cfg.NotifyInterval, nil) {
+		if !sleep(ctx, pause, nil) {
 			return nil
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -240,6 +241,110 @@ func TestOneSequencerWaitsForAllOthers(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"1 e", "2 e", "3 e", "4 e"}, readAll(t, d)); diff != "" {
 		t.Fatal(diff)
+	}
+}
+
+// failOnce fails the first statement of a name, as a connection does that breaks.
+type failOnce struct {
+	name   string
+	failed atomic.Bool
+}
+
+func (f *failOnce) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if !strings.Contains(data.SQL, f.name) || f.failed.Swap(true) {
+		return ctx
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	return ctx
+}
+
+func (f *failOnce) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// Another process hears of new numbers though the first notification of them failed.
+func TestANotificationThatFailedIsSentAgain(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	pool, err := pgxpool.ParseConfig(d.URL(pg.RoleSequencer))
+	must(t, err)
+	breaks := &failOnce{name: "events.notify_all"}
+	pool.ConnConfig.Tracer = breaks
+	broken, err := pgxpool.NewWithConfig(ctx, pool)
+	must(t, err)
+	t.Cleanup(broken.Close)
+	var wake events.Signal
+	heard := testkit.ListeningSignal(t, d).C() // of the other process
+	seq, err := events.NewSequencer(events.SequencerDeps{Pool: broken, Wake: &wake, Logger: testkit.Logger(t)},
+		events.SequencerConfig{Poll: time.Hour})
+	must(t, err)
+	start(t, seq.Run)
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1))
+	wake.Notify()
+	select {
+	case <-heard:
+	case <-ctx.Done():
+		t.Fatal("the other process heard nothing")
+	}
+	if !breaks.failed.Load() {
+		t.Error("no notification failed")
+	}
+}
+
+// A sequencer that has left its events to another, which waits for its turn, does not rely on it for longer than a
+// poll: the other may die.
+func TestACoveredSequencerLooksAgain(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	admin, err := pgx.Connect(ctx, d.AdminURL())
+	must(t, err)
+	defer func() { _ = admin.Close(context.Background()) }()
+	holder, err := d.Pool(pg.RoleSequencer).Begin(ctx)
+	must(t, err)
+	defer func() { _ = holder.Rollback(context.Background()) }()
+	_, err = holder.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", events.SequencerLock)
+	must(t, err)
+	cut, cancel := context.WithCancel(ctx)
+	defer cancel()
+	first := make(chan error, 1)
+	victim := newSequencer(t, d, nil, nil, events.SequencerConfig{Poll: time.Hour})
+	go func() { first <- victim.Run(cut) }()
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if waiting, _ := waiters(t, admin); waiting != 1 {
+			return fmt.Errorf("%d wait", waiting)
+		}
+		return nil
+	})
+	var numbered events.Signal
+	defer events.Listen(&numbered)() // an unwoken loop sleeps for ten seconds
+	seen := numbered.C()
+	cfg, err := pgxpool.ParseConfig(d.URL(pg.RoleSequencer))
+	must(t, err)
+	var rounds atomic.Int64
+	cfg.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
+		rounds.Add(1)
+		return true, nil
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	covered, err := events.NewSequencer(events.SequencerDeps{Pool: pool, Numbered: &numbered, Logger: testkit.Logger(t)},
+		events.SequencerConfig{Poll: 10 * time.Millisecond})
+	must(t, err)
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1))
+	start(t, covered.Run)
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if n := rounds.Load(); n < 20 {
+			return fmt.Errorf("%d rounds", n)
+		}
+		return nil
+	})
+	cancel()
+	must(t, <-first)
+	must(t, holder.Rollback(ctx))
+	select {
+	case <-seen:
+	case <-ctx.Done():
+		t.Fatal("nobody numbered what the sequencer that died was to number")
 	}
 }
 

@@ -69,6 +69,7 @@ const (
 	RetentionEventsSeconds        = "retention.events_seconds"
 	RetentionAuditSeconds         = "retention.audit_seconds"
 	RetentionAuthoritySeconds     = "retention.authority_seconds"
+	FencedReviewSeconds           = "node.fenced_review_seconds"
 	StorageLimitMebibytes         = "storage.limit_mebibytes"
 	BudgetP0DetectSeconds         = "budget.p0.detect_seconds"
 	BudgetP0RecoverSeconds        = "budget.p0.recover_seconds"
@@ -177,6 +178,11 @@ var keys = prepare([]Key{
 		Name: TrustDwellSeconds, Kind: Seconds, Default: "600", Min: "1", Max: "3600", Tightens: Lower, Severity: P1,
 		Owner:   "recovery",
 		Meaning: "how long an agent does not trust the node API before it asks recovery for the trust that is current",
+	},
+	{
+		Name: FencedReviewSeconds, Kind: Seconds, Default: "604800", Min: "60", Max: "31536000", Tightens: Neither,
+		Severity: P2, Owner: "recovery",
+		Meaning: "how long a node may stay fenced before an incident reminds operators of it",
 	},
 	{
 		Name: SagaStepStallSeconds, Kind: Seconds, Default: "300", Min: "1", Max: "3600", Tightens: Lower, Severity: P1,

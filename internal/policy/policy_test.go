@@ -37,7 +37,8 @@ func TestKeysAreWhole(t *testing.T) {
 		"retention.credentials_seconds": "1209600", "retention.recoveries_seconds": "15552000",
 		"retention.audit_seconds": "34560000", "retention.authority_seconds": "7776000",
 		"retention.timeline_seconds": "7776000", "retention.events_seconds": "1209600", "storage.limit_mebibytes": "0",
-		"budget.p0.detect_seconds": "60", "budget.p0.recover_seconds": "900", "budget.p1.detect_seconds": "300",
+		"node.fenced_review_seconds": "604800",
+		"budget.p0.detect_seconds":   "60", "budget.p0.recover_seconds": "900", "budget.p1.detect_seconds": "300",
 		"budget.p1.recover_seconds": "3600", "budget.p2.detect_seconds": "1800", "budget.p2.recover_seconds": "86400",
 	}
 	got := map[string]string{}

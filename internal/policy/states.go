@@ -18,8 +18,8 @@ type StateRow struct {
 
 	// How long the state may last, or for a steady state how old the evidence for it may be: the value of BudgetKey, or
 	// Budget if there is no key. Both are empty for a terminal state. Nodes whose identity is past it are an incident of
-	// kind state_overdue. Of other rows, a key is read by what watches that state too (silence, stalls, sweeps), and a
-	// Budget has no effect by itself.
+	// kind state_overdue. Of other rows, a key of silence, stalls and sweeps is read by what watches that state too, and
+	// any other budget has no effect by itself.
 	BudgetKey string
 	Budget    time.Duration
 
@@ -102,13 +102,13 @@ var identityStates = []StateRow{
 	row(recovery, "nodes reactivate", commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD,
 		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED,
 		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED).lasting(P1.Recover()),
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED).key(BudgetP1RecoverSeconds),
 	row(recovery, "nodes reactivate", commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED,
 		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED).lasting(P2.Recover()),
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED).key(BudgetP2RecoverSeconds),
 	row(recovery, "nodes reactivate", commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
 		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED).lasting(P0.Recover()),
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED).key(FencedReviewSeconds),
 	row(recovery, "", commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED).end(),
 
 	row(recovery, "nodes bundle", commonv1.SerialState_SERIAL_STATE_NEXT,
@@ -176,11 +176,11 @@ var workspaceStates = []StateRow{
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING).key(HeartbeatStaleAfterSeconds),
 	row(lifecycle, "workspaces reset|retry|recreate|decommission", commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING,
-		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING).lasting(P1.Recover()),
+		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING).key(BudgetP1RecoverSeconds),
 	row(lifecycle, "workspaces retry-undo|skip-undo|decommission", commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
 		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING,
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
-		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED).lasting(P1.Recover()),
+		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED).key(BudgetP1RecoverSeconds),
 	row(lifecycle, "", commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING,
 		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK).key(SagaStallSeconds).
 		leads(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK),
@@ -208,7 +208,7 @@ var workspaceStates = []StateRow{
 	row(lifecycle, "", commonv1.RunState_RUN_STATE_SUCCEEDED).end(),
 	row(lifecycle, "", commonv1.RunState_RUN_STATE_FAILED).end(),
 	row(lifecycle, "workspaces retry-undo|skip-undo", commonv1.RunState_RUN_STATE_STUCK,
-		commonv1.RunState_RUN_STATE_COMPENSATING, commonv1.RunState_RUN_STATE_FAILED).lasting(P1.Recover()),
+		commonv1.RunState_RUN_STATE_COMPENSATING, commonv1.RunState_RUN_STATE_FAILED).key(BudgetP1RecoverSeconds),
 
 	row(lifecycle, "workspaces cancel", commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
 		commonv1.AttemptState_ATTEMPT_STATE_WAITING, commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
@@ -238,7 +238,7 @@ var placementStates = []StateRow{
 	row(lifecycle, "", commonv1.AllocationState_ALLOCATION_STATE_RELEASED).end(),
 	row(lifecycle, "allocations retry-release|force-release", commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED,
 		commonv1.AllocationState_ALLOCATION_STATE_RELEASING,
-		commonv1.AllocationState_ALLOCATION_STATE_RELEASED).lasting(P1.Recover()),
+		commonv1.AllocationState_ALLOCATION_STATE_RELEASED).key(BudgetP1RecoverSeconds),
 
 	row(lifecycle, "workspaces cancel", commonv1.InstanceState_INSTANCE_STATE_PREPARED,
 		commonv1.InstanceState_INSTANCE_STATE_LAUNCHING,

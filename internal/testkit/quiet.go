@@ -41,7 +41,7 @@ func ListeningSignal(tb testing.TB, d *Database) *events.Signal {
 	return numbered
 }
 
-// Statements counts the statements of a pool by their names.
+// Statements counts the statements of a pool by their names. The zero value is ready.
 type Statements struct {
 	mu    sync.Mutex
 	calls map[string]int
@@ -59,6 +59,9 @@ func (s *Statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.
 	name, _, _ := strings.Cut(strings.TrimPrefix(data.SQL, "/* "), " ")
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.calls == nil {
+		s.calls = map[string]int{}
+	}
 	s.calls[name]++
 	return ctx
 }
@@ -73,7 +76,7 @@ func CountedPool(tb testing.TB, d *Database, role string) (*pgxpool.Pool, *State
 	if err != nil {
 		tb.Fatal(err)
 	}
-	counts := &Statements{calls: map[string]int{}}
+	counts := &Statements{}
 	cfg.ConnConfig.Tracer = counts
 	pool, err := pgxpool.NewWithConfig(Context(tb), cfg)
 	if err != nil {

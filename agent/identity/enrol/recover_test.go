@@ -215,14 +215,15 @@ func TestWithoutItsKeyNoTokenIsSent(t *testing.T) {
 	}
 }
 
-// TestAMissingTokenIsReportedToEnrolment: with a proof of the certificate's key, and it counts as told once enrolment
-// has decided about it.
-func TestAMissingTokenIsReportedToEnrolment(t *testing.T) {
-	for reason, want := range map[commonv1.Reason]bool{
-		commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: true,
-		commonv1.Reason_REASON_INVALID_ARGUMENT:       true, // of a recovery of an earlier build
-		commonv1.Reason_REASON_RATE_LIMITED:           false,
-		commonv1.Reason_REASON_UNAVAILABLE:            false,
+// TestEnrolmentIsToldOfAMissingToken: with a proof of the certificate's key, and it counts as told once enrolment has
+// taken note. Until then it is told again after a wait, and what was decided otherwise counts against the hour.
+func TestEnrolmentIsToldOfAMissingToken(t *testing.T) {
+	for reason, want := range map[commonv1.Reason]enrol.Missing{
+		commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: {Told: true},
+		commonv1.Reason_REASON_INVALID_ARGUMENT:       {Counts: true}, // of a recovery of an earlier build
+		commonv1.Reason_REASON_RATE_LIMITED:           {},
+		commonv1.Reason_REASON_UNAVAILABLE:            {},
+		commonv1.Reason_REASON_RECORDS_MISSING:        {},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			h := recoverable(t)
@@ -232,9 +233,10 @@ func TestAMissingTokenIsReportedToEnrolment(t *testing.T) {
 				return nil, fault.ToConnect(fault.New(reason, ""), "")
 			}
 			cert := h.store.Certificate()
-			told, err := h.enroller().ReportMissing(t.Context(), h.nodeID, cert, true)
-			if told != want || !fault.Has(err, reason) || len(h.requests) != 1 {
-				t.Fatalf("%v: told %t, %v, %d requests", reason, told, err, len(h.requests))
+			got := h.enroller().TellMissing(t.Context(), h.nodeID, cert, true)
+			if got.Told != want.Told || got.Counts != want.Counts || (got.Wait > 0) == want.Told ||
+				!fault.Has(got.Answer, reason) || len(h.requests) != 1 {
+				t.Fatalf("%v: %+v, %d requests", reason, got, len(h.requests))
 			}
 			claim := h.requests[0].GetTokenMissing()
 			if claim.GetNodeId() != h.nodeID || !claim.GetKeyLost() || h.requests[0].GetToken() != "" ||

@@ -115,9 +115,11 @@ func TestOnADriftedHostARecreationWaits(t *testing.T) {
 	p.rests(id, "active")
 }
 
-// A deploy that is tried again when the host was found to differ waits as well.
+// A deploy that is tried again when the host was found to differ waits as well. While the node is not cordoned a wait
+// does not read why a task is kept from it.
 func TestOnADriftedHostADeployWaits(t *testing.T) {
-	p := newCluster(t, clusterConfig{seats: 1, lease: time.Hour})
+	var sent testkit.Statements
+	p := newCluster(t, clusterConfig{seats: 1, lease: time.Hour, tracer: &sent})
 	node := p.machine("m1")
 	refuse := func(kind string) {
 		p.world.mu.Lock()
@@ -132,8 +134,15 @@ func TestOnADriftedHostADeployWaits(t *testing.T) {
 		}
 		return nil
 	})
+	const read = "gate.diagnosis_only"
+	if n := sent.Calls(read); n != 0 {
+		t.Errorf("%s was sent %d times while the node was not cordoned", read, n)
+	}
 	p.applyVerdict(node, 1, true)
 	p.parked(run, provision.StepDeploy, "; the node is "+ofDrift)
+	if sent.Calls(read) == 0 {
+		t.Errorf("%s was not seen", read)
+	}
 	refuse("")
 	p.applyVerdict(node, 2, false)
 	p.rests(id, "active")

@@ -67,7 +67,8 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	secrets := s.DatabaseEnv(schema, env.Epoch)
 	var held []claims.Claim
 	before := deployOutput{Restarts: map[string]int32{}}
-	waiting := 0
+	var waiting task.Row // for one of them
+	pending := 0
 	for _, w := range spec.GetWorkloads() {
 		claim, _, err := env.Intent(ctx,
 			claims.Spec{
@@ -85,7 +86,7 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 		if err := s.deps.Secrets.SealDeploy(deploy, owner); err != nil {
 			return saga.Outcome{}, err
 		}
-		out, done, err := s.do(ctx, env, taskSpec{
+		row, done, err := s.do(ctx, env, taskSpec{
 			suffix: "deploy-" + w.GetName(), kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, nodeID: where.NodeID,
 			payload: deploy,
 		})
@@ -93,20 +94,21 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 			return saga.Outcome{}, err
 		}
 		if !done {
-			waiting++
+			pending++
+			waiting = row
 			continue
 		}
 		status := &nodev1.WorkloadStatusOutput{}
-		if err := proto.Unmarshal(out, status); err != nil {
+		if err := proto.Unmarshal(row.Output, status); err != nil {
 			return saga.Outcome{}, fmt.Errorf("read result of workload.deploy: %w", err)
 		}
 		for _, st := range status.GetWorkloads() {
 			before.Restarts[w.GetName()] = st.GetRestarts()
 		}
 	}
-	if waiting > 0 {
-		why, err := s.keptFrom(ctx, where.NodeID, commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY)
-		return waitTask(fmt.Sprintf("waiting for the agent to deploy %d of %d workloads", waiting, len(held)) + why), err
+	if pending > 0 {
+		why, err := s.keptFrom(ctx, waiting, commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY)
+		return waitTask(fmt.Sprintf("waiting for the agent to deploy %d of %d workloads", pending, len(held)) + why), err
 	}
 	return saga.Done(before, func(ctx context.Context, tx pgx.Tx) error {
 		for _, c := range held {

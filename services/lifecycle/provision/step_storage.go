@@ -207,7 +207,7 @@ func (s *Steps) makeDirectory(ctx context.Context, env *saga.Env, p *place) (str
 	if err != nil {
 		return "", fmt.Errorf("claim storage: %w", err)
 	}
-	raw, done, err := s.do(ctx, env, taskSpec{
+	row, done, err := s.do(ctx, env, taskSpec{
 		suffix: "storage", kind: commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE, nodeID: p.instance.NodeID,
 		payload: &nodev1.StorageAllocate{Name: StorageName, SizeBytes: p.spec.GetStorageBytes()},
 	})
@@ -219,17 +219,12 @@ func (s *Steps) makeDirectory(ctx context.Context, env *saga.Env, p *place) (str
 		if disk := p.gate.Host.GetStateDisk(); disk.GetFull() {
 			why += "; the node's state directory has no room: " + disk.GetPath() + ": " + disk.GetDetail()
 		}
-		if p.gate.Cordoned {
-			kept, err := s.keptFrom(ctx, p.instance.NodeID, commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE)
-			if err != nil {
-				return "", err
-			}
-			why += kept
-		}
-		return why, nil
+		row.NodeCordoned = p.gate.Cordoned // which this attempt has read
+		kept, err := s.keptFrom(ctx, row, commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE)
+		return why + kept, err
 	}
 	p.made = &nodev1.StorageAllocateOutput{}
-	if err := proto.Unmarshal(raw, p.made); err != nil {
+	if err := proto.Unmarshal(row.Output, p.made); err != nil {
 		return "", fmt.Errorf("read result of storage.allocate: %w", err)
 	}
 	return "", nil

@@ -144,7 +144,8 @@ type taskSpec struct {
 
 // ensure has a task done once for this step and direction: it returns the task that is under way or has succeeded,
 // whichever attempt queued it; a task that ended otherwise is queued anew by a later attempt, and is this attempt's
-// failure if this attempt queued it.
+// failure if this attempt queued it. Of a task that is queued anew the cordon of the node is that of the one before: of
+// the first it is read with the next wait.
 func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.Row, error) {
 	var out task.Row
 	queued := false
@@ -167,6 +168,7 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 			CorrelationID: env.CorrelationID,
 			CreatedBy:     "saga",
 		})
+		out.NodeCordoned = last.NodeCordoned
 		queued = true
 		return err
 	})
@@ -179,18 +181,18 @@ func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.
 	return out, nil
 }
 
-// do calls ensure and judges the task: it returns the task's output, and whether the task is done or still under way. A
-// failure is an error with its owner.
-func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, bool, error) {
+// do calls ensure and judges the task: it returns the task, and whether it is done or still under way. A failure is an
+// error with its owner.
+func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) (task.Row, bool, error) {
 	row, err := s.ensure(ctx, env, spec)
 	if err != nil {
-		return nil, false, err
+		return row, false, err
 	}
 	switch row.State {
 	case commonv1.TaskState_TASK_STATE_SUCCEEDED:
-		return row.Output, true, nil
+		return row, true, nil
 	case commonv1.TaskState_TASK_STATE_SUPERSEDED:
-		return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_TASK_SUPERSEDED,
+		return row, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_TASK_SUPERSEDED,
 			"the agent has seen a later operation on this workspace", errors.New(row.Error))
 	case commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_EXPIRED,
 		commonv1.TaskState_TASK_STATE_CANCELLED,
@@ -204,13 +206,13 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 			text += ": " + row.Error
 		}
 		if row.State == commonv1.TaskState_TASK_STATE_EXPIRED {
-			if why, err := s.keptFrom(ctx, spec.nodeID, spec.kind); err != nil || why != "" {
-				return nil, false, err // an attempt after the end of the cordon queues it again
+			if why, err := s.keptFrom(ctx, row, spec.kind); err != nil || why != "" {
+				return row, false, err // an attempt after the end of the cordon queues it again
 			}
 			// An agent without room for its ledger takes no task, and its disk is why this one was not begun.
 			g, _, err := gate.Get(ctx, s.deps.DB, spec.nodeID)
 			if err != nil {
-				return nil, false, fmt.Errorf("read gate: %w", err)
+				return row, false, fmt.Errorf("read gate: %w", err)
 			}
 			if disk := g.Host.GetStateDisk(); disk.GetFull() {
 				reason = commonv1.Reason_REASON_NODE_DISK_FULL
@@ -220,21 +222,22 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 		if reason == commonv1.Reason_REASON_INVALID_ARGUMENT || reason == commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED ||
 			reason == commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE {
 			// The agent would refuse the same again.
-			return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
+			return row, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
 		}
-		return nil, false, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
+		return row, false, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
 	default:
-		return nil, false, nil
+		return row, false, nil
 	}
 }
 
 // keptFrom returns the end of a text about a step that waits for a task of a type: why that is not leased to its node,
-// because the node's host is not as it was accepted. It is empty if that does not keep the task from the node.
-func (s *Steps) keptFrom(ctx context.Context, nodeID string, kind commonv1.TaskType) (string, error) {
-	if task.StartsNothing(names.Of(kind)) {
+// because the node's host is not as it was accepted. It is empty if that does not keep the task from the node. Of a
+// node that is not cordoned it reads nothing.
+func (s *Steps) keptFrom(ctx context.Context, row task.Row, kind commonv1.TaskType) (string, error) {
+	if !row.NodeCordoned || task.StartsNothing(names.Of(kind)) {
 		return "", nil
 	}
-	why, err := gate.DiagnosisOnly(ctx, s.deps.DB, nodeID)
+	why, err := gate.DiagnosisOnly(ctx, s.deps.DB, row.NodeID)
 	if why != "" {
 		why = "; the node is " + why
 	}

@@ -17,6 +17,12 @@ type Record struct {
 	StateName string `db:"state"`
 }
 
+// latestRecord is a Record with what Latest reads of its node.
+type latestRecord struct {
+	Record
+	Cordoned bool `db:"node_cordoned"`
+}
+
 // Columns are the columns of a Record, of the table t.
 var Columns = pg.Columns[Record]("t")
 
@@ -82,7 +88,9 @@ var (
 	taskByKey = pg.Define(pg.RoleLifecycle, "task.by_key", `
 		SELECT `+Columns+` FROM lifecycle.task t WHERE t.idem_key = $1`)
 	latestOfRun = pg.Define(pg.RoleLifecycle, "task.latest_of_run", `
-		SELECT `+Columns+` FROM lifecycle.task t
+		SELECT `+Columns+`, coalesce((SELECT g.cordoned FROM lifecycle.node_gate g WHERE g.node_id = t.node_id), false)
+			AS node_cordoned
+		FROM lifecycle.task t
 		WHERE t.run_id = $1 AND starts_with(t.idem_key, $2) ORDER BY t.task_id DESC LIMIT 1`)
 	// The bounds enclose every key that begins with the prefix and goes on with digits, in any collation of the database.
 	lastNumbered = pg.Define(pg.RoleLifecycle, "task.last_numbered", `

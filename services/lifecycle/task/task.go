@@ -15,6 +15,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
@@ -69,6 +70,8 @@ type Row struct {
 	Version       int64              `db:"version"`
 	// Unreported is true if the row was leased and no event reports the lease yet: see unreported.go.
 	Unreported bool `db:"unreported" expr:"@.state = 'dispatched' AND @.offered_at IS NOT DISTINCT FROM @.state_at"`
+	// NodeCordoned is true if Latest has read the row and the node is cordoned.
+	NodeCordoned bool `db:"-"`
 }
 
 // LockOfRuns locks the tasks that Extend may change, in the order of their ids. It comes before the locks of the runs.
@@ -248,13 +251,19 @@ func LastNumbered(ctx context.Context, tx pgx.Tx, prefix string) (Row, bool, err
 
 // Latest reads the newest task of a run whose idempotency key begins with prefix; the bool is false if there is none.
 func Latest(ctx context.Context, tx pgx.Tx, runID, prefix string) (Row, bool, error) {
-	row, err := One(ctx, tx, latestOfRun, runID, prefix)
+	r, err := pg.One[latestRecord](ctx, tx, latestOfRun, runID, prefix)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Row{}, false, nil
 	}
 	if err != nil {
 		return Row{}, false, fmt.Errorf("read task of run: %w", err)
 	}
+	row, err := r.Parse(ctx)
+	aside.Note(ctx, "task", r.TaskID, err)
+	if err != nil {
+		return Row{}, false, fmt.Errorf("read task of run: %w", err)
+	}
+	row.NodeCordoned = r.Cordoned
 	return row, true, nil
 }
 

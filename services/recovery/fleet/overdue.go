@@ -23,28 +23,32 @@ const (
 	overdueLock = 0x67707561_0420
 )
 
-// overdue are the identities whose state has lasted for too long: the first of them to do so, and how many there are.
+// overdue is an identity whose state has lasted for too long, and how many such there are.
 type overdue struct {
-	NodeID string    `db:"node_id"`
-	Since  time.Time `db:"since"` // it is overdue
-	All    int32     `db:"all"`
+	NodeID string `db:"node_id"`
+	All    int32  `db:"all"`
 }
 
+// readOverdue leaves out the nodes of incidents that a person has closed. Such an incident is of all nodes that were
+// overdue when it was last written: those that it names, and where they were more, those that were overdue by then. A
+// node that has left the state since counts anew.
 var readOverdue = pg.Define(pg.RoleRecovery, "fleet.read_overdue", `
-	SELECT i.node_id::text, i.state_at + make_interval(secs => $2) AS since, count(*) OVER ()::int AS "all"
+	WITH named AS MATERIALIZED (
+		SELECT c.node_ids, c.count, c.last_seen_at FROM recovery.incident c
+		WHERE c.kind = 'state_overdue' AND c.key = $1 AND c.closed_at IS NOT NULL AND c.closed_by <> '`+closedBySelf+`'
+	)
+	SELECT i.node_id::text, count(*) OVER ()::int AS "all"
 	FROM recovery.identity i
 	WHERE i.state = $1 AND i.state IN ('pending', 'held', 'quarantined', 'fenced')
 		AND i.state_at < mesh.clock() - make_interval(secs => $2)
+		AND NOT EXISTS (SELECT FROM named c WHERE i.state_at <= c.last_seen_at AND (i.node_id::text = ANY (c.node_ids)
+			OR c.count > cardinality(c.node_ids) AND i.state_at + make_interval(secs => $2) <= c.last_seen_at))
 	ORDER BY i.state_at DESC, i.node_id LIMIT $3`)
-
-var lastOverdue = pg.Define(pg.RoleRecovery, "fleet.last_overdue", `
-	SELECT c.incident_id::text, c.closed_at, c.closed_by FROM recovery.incident c
-	WHERE c.kind = 'state_overdue' AND c.key = $1 AND c.closed_at IS NOT NULL ORDER BY c.closed_at DESC LIMIT 1`)
 
 // EvaluateOverdue keeps one incident open for each state of an identity that some node has had for longer than the
 // state's budget (policy.States), except active, whose silence is a verdict. It names at most mostSampled nodes, and
-// ends when no node is overdue. For nodes that were overdue when a person closed it none is opened again. What it reads
-// grows with the nodes that are overdue.
+// ends when no node is overdue. Nodes of an incident that a person has closed are neither named nor counted again until
+// they have left the state. What it reads grows with the nodes that are overdue, and with the incidents that are kept.
 func EvaluateOverdue(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger, set policy.Set) error {
 	return pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := pg.Exec(ctx, tx, takeDriftLock, int64(overdueLock)); err != nil {
@@ -89,25 +93,17 @@ func evaluateOverdue(ctx context.Context, tx pgx.Tx, logger *slog.Logger, row po
 	}
 	suspects := make([]suspect, len(found))
 	for i, o := range found {
-		suspects[i] = suspect{NodeID: o.NodeID, Since: &o.Since, All: o.All}
+		suspects[i] = suspect{NodeID: o.NodeID, All: o.All}
 	}
 	nodes, count := nodesOf(suspects)
 	summary := fmt.Sprintf("%d nodes are %s for longer than %s", count, row.State, budget)
 	if was != nil {
-		if was.names(nodes, count) {
+		if was.names(nodes, count) && was.Summary == summary { // the budget may have changed
 			return nil
 		}
 		was.Nodes, was.Count, was.Summary, was.LastSeenAt = nodes, count, summary, now
 		was.Version++
 		return update(ctx, tx, []*Incident{was})
-	}
-	last, err := pg.One[ended](ctx, tx, lastOverdue, row.State)
-	switch {
-	case pg.IsNoRows(err):
-	case err != nil:
-		return fmt.Errorf("read the last overdue states: %w", err)
-	case last.By != closedBySelf && !found[0].Since.After(last.At): // the newest of them was overdue then
-		return nil
 	}
 	logger.WarnContext(ctx, "nodes are in a state for longer than its budget", slog.String("state", row.State),
 		slog.Int64("nodes", count))

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -10,9 +11,9 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestOverdueStatesAreIncidents checks that a node which is pending or quarantined for longer than that may last, by
-// the policy where it has a key, is an incident of the state; that a second node joins it; that it ends when none is
-// overdue; and that one which a person closed is not opened again for the same nodes.
+// TestOverdueStatesAreIncidents checks that a node which is pending, on hold, quarantined or fenced for longer than the
+// policy lets it is an incident of the state; that a second node joins it; that it ends when none is overdue; and that
+// nodes of one which a person closed are named by none that follows, until they have left the state.
 func TestOverdueStatesAreIncidents(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)
@@ -31,11 +32,14 @@ func TestOverdueStatesAreIncidents(t *testing.T) {
 			ids.New(), state)
 		return id
 	}
-	set, err := policy.NewSet(map[string]string{policy.RecoveryTokenMaxAgeSeconds: "90000"})
+	set, err := policy.NewSet(map[string]string{
+		policy.RecoveryTokenMaxAgeSeconds: "90000", policy.BudgetP1RecoverSeconds: "600",
+		policy.BudgetP2RecoverSeconds: "7200", policy.FencedReviewSeconds: "100000",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	quarantined := policy.P2.Recover()
+	const held, quarantined, fenced = 10 * time.Minute, 2 * time.Hour, 100_000 * time.Second
 	now := time.Duration(0)
 	at := func(by time.Duration) {
 		t.Helper()
@@ -71,14 +75,15 @@ func TestOverdueStatesAreIncidents(t *testing.T) {
 			t.Fatalf("after %s %d incidents are open, want %d: %v", now, len(got), len(want), got)
 		}
 		for i, w := range want {
-			if g := got[i]; g.Key != w.Key || len(g.Nodes) != len(w.Nodes) || g.Count != w.Count || g.Version != w.Version {
+			if g := got[i]; g.Key != w.Key || !slices.Equal(g.Nodes, w.Nodes) || g.Count != w.Count ||
+				g.Version != w.Version {
 				t.Errorf("after %s the incident is %+v, want %+v", now, g, w)
 			}
 		}
 	}
 	node("active")
 	node("retired")
-	waiting, shut := node("pending"), node("quarantined")
+	waiting, shut, apart := node("pending"), node("quarantined"), node("fenced")
 	at(quarantined - time.Second)
 	open()
 	at(quarantined + time.Second)
@@ -97,11 +102,31 @@ func TestOverdueStatesAreIncidents(t *testing.T) {
 	at(25*time.Hour + 2*time.Minute)
 	open()
 	at(25*time.Hour + 2*time.Minute + quarantined)
-	both := row{"quarantined", []string{shut, second}, 2, 1}
-	open(both)
+	late := row{"quarantined", []string{second}, 1, 1} // the first was named by the one that a person closed
+	open(late)
 	third := node("held")
-	at(now + policy.P1.Recover() + time.Second)
-	open(row{"held", []string{third}, 1, 1}, both)
+	at(now + held - time.Second)
+	open(late)
+	at(now + 2*time.Second)
+	waits := row{"held", []string{third}, 1, 1}
+	open(waits, late)
+	at(fenced + time.Second)
+	kept := row{"fenced", []string{apart}, 1, 1}
+	open(kept, waits, late)
+	exec(`UPDATE recovery.identity SET state = 'active', state_at = mesh.clock() WHERE node_id = $1`, second)
+	at(now + time.Minute) // the first goes on, and the incident of the second ends
+	open(kept, waits)
+	exec(`UPDATE recovery.identity SET state_at = mesh.clock() WHERE node_id = $1`, shut) // it was active meanwhile
+	at(now + quarantined + time.Second)
+	again := row{"quarantined", []string{shut}, 1, 1}
+	open(kept, waits, again)
+	set, err = policy.NewSet(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at(now + time.Minute) // a fence may last a week now, and a quarantine a day
+	waits.Version = 2     // the budget is another
+	open(waits)
 	exec(`UPDATE recovery.identity SET state = 'retired', state_at = mesh.clock() WHERE state <> 'active'`)
 	at(now + time.Minute)
 	open()
@@ -109,7 +134,50 @@ func TestOverdueStatesAreIncidents(t *testing.T) {
 	if err := pool.QueryRow(ctx, `SELECT sum(version) FROM recovery.incident`).Scan(&versions); err != nil {
 		t.Fatal(err)
 	}
-	if versions != 7 { // four were opened and three ended by themselves
-		t.Errorf("%d versions of incidents were reported, want 7", versions)
+	if versions != 12 { // six were opened, one was written again, and all but that which a person closed ended
+		t.Errorf("%d versions of incidents were reported, want 12", versions)
 	}
+}
+
+// TestAnIncidentOfManyOverdueNodesNamesNoneAgain checks that nodes which an incident counted and did not name, because
+// they were more than it names, are as little named again after a person has closed it as those that it named.
+func TestAnIncidentOfManyOverdueNodesNamesNoneAgain(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	testkit.StopClock(db)
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := db.OwnerPool().Exec(ctx, sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	quarantine := func(count int) {
+		t.Helper()
+		exec(`INSERT INTO recovery.identity (node_id, name, node_instance_id, state)
+			SELECT id, 'n-' || id, gen_random_uuid(), 'quarantined'
+			FROM (SELECT gen_random_uuid() AS id FROM generate_series(1, $1)) x`, count)
+	}
+	evaluate := func(after time.Duration, want int64) {
+		t.Helper()
+		testkit.SetClockOffset(db, after)
+		if err := EvaluateOverdue(ctx, db.Pool(pg.RoleRecovery), testkit.Logger(t), policy.Defaults()); err != nil {
+			t.Fatal(err)
+		}
+		var count int64
+		if err := db.OwnerPool().QueryRow(ctx, `SELECT coalesce(sum(count), 0) FROM recovery.incident
+			WHERE closed_at IS NULL`).Scan(&count); err != nil {
+			t.Fatal(err)
+		}
+		if count != want {
+			t.Errorf("after %s the open incident is of %d nodes, want %d", after, count, want)
+		}
+	}
+	day := policy.P2.Recover()
+	quarantine(mostSampled + 5)
+	evaluate(day+time.Second, mostSampled+5)
+	quarantine(1)
+	evaluate(day+time.Minute, mostSampled+5)
+	exec(`UPDATE recovery.incident SET closed_at = mesh.clock(), closed_by = 'ann'`)
+	evaluate(day+time.Hour, 0)
+	evaluate(2*day+time.Minute, 1)
 }

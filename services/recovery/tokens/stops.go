@@ -28,6 +28,10 @@ const (
 	// outageGap is the time without a beat from which on listening begins anew: what package replicas takes for a gap.
 	outageGap = 20 * time.Second
 
+	// authorityBound is for how long a stop of the authority goes on after the last check that has found it away. Builds
+	// that do not know the reason end no such stop, and count one up to its end.
+	authorityBound = 2 * time.Minute
+
 	// awayGap is the time without a look from which on no replica of recovery ran: more than two looks that failed.
 	awayGap = 35 * time.Second
 )
@@ -99,6 +103,24 @@ var (
 	endStop = pg.Define(pg.RoleRecovery, "tokens.end_stop", `
 		UPDATE recovery.issuance_stop SET until_at = GREATEST(from_at, $2) WHERE reason = $1 AND until_at IS NULL`)
 
+	// A stop that goes on at the check, or that a build which set no end has begun, is continued; else another begins.
+	continueStop = pg.Define(pg.RoleRecovery, "tokens.continue_stop", `
+		WITH going AS (
+			UPDATE recovery.issuance_stop SET until_at = mesh.clock() + make_interval(secs => $4)
+			WHERE stop_id = (SELECT s.stop_id FROM recovery.issuance_stop s
+				WHERE s.reason = $2 AND (s.until_at IS NULL OR s.until_at > $3)
+				ORDER BY s.until_at DESC NULLS FIRST, s.stop_id LIMIT 1)
+			RETURNING stop_id
+		)
+		INSERT INTO recovery.issuance_stop (stop_id, reason, from_at, until_at)
+		SELECT $1, $2, $3, mesh.clock() + make_interval(secs => $4) WHERE NOT EXISTS (SELECT FROM going)`)
+
+	endContinued = pg.Define(pg.RoleRecovery, "tokens.end_continued_stop", `
+		UPDATE recovery.issuance_stop SET until_at = GREATEST(from_at, $2)
+		WHERE stop_id = (SELECT s.stop_id FROM recovery.issuance_stop s
+			WHERE s.reason = $1 AND (s.until_at IS NULL OR s.until_at > $2)
+			ORDER BY s.until_at DESC NULLS FIRST, s.stop_id LIMIT 1)`)
+
 	recordStop = pg.Define(pg.RoleRecovery, "tokens.record_stop", `
 		INSERT INTO recovery.issuance_stop AS s (stop_id, reason, from_at, until_at) VALUES ($1, $2, $3, $4)
 		ON CONFLICT (until_at, reason) DO NOTHING`)
@@ -150,13 +172,14 @@ func Untrusted(ctx context.Context, tx pgx.Tx, from, until time.Time) error {
 }
 
 // Unanswered records, in the transaction that finds it, that nothing is issued from a time on because the authority
-// does not answer or does not sign; with until set, that this is over.
+// does not answer or does not sign; with until set, that this is over. It is called again while that lasts: a stop that
+// is not continued within authorityBound ends by itself.
 func Unanswered(ctx context.Context, tx pgx.Tx, from, until time.Time) error {
 	var err error
 	if until.IsZero() {
-		_, err = pg.Exec(ctx, tx, beginStop, ids.New(), stopAuthority, from)
+		_, err = pg.Exec(ctx, tx, continueStop, ids.New(), stopAuthority, from, authorityBound.Seconds())
 	} else {
-		_, err = pg.Exec(ctx, tx, endStop, stopAuthority, until)
+		_, err = pg.Exec(ctx, tx, endContinued, stopAuthority, until)
 	}
 	if err != nil {
 		return fmt.Errorf("record stop of issuance: %w", err)

@@ -234,7 +234,8 @@ func TestReplicasThatLookTogether(t *testing.T) {
 	s.wantOf("recovery", time.Hour)
 }
 
-// TestTheAuthorityWasAway: a time without the authority is one row, however many replicas and checks find it.
+// TestTheAuthorityWasAway: a time without the authority is one row, however many replicas and checks find it. It ends
+// with the check that finds the authority again, or by itself once no replica that knows of it makes checks.
 func TestTheAuthorityWasAway(t *testing.T) {
 	s := newScene(t)
 	begin := s.now()
@@ -246,12 +247,16 @@ func TestTheAuthorityWasAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	const bound = 2 * time.Minute
 	note(time.Time{}, begin) // none has begun
 	s.wantOf("authority")
 	note(begin, time.Time{})
-	s.pass(time.Hour)
-	note(begin.Add(time.Minute), time.Time{}) // the next holder of the lease finds it too
-	s.wantOf("authority", -1)
+	s.wantOf("authority", bound)
+	for n := range 60 {
+		s.pass(time.Minute)
+		note(begin.Add(time.Duration(n/2)*time.Minute), time.Time{}) // the next holders of the lease find it too
+	}
+	s.wantOf("authority", time.Hour+bound)
 	if got := s.credit(begin); got != time.Hour {
 		t.Errorf("credit %s while it lasts", got)
 	}
@@ -260,5 +265,40 @@ func TestTheAuthorityWasAway(t *testing.T) {
 	s.wantOf("authority", time.Hour)
 	if got := s.credit(begin); got != time.Hour {
 		t.Errorf("credit %s afterwards", got)
+	}
+	note(s.now(), time.Time{})
+	s.pass(5 * time.Hour) // a build that does not know of it runs
+	if got := s.credit(begin); got != time.Hour+bound {
+		t.Errorf("credit %s after nobody has continued it", got)
+	}
+	note(s.now(), time.Time{})
+	note(time.Time{}, s.now())
+	s.wantOf("authority", time.Hour, bound, 0)
+}
+
+// TestAStopOfTheAuthorityWithoutAnEndIsContinued: one that a build has begun which set no end to it.
+func TestAStopOfTheAuthorityWithoutAnEndIsContinued(t *testing.T) {
+	for name, c := range map[string]struct {
+		back bool
+		want time.Duration
+	}{"the authority is away": {false, time.Hour + 2*time.Minute}, "it is back": {true, time.Hour}} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			if _, err := s.pool.Exec(s.ctx, `INSERT INTO recovery.issuance_stop (stop_id, reason, from_at)
+				VALUES ($1, 'authority', mesh.clock())`, ids.New()); err != nil {
+				t.Fatal(err)
+			}
+			s.pass(time.Hour)
+			from, until := s.now(), time.Time{}
+			if c.back {
+				from, until = until, from
+			}
+			if err := pg.InTx(s.ctx, s.pool, func(ctx context.Context, tx pgx.Tx) error {
+				return tokens.Unanswered(ctx, tx, from, until)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			s.wantOf("authority", c.want)
+		})
 	}
 }

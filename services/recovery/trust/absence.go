@@ -12,13 +12,13 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/trust/absence"
 )
 
-// noteAbsence counts a check of the authority, and passes on when its absence begins to count and when it is over,
-// unless this replica has lost the lease meanwhile.
+// noteAbsence counts a check of the authority, and passes on when its absence begins to count, that it goes on, and
+// when it is over, unless this replica has lost the lease meanwhile.
 func (p *Preflight) noteAbsence(ctx context.Context, c *check) error {
 	if p.deps.Unanswered == nil || c.err == nil && c.authority == nil { // the authority was not asked
 		return nil
 	}
-	s := p.absence.Add(c.err != nil, c.at)
+	s := p.absence.Add(c.err != nil, c.authority != nil, c.at)
 	if s == (absence.Stop{}) {
 		return nil
 	}
@@ -31,7 +31,7 @@ func (p *Preflight) noteAbsence(ctx context.Context, c *check) error {
 		return fmt.Errorf("record absence of the authority: %w", err)
 	}
 	p.absence.Recorded(s)
-	if c.err != nil {
+	if c.err != nil && !s.GoesOn {
 		p.deps.Logger.WarnContext(ctx, "the authority does not answer or does not sign: recovery tokens do not age",
 			slog.Time("since", s.From), obs.Err(c.err))
 	}

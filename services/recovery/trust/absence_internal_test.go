@@ -4,9 +4,11 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 )
 
@@ -35,6 +37,15 @@ func (k *kit) told() []string {
 	return out
 }
 
+func (k *kit) now() time.Time {
+	k.t.Helper()
+	now, err := pg.Value[time.Time](k.t.Context(), k.db.Pool(pg.RoleRecovery), readClock)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return now
+}
+
 // TestAnAuthorityThatIsAwayIsAStop: three checks in a row that it does not answer, or answers and does not sign, begin
 // it, once, and the first certificate that it signs ends it, also after another replica has taken over.
 func TestAnAuthorityThatIsAwayIsAStop(t *testing.T) {
@@ -58,6 +69,7 @@ func TestAnAuthorityThatIsAwayIsAStop(t *testing.T) {
 			k.round(p, 3)
 			is("it was there again", "end") // that of an earlier holder
 			p.canary.Store = nil            // the next check has another one signed
+			before := k.now()
 			away(k)
 			k.round(p, 5)
 			is("five failures", "end", "begin")
@@ -70,6 +82,9 @@ func TestAnAuthorityThatIsAwayIsAStop(t *testing.T) {
 			is("it signs", "end", "begin", "end")
 			if from, until := k.absences[1].From, k.absences[2].Until; !from.Before(until) {
 				t.Errorf("from %s until %s", from, until)
+			}
+			if from := k.absences[1].From; from.Before(before) != (name == "no signature") {
+				t.Errorf("it was away after %s, and counts from %s", before, from)
 			}
 		})
 	}

@@ -53,7 +53,8 @@ type Deps struct {
 	// Stopped is called in the transaction that begins, and in that which ends, a time in which no certificate is issued.
 	// It may be nil.
 	Stopped func(ctx context.Context, tx pgx.Tx, s Stop) error
-	// Unanswered is called like Stopped for a time in which the authority does not answer or does not sign.
+	// Unanswered is called like Stopped for a time in which the authority does not answer or does not sign, and again
+	// while that lasts.
 	Unanswered func(ctx context.Context, tx pgx.Tx, s absence.Stop) error
 	// Wake is notified after commits that appended events; it may be nil.
 	Wake *events.Signal
@@ -244,6 +245,7 @@ func (p *Preflight) tryAll(ctx context.Context, c *check) {
 			return
 		}
 		p.canary = fresh
+		p.absence.Signed(c.at)
 	}
 	p.shake(ctx, c, p.canary)
 }
