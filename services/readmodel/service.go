@@ -230,7 +230,7 @@ func (s *Service) owners(ctx context.Context, audit *project.Audit) (clients, er
 		},
 		probes: []meshstatus.Probe{
 			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),
-			probe("recovery", rc, "ca", "ingress_trust", service.PartDatabaseRoom),
+			probe("recovery", rc, "ca", "ingress_trust", "configured_profile", service.PartDatabaseRoom),
 		},
 	}, nil
 }
