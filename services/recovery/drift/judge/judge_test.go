@@ -245,6 +245,22 @@ func TestNobodyIsJudgedWhileNoReplicaListens(t *testing.T) {
 	}
 }
 
+// TestAnOutageBeginsWhenItIsSet: thirty seconds after the last beat in place of as soon as all replicas count as gone.
+func TestAnOutageBeginsWhenItIsSet(t *testing.T) {
+	k := newKit(t)
+	k.outageAfter = 30 * time.Second
+	k.judge = k.another()
+	k.up()
+	k.round()
+	k.pass(29 * time.Second)
+	if changed := k.round(); changed != 0 {
+		t.Fatal("an outage before its time")
+	}
+	k.pass(2 * time.Second)
+	k.round()
+	k.wantReasons(theFleet, outage)
+}
+
 // nodes returns, as text, the rows of nodes and their places in the table.
 func (k *kit) nodes() string {
 	k.t.Helper()

@@ -47,6 +47,8 @@ type seen struct {
 	// The replicas that serve nodes and beat no more, and their last beats.
 	Lost   []string    `db:"lost"`
 	LostAt []time.Time `db:"lost_at"`
+
+	outageAfter time.Duration // see Deps.OutageAfter
 }
 
 // look reads a few rows, however many nodes there are: replicas that serve nodes are found one by one in the index.
