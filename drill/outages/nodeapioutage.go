@@ -50,8 +50,8 @@ func NodeAPIOutage() kit.Drill {
 		Expect: kit.Verdict{
 			Reason: "control_plane_outage", UserState: "temporary", Owner: "control plane", Next: "restore the control plane",
 		},
-		Mutation: "the replicas of recovery are started anew with an outage_after of an hour: the beats of the node API are " +
-			"read as before, and their absence is no outage yet; the replicas of the node API are killed as before",
+		Mutation: "the replicas of recovery are started anew with an outage_after of an hour: the beats of the node API " +
+			"are read as before, and their absence is no outage yet; the replicas of the node API are killed as before",
 		FailsAt: stage.Detected,
 		Mutate:  act.Restarted(act.Recovery, "GPUAAS_RECOVERY_OUTAGE_AFTER=1h"),
 		Scale:   2, // when a silent replica counts as gone is no policy

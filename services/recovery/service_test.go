@@ -27,8 +27,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
-	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/recoverykey"
+	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/rpc/assertion"
 	"github.com/gpuaas/mesh/internal/rpc/calls"
@@ -551,8 +551,8 @@ func TestOptionalTypesOfTasksExist(t *testing.T) {
 	}
 }
 
-// TestSettingsOfEvidenceAreBounded: an outage cannot begin while a replica may be silent, and nothing counts for less than
-// no time.
+// TestSettingsOfEvidenceAreBounded: an outage cannot begin while a replica may be silent, and nothing counts for less
+// than no time.
 func TestSettingsOfEvidenceAreBounded(t *testing.T) {
 	for key, wrong := range map[string]func(*recovery.Config){
 		"outage_after":   func(c *recovery.Config) { c.OutageAfter = replicas.SilentAfter - time.Second },

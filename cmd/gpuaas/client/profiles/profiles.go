@@ -63,8 +63,8 @@ func listCommand(p *kit.Program) *cobra.Command {
 			"nodes of the profile; the active one is given to nodes as they enrol; a retiring one is not given any more, and\n" +
 			"nodes that have it are well; a node that reports a retired one, or one that is not known, has the reason\n" +
 			"endpoint_profile_drift. NODES counts the nodes whose newest session reported the version: it is their word.\n" +
-			"Trust bundles are left out: `gpuaas profiles show NAME VERSION` has them. Below the table stands why the profile\n" +
-			"of recovery's configuration is not taken, if it is not; as JSON, `gpuaas status` has that.",
+			"Trust bundles are left out: `gpuaas profiles show NAME VERSION` has them. Below the table stands why the\n" +
+			"profile of recovery's configuration is not taken, if it is not; as JSON, `gpuaas status` has that.",
 		Example: "  gpuaas profiles list\n  gpuaas profiles list -o json --jq '.items[] | select(.phase == \"active\")'",
 		Args:    kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
