@@ -83,6 +83,9 @@ func fencedBy(ctx context.Context, r *kit.Run, c *cluster.Cluster, held mesh.Hel
 	}
 	defer r.Finally(ctx, func(ctx context.Context) { // it is active, unless the drill failed
 		_, _ = act.Change(ctx, m, held.Node, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE)
+		if r.Control == kit.Mutated { // the session that was not closed takes no work any more
+			_ = errors.Join(held.Machine.Stop(ctx), m.StartMachine(ctx, held.Machine))
+		}
 	})
 	var after *recoveryv1.NodeIdentity
 	err = r.Inject(ctx, fmt.Sprintf("%s of %s while its agent, process %d, is connected: the answer of the verb has a "+

@@ -109,13 +109,13 @@ func (b *Book) taken() {
 
 // explained returns the failure as operators are shown it: its text names the profile and each endpoint.
 func explained(failure error, p *commonv1.Profile) error {
-	detail := "the configured profile " + p.GetName() + " is not taken, and its former version goes on"
+	detail := "profile " + p.GetName() + " is not taken"
 	if f, ok := fault.As(failure); ok && len(f.Unmet) > 0 {
 		detail += ": " + strings.Join(f.Unmet, "; ")
 	}
 	return fault.New(commonv1.Reason_REASON_PROFILE_UNVERIFIED, detail, fault.Cause(failure), fault.Remedy("correct "+
-		"`profile` of recovery's configuration, or the file that its ca_file names, or start what is not reached; it is "+
-		"taken by itself within about a minute then"))
+		"`profile` of recovery's configuration, or the file that its ca_file names, or start what is not reached: it is "+
+		"taken by itself within about a minute then, and the former version goes on meanwhile"))
 }
 
 // Configured returns fault profile_unverified while the content that this replica is configured with is not taken,

@@ -245,6 +245,20 @@ func TestNobodyIsJudgedWhileNoReplicaListens(t *testing.T) {
 	}
 }
 
+// TestTheNextRoundIsWhenAnOutageBegins: a round is due as soon as all replicas count as gone, and not up to five seconds
+// later.
+func TestTheNextRoundIsWhenAnOutageBegins(t *testing.T) {
+	k := newKit(t)
+	k.up()
+	k.round()
+	k.pass(beats.SilentAfter - time.Second)
+	out, err := k.judge.RunOnce(k.ctx)
+	k.must(err)
+	if out.Next > 1100*time.Millisecond {
+		t.Errorf("the next round is due in %s, and the outage begins in a second", out.Next)
+	}
+}
+
 // TestAnOutageBeginsWhenItIsSet: thirty seconds after the last beat in place of as soon as all replicas count as gone.
 func TestAnOutageBeginsWhenItIsSet(t *testing.T) {
 	k := newKit(t)

@@ -144,6 +144,9 @@ func (s *seen) next(r silence.Rule) time.Time {
 	if s.Probe != nil {
 		earlier(*s.Probe)
 	}
+	if s.BeatAt != nil { // without another beat an outage begins then
+		earlier(s.BeatAt.Add(max(s.outageAfter, beats.SilentAfter)))
+	}
 	heard := s.LostAt
 	if s.Silent != nil {
 		heard = append(heard[:len(heard):len(heard)], *s.Silent)
