@@ -245,8 +245,8 @@ func TestNobodyIsJudgedWhileNoReplicaListens(t *testing.T) {
 	}
 }
 
-// TestTheNextRoundIsWhenAnOutageBegins: a round is due as soon as all replicas count as gone, and not up to five seconds
-// later.
+// TestTheNextRoundIsWhenAnOutageBegins: a round is due as soon as all replicas count as gone, and not up to five
+// seconds later.
 func TestTheNextRoundIsWhenAnOutageBegins(t *testing.T) {
 	k := newKit(t)
 	k.up()
