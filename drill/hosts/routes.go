@@ -93,8 +93,8 @@ func runRouteDrift(ctx context.Context, r *kit.Run) error {
 	return r.Retire(ctx, held.ID)
 }
 
-// addressSeen returns what reads the verdict on a node until its evidence names the address: as the agent is started on
-// the facts of the drill, its host may lose addresses that these do not have.
+// addressSeen returns what reads the verdict on a node until its evidence names the address: an interface of this host
+// may have come or gone while the agent was started on the facts of the drill, which is another verdict of this reason.
 func addressSeen(r *kit.Run, node string) func(context.Context) (kit.Verdict, error) {
 	verdict := act.VerdictOf(r.Mesh, node, r.Drill.Expect.Reason)
 	return func(ctx context.Context) (kit.Verdict, error) {
