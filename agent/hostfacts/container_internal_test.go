@@ -89,6 +89,14 @@ Local:
 	if got := c.addresses(); !slices.Equal(got, []string{"10.0.0.4"}) {
 		t.Errorf("the addresses are %v", got)
 	}
+	c = below(t, map[string]string{
+		"proc/net/fib_trie": trie, "proc/net/if_inet6": "fd000000000000000000000000000002 04 40 00 82     eth0\n" +
+			"00000000000000000000000000000001 01 80 10 80       lo\n" +
+			"fe8000000000000000fc00fffe000001 04 40 20 80     eth0\nfd00 04\n\n",
+	})
+	if got := c.addresses(); !slices.Equal(got, []string{"10.0.0.4", "fd00::2"}) {
+		t.Errorf("the addresses with IPv6 are %v", got)
+	}
 	if got := ownAddresses(strings.Repeat("/32 host LOCAL\n|--\n", 10)); len(got) != 0 {
 		t.Errorf("addresses of a broken table: %v", got)
 	}

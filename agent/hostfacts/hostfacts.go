@@ -11,6 +11,7 @@ package hostfacts
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"net"
 	"os"
 	"path/filepath"
@@ -173,12 +174,13 @@ func (c Config) addresses() []string {
 }
 
 // addressList returns the addresses of all interfaces. Below a root that has the kernel's table of routes it returns
-// the IPv4 addresses that the table has as the host's own.
+// the IPv4 addresses that the table has as the host's own, and the IPv6 addresses of the kernel's list, if it has one.
 func (c Config) addressList() []net.IP {
 	var out []net.IP
 	if c.Root != "" {
 		if data, err := os.ReadFile(c.path("proc/net/fib_trie")); err == nil {
-			return ownAddresses(string(data))
+			six, _ := os.ReadFile(c.path("proc/net/if_inet6")) // a host without IPv6 has none
+			return append(ownAddresses(string(data)), ownAddresses6(string(six))...)
 		}
 	}
 	list, err := net.InterfaceAddrs()
@@ -205,6 +207,18 @@ func ownAddresses(trie string) []net.IP {
 		case len(f) >= 3 && f[0] == "/32" && f[1] == "host" && f[2] == "LOCAL" && last != nil:
 			out = append(out, last)
 			last = nil
+		}
+	}
+	return out
+}
+
+// ownAddresses6 returns the addresses of an if_inet6 file, whose lines begin with one in hexadecimal.
+func ownAddresses6(list string) []net.IP {
+	var out []net.IP
+	for line := range strings.Lines(list) {
+		text, _, _ := strings.Cut(line, " ")
+		if address, err := hex.DecodeString(text); err == nil && len(address) == net.IPv6len {
+			out = append(out, address)
 		}
 	}
 	return out

@@ -72,7 +72,10 @@ func runLongOutage(ctx context.Context, r *kit.Run) error {
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	if err := o.leave(ctx, func() time.Time { return o.ends() }); err != nil {
+	if err := o.limit(ctx); err != nil {
+		return stage.At(stage.Good, err)
+	}
+	if err := o.leave(ctx, o.ends); err != nil {
 		return err
 	}
 	if err := o.back(ctx, true); err != nil {
@@ -118,18 +121,21 @@ type absence struct {
 	undo    []func(context.Context) error
 	pid     int
 	process host.Process
+	// away is whether the agent was killed and, of the drill whose tokens cannot be used, has taken no bundle since.
+	away     bool
+	killedAt time.Time
 	// instance and successes are the node's as the API reported them before the fault.
 	instance  string
 	successes int64
 
 	// Of the drill whose tokens cannot be used: what the agent is to record, what the evidence of the verdict is to say
-	// (empty: that does not matter), and whether the machine was given a bundle.
+	// (empty: that does not matter), and the absence of another machine at the same time (nil: there is none).
 	cause, detail string
-	bundled       bool
+	other         *absence
 }
 
 // newAbsence places a workspace on a machine and has that machine get a certificate whose life is as long, in
-// proportion to the age that its recovery token may reach, as in production.
+// proportion to the age that its recovery token may reach (limit), as in production.
 func newAbsence(ctx context.Context, r *kit.Run, c *cluster.Cluster) (*absence, error) {
 	o := &absence{run: r, cluster: c}
 	var err error
@@ -147,11 +153,42 @@ func newAbsence(ctx context.Context, r *kit.Run, c *cluster.Cluster) (*absence, 
 	if err := o.shorten(ctx); err != nil {
 		return o, err
 	}
-	// Tokens of before may be older than that, so the limit comes last.
-	if err := o.set(ctx, policy.RecoveryTokenMaxAgeSeconds, scaledToken); err != nil {
-		return o, err
-	}
 	return o, o.note(ctx)
+}
+
+// limit bounds the age of recovery tokens. Tokens of before may be older than that, so it comes after all machines have
+// certificates of the scaled life.
+func (o *absence) limit(ctx context.Context) error {
+	return o.set(ctx, policy.RecoveryTokenMaxAgeSeconds, scaledToken)
+}
+
+// beside has another machine, which serves no workspace, get a certificate of the scaled life too.
+func (o *absence) beside(ctx context.Context) error {
+	i := slices.IndexFunc(o.cluster.Nodes, func(a *agents.Agent) bool { return a.Name() != o.held.Machine.Name() })
+	if i < 0 {
+		return errors.New("the mesh has no other machine")
+	}
+	machine := o.cluster.Nodes[i]
+	node, err := o.run.Mesh.Node(ctx, machine.Name())
+	if err != nil {
+		return err
+	}
+	o.other = &absence{run: o.run, cluster: o.cluster, held: mesh.Held{
+		Node: node.GetNodeId(), Machine: machine, Dir: mesh.MachineDir(o.cluster, machine),
+	}}
+	o.run.About(node.GetNodeId())
+	if err := o.other.shorten(ctx); err != nil {
+		return err
+	}
+	return o.other.note(ctx)
+}
+
+// machines returns the absence, and that of another machine if there is one.
+func (o *absence) machines() []*absence {
+	if o.other == nil {
+		return []*absence{o}
+	}
+	return []*absence{o, o.other}
 }
 
 // shorten has the machine get a certificate of the scaled life in place of one that lives for hours. The replica that
@@ -250,16 +287,18 @@ func (o *absence) end(ctx context.Context) {
 	if o.held.Machine == nil {
 		return
 	}
-	_ = o.held.Machine.Start() // it runs, unless the drill failed
-	// The next drill may stop its agent for longer than a certificate of this one lives.
-	o.run.Left("the certificate", await.Until(ctx, o.held.Machine.Name()+" to have one of the former life", await.Settle,
-		func(ctx context.Context) error {
-			node, err := o.run.Mesh.Node(ctx, o.held.Node)
-			if err == nil && time.Until(node.GetIdentity().GetCertificateNotAfter().AsTime()) < time.Minute {
-				err = errors.New("it has not")
-			}
-			return errors.Join(err, act.Connected(ctx, o.run.Mesh, o.held.Node))
-		}))
+	for _, each := range o.machines() {
+		_ = each.held.Machine.Start() // it runs, unless the drill failed
+		// The next drill may stop its agent for longer than a certificate of this one lives.
+		o.run.Left("the certificate", await.Until(ctx, each.held.Machine.Name()+" to have one of the former life",
+			await.Settle, func(ctx context.Context) error {
+				node, err := o.run.Mesh.Node(ctx, each.held.Node)
+				if err == nil && time.Until(node.GetIdentity().GetCertificateNotAfter().AsTime()) < time.Minute {
+					err = errors.New("it has not")
+				}
+				return errors.Join(err, act.Connected(ctx, o.run.Mesh, each.held.Node))
+			}))
+	}
 	o.run.Leave(ctx, o.held.ID)
 }
 
@@ -269,17 +308,28 @@ func (o *absence) shut(shut bool) error {
 	return err
 }
 
-// leave kills the agent and waits until a time, after which its certificates have ended.
-func (o *absence) leave(ctx context.Context, until func() time.Time) error {
-	machine := o.held.Machine
-	o.pid = machine.PID()
+// kill kills the agent.
+func (o *absence) kill() error {
+	o.pid = o.held.Machine.PID()
 	o.process = host.Kernel(o.pid)
+	o.held.Machine.LetDie()
+	o.away, o.killedAt = true, time.Now()
+	return o.held.Machine.Kill9()
+}
+
+// leave kills the agent, unless it is away already, and waits until a time, after which its certificates have ended.
+func (o *absence) leave(ctx context.Context, until func() time.Time) error {
+	if !o.away { // if the fault is withheld, it is shown that this process runs
+		o.pid = o.held.Machine.PID()
+		o.process = host.Kernel(o.pid)
+	}
 	return o.run.Inject(ctx, fmt.Sprintf("the agent of %s, process %d, killed; by the host's clock each certificate in "+
-		"its files has ended", machine.Name(), o.pid),
+		"its files has ended", o.held.Machine.Name(), o.pid),
 		func(ctx context.Context) error {
-			machine.LetDie()
-			if err := machine.Kill9(); err != nil {
-				return err
+			if !o.away {
+				if err := o.kill(); err != nil {
+					return err
+				}
 			}
 			return await.Sleep(ctx, time.Until(until())+time.Second)
 		},

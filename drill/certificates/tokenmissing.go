@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/gpuaas/mesh/drill/kit"
@@ -27,8 +26,8 @@ func TokenMissing() kit.Drill {
 		Name: "recovery-token-missing", Slow: true, Scale: scaleOfReturn,
 		Injects: "the agent of a machine is killed and stays away until its certificates have ended; meanwhile its " +
 			"recovery tokens are revoked; once more, and they are removed from its files, while those in recovery's records " +
-			"are good; and once more until they are older than node.recovery_token_max_age_seconds; each time it is " +
-			"started again",
+			"are good; that of the other machine stays away until its tokens are older than " +
+			"node.recovery_token_max_age_seconds; each time the agent is started again",
 		Sees: "`recovery_token_missing`, the node wants an operator; the agent has recorded the cause on its host, and " +
 			"opens no session",
 		Recovers: "by an operator: a bundle for the node is issued, as the verdict asks for, and taken on its host; it " +
@@ -37,36 +36,16 @@ func TokenMissing() kit.Drill {
 		Expect: kit.Verdict{
 			Reason: "recovery_token_missing", UserState: "operator_action_required", Owner: "operator", Next: "bundle",
 		},
-		Mutation: "the replicas of recovery, which conclude verdicts, are stopped before the agent returns; the agent is " +
-			"killed as before, and its connections are refused",
+		Mutation: "the replicas of recovery are started anew with a rejected_fresh and a refused_fresh of a millisecond: " +
+			"what the ingress refuses, and what enrolment does, is kept and over at once; the agent is killed as before, and " +
+			"its connections and its token are refused",
 		FailsAt: stage.Detected,
+		Mutate:  act.Restarted(act.Recovery, rejectedFresh, "GPUAAS_RECOVERY_REFUSED_FRESH=1ms"),
 		Run:     runTokenMissing,
 	}
 }
 
 func runTokenMissing(ctx context.Context, r *kit.Run) error {
-	if _, err := r.Mesh.Cluster(); err != nil {
-		return err
-	}
-	ways := []func(context.Context, *absence) error{consumed, absent, tooOld}
-	if r.Control != kit.None {
-		ways = ways[:1] // all begin alike
-	}
-	var detected, recovered float64
-	for _, way := range ways {
-		r.Subject = nil
-		if err := withoutToken(ctx, r, way); err != nil {
-			return err
-		}
-		detected, recovered = max(detected, r.Result.DetectedSeconds), max(recovered, r.Result.RecoveredSeconds)
-	}
-	r.Result.DetectedSeconds, r.Result.RecoveredSeconds = detected, recovered
-	return nil
-}
-
-// withoutToken is the drill with one way to lose the tokens; the way returns once they cannot be used and the agent has
-// gone.
-func withoutToken(ctx context.Context, r *kit.Run, way func(context.Context, *absence) error) error {
 	c, err := r.Mesh.Cluster()
 	if err != nil {
 		return err
@@ -78,18 +57,57 @@ func withoutToken(ctx context.Context, r *kit.Run, way func(context.Context, *ab
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	defer r.Finally(ctx, func(ctx context.Context) { // it has its bundle, unless the drill failed
-		if o.bundled || r.Control == kit.Withheld {
-			return
+	cases := []withoutToken{{o, consumed}}
+	if r.Control == kit.None { // all begin alike
+		if err := o.beside(ctx); err != nil {
+			return stage.At(stage.Good, err)
 		}
-		_ = o.takeBundle(ctx)
-	})
-	if err := way(ctx, o); err != nil {
-		return err
+		cases = append(cases, withoutToken{o, absent}, withoutToken{o.other, tooOld})
 	}
-	if r.Control == kit.Mutated {
-		defer act.Signal(c.Recovery, syscall.SIGCONT)
-		act.Signal(c.Recovery, syscall.SIGSTOP)
+	if err := o.limit(ctx); err != nil {
+		return stage.At(stage.Good, err)
+	}
+	defer r.Finally(ctx, func(ctx context.Context) { // each has its bundle, unless the drill failed
+		for _, each := range o.machines() {
+			if each.away {
+				_ = each.takeBundle(ctx)
+			}
+		}
+	})
+	if o.other != nil { // its tokens become too old while the others are missed
+		if err := o.other.kill(); err != nil {
+			return stage.At(stage.Injected, err)
+		}
+	}
+	var detected, recovered float64
+	for _, each := range cases {
+		if err := each.run(ctx); err != nil {
+			return err
+		}
+		detected, recovered = max(detected, r.Result.DetectedSeconds), max(recovered, r.Result.RecoveredSeconds)
+	}
+	r.Result.DetectedSeconds, r.Result.RecoveredSeconds = detected, recovered
+	return nil
+}
+
+// withoutToken is the drill with one way to lose the tokens; the way returns once they cannot be used and the agent has
+// gone.
+type withoutToken struct {
+	*absence
+
+	way func(context.Context, *absence) error
+}
+
+func (o withoutToken) run(ctx context.Context) error {
+	r := o.absence.run
+	o.cause, o.detail = "", ""
+	r.Subject = nil
+	r.About(o.held.ID, o.held.Node)
+	if o.other != nil {
+		r.About(o.other.held.Node)
+	}
+	if err := o.way(ctx, o.absence); err != nil {
+		return err
 	}
 	if err := o.back(ctx, false); err != nil {
 		return stage.At(stage.Injected, err)
@@ -100,6 +118,10 @@ func withoutToken(ctx context.Context, r *kit.Run, way func(context.Context, *ab
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
+	// The other machine, which is away meanwhile, has its own turn.
+	r.Result.Nodes = slices.DeleteFunc(r.Result.Nodes, func(n *readmodelv1.Node) bool {
+		return n.GetReason() != r.Drill.Expect.Reason
+	})
 	if err := o.onHost(ctx, o.cause); err != nil {
 		return stage.At(stage.Evidence, err)
 	}
@@ -128,7 +150,7 @@ func withoutToken(ctx context.Context, r *kit.Run, way func(context.Context, *ab
 // consumed has an operator revoke the tokens while the agent is away.
 func consumed(ctx context.Context, o *absence) error {
 	o.cause = "token_consumed"
-	if err := o.leave(ctx, func() time.Time { return o.ends() }); err != nil {
+	if err := o.leave(ctx, o.ends); err != nil {
 		return err
 	}
 	_, err := await.Answer(ctx, "the tokens to be revoked", func(ctx context.Context) (*readmodelv1.RevokeTokensResponse,
@@ -158,15 +180,15 @@ func absent(ctx context.Context, o *absence) error {
 	return stage.At(stage.Injected, err)
 }
 
-// tooOld waits until the tokens may not be used any more.
+// tooOld waits until the tokens may not be used any more: until they have the age at which the agent, which is gone by
+// then, had the last of them at the latest.
 func tooOld(ctx context.Context, o *absence) error {
 	o.cause = "token_expired"
 	age, err := time.ParseDuration(scaledToken + "s")
 	if err != nil {
 		return stage.At(stage.Good, err)
 	}
-	until := time.Now().Add(age)
-	return o.leave(ctx, func() time.Time { return until })
+	return o.leave(ctx, func() time.Time { return o.killedAt.Add(age) })
 }
 
 // onHost waits until the agent's record on its host names a missing token, for a cause.
@@ -248,6 +270,6 @@ func (o *absence) takeBundle(ctx context.Context) error {
 	if _, err := o.held.Machine.TakeBundle(ctx, issued.GetArchive(), issued.GetDigest()); err != nil {
 		return err
 	}
-	o.bundled = true
+	o.away = false
 	return o.held.Machine.Start()
 }

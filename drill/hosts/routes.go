@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/gpuaas/mesh/drill/kit"
 	"github.com/gpuaas/mesh/drill/kit/act"
@@ -11,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/drill/kit/host"
 	"github.com/gpuaas/mesh/drill/kit/mesh"
 	"github.com/gpuaas/mesh/drill/kit/stage"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 )
 
 // RouteDrift is row 15: a machine gets another address.
@@ -31,6 +34,9 @@ func RouteDrift() kit.Drill {
 	}
 }
 
+// otherAddress is the address that the machine gets.
+const otherAddress = "203.0.113.77"
+
 func runRouteDrift(ctx context.Context, r *kit.Run) error {
 	m := r.Mesh
 	held, root, err := onFacts(ctx, r)
@@ -47,12 +53,12 @@ func runRouteDrift(ctx context.Context, r *kit.Run) error {
 	agent, files, was := host.Kernel(pid), host.IdentityDigest(held.Dir), host.FactsDigest(root)
 	err = r.Inject(ctx, fmt.Sprintf("an address of %s added below %s: the digest of its table is no more %.12s",
 		held.Machine.Name(), root, was),
-		func(context.Context) error { return host.AddAddress(root, "203.0.113.77") },
+		func(context.Context) error { return host.AddAddress(root, otherAddress) },
 		func(context.Context) error { return factsChanged(root, was) })
 	if err != nil {
 		return err
 	}
-	if err := r.Detect(ctx, act.VerdictOf(m, held.Node, r.Drill.Expect.Reason)); err != nil {
+	if err := r.Detect(ctx, addressSeen(r, held.Node)); err != nil {
 		return err
 	}
 	defer r.Finally(ctx, func(ctx context.Context) { // before the machine is as it was
@@ -85,6 +91,24 @@ func runRouteDrift(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Evidence, errors.New("the agent has ended"))
 	}
 	return r.Retire(ctx, held.ID)
+}
+
+// addressSeen returns what reads the verdict on a node until its evidence names the address: an interface of this host
+// may have come or gone while the agent was started on the facts of the drill, which is another verdict of this reason.
+func addressSeen(r *kit.Run, node string) func(context.Context) (kit.Verdict, error) {
+	verdict := act.VerdictOf(r.Mesh, node, r.Drill.Expect.Reason)
+	return func(ctx context.Context) (kit.Verdict, error) {
+		n, err := r.Mesh.Node(ctx, node)
+		if err == nil && !slices.ContainsFunc(n.GetVerdict().GetEvidence(), func(e *recoveryv1.Evidence) bool {
+			return strings.Contains(e.GetDetail(), otherAddress)
+		}) {
+			err = fmt.Errorf("no evidence names %s: %v", otherAddress, n.GetVerdict().GetEvidence())
+		}
+		if err != nil {
+			return kit.Verdict{}, err
+		}
+		return verdict(ctx)
+	}
 }
 
 // addressesBack starts a machine's agent anew, which reads the addresses of this host again. That is another change of

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/gpuaas/mesh/drill/kit"
@@ -36,9 +35,10 @@ func Fenced() kit.Drill {
 			Reason: "identity_revoked_or_fenced", UserState: "operator_action_required", Owner: "security",
 			Next: "reactivate",
 		},
-		Mutation: "the replicas of nodeapi, which are to close the stream, are stopped before the commit: the node is " +
-			"fenced as before and its connection stands",
+		Mutation: "the replicas of nodeapi are started anew with an error at the point at which a decision closes a " +
+			"session: the node is fenced as before, they are sent that, and its connection stands",
 		FailsAt: stage.Detected,
+		Mutate:  act.Restarted(act.NodeAPI, "GPUAAS_FAILPOINTS=nodeapi.decision.before_close=errors"),
 		Run:     runFenced,
 	}
 }
@@ -81,12 +81,11 @@ func fencedBy(ctx context.Context, r *kit.Run, c *cluster.Cluster, held mesh.Hel
 	if err := s.stands(); err != nil {
 		return stage.At(stage.Good, err)
 	}
-	if r.Control == kit.Mutated {
-		defer act.Signal(c.NodeAPI, syscall.SIGCONT)
-		act.Signal(c.NodeAPI, syscall.SIGSTOP)
-	}
 	defer r.Finally(ctx, func(ctx context.Context) { // it is active, unless the drill failed
 		_, _ = act.Change(ctx, m, held.Node, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE)
+		if r.Control == kit.Mutated { // the session that was not closed takes no work any more
+			_ = errors.Join(held.Machine.Stop(ctx), m.StartMachine(ctx, held.Machine))
+		}
 	})
 	var after *recoveryv1.NodeIdentity
 	err = r.Inject(ctx, fmt.Sprintf("%s of %s while its agent, process %d, is connected: the answer of the verb has a "+

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/gpuaas/mesh/drill/kit"
@@ -51,9 +50,10 @@ func NodeAPIOutage() kit.Drill {
 		Expect: kit.Verdict{
 			Reason: "control_plane_outage", UserState: "temporary", Owner: "control plane", Next: "restore the control plane",
 		},
-		Mutation: "the replicas of recovery, which conclude verdicts, are stopped before the fault; the replicas of the " +
-			"node API are killed as before",
+		Mutation: "the replicas of recovery are started anew with an outage_after of an hour: the beats of the node API " +
+			"are read as before, and their absence is no outage yet; the replicas of the node API are killed as before",
 		FailsAt: stage.Detected,
+		Mutate:  act.Restarted(act.Recovery, "GPUAAS_RECOVERY_OUTAGE_AFTER=1h"),
 		Scale:   2, // when a silent replica counts as gone is no policy
 		Slow:    true,
 		Run:     runNodeAPIOutage,
@@ -76,10 +76,6 @@ func runNodeAPIOutage(ctx context.Context, r *kit.Run) error {
 	defer r.Finally(ctx, o.putRight)
 	if err := o.before(ctx); err != nil {
 		return stage.At(stage.Good, err)
-	}
-	if r.Control == kit.Mutated {
-		defer act.Signal(c.Recovery, syscall.SIGCONT)
-		act.Signal(c.Recovery, syscall.SIGSTOP)
 	}
 	err = r.Inject(ctx, fmt.Sprintf("the %d replicas of the node API killed; the kernel has none of their processes",
 		len(c.NodeAPI)), func(context.Context) error { return o.begin() }, func(context.Context) error { return o.took() })

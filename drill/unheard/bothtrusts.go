@@ -23,8 +23,9 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// shortDwell is the dwell of trust of these drills: longer than it takes to see that a fault took.
-const shortDwell = 10 * time.Second
+// blockedDwell is the dwell of trust of this drill. It is short because an agent tries again ever more seldom: the
+// attempt with which it finds that the dwell is over comes up to 30 s later once it has tried for long enough.
+const blockedDwell = 5 * time.Second
 
 // BothTrusts is row 9: the roots for the node API and those pinned for enrolment are replaced on a host.
 func BothTrusts() kit.Drill {
@@ -32,7 +33,7 @@ func BothTrusts() kit.Drill {
 		Name: "trust-drift-blocks-recovery", Slow: true,
 		Injects: "the files of the roots by which the agent of a machine verifies the node API and enrolment are both " +
 			"replaced by ones with other roots, and the agent, whose machine serves a workspace, is killed and started " +
-			"again; trust.dwell_seconds is 10",
+			"again; trust.dwell_seconds is 5",
 		Sees: "by the API alone `agent_down`; once the dwell is over and the record on the host is brought, " +
 			"`recovery_enrollment_blocked` and operator_action_required; the workload serves; the agent asks no more than " +
 			"once in each dwell",
@@ -55,7 +56,7 @@ func runBothTrusts(ctx context.Context, r *kit.Run) error {
 		return err
 	}
 	defer r.Leave(ctx, u.held.ID)
-	back, err := dwellsShortly(ctx, r, u.held)
+	back, err := dwellsShortly(ctx, r, u.held, blockedDwell)
 	defer back()
 	if err != nil {
 		return stage.At(stage.Good, err)
@@ -114,7 +115,7 @@ func (u *unheard) asked(ctx context.Context, away time.Duration) error {
 		return err
 	}
 	was, is := u.was.GetSession().GetRecovery(), node.GetSession().GetRecovery()
-	tried, most := is.GetAttempts()-was.GetAttempts(), int64(away/shortDwell)+1
+	tried, most := is.GetAttempts()-was.GetAttempts(), int64(away/blockedDwell)+1
 	if tried < 1 || tried > most || is.GetSuccesses() != was.GetSuccesses() {
 		return fmt.Errorf("the agent tried %d times to recover within %s, %d with success", tried,
 			away.Round(time.Second), is.GetSuccesses()-was.GetSuccesses())
@@ -125,14 +126,14 @@ func (u *unheard) asked(ctx context.Context, away time.Duration) error {
 
 // dwellsShortly sets the dwell of trust and waits until the agent of a machine has kept it. The returned function sets
 // what was before, and may be called if there is an error.
-func dwellsShortly(ctx context.Context, r *kit.Run, held mesh.Held) (func(), error) {
+func dwellsShortly(ctx context.Context, r *kit.Run, held mesh.Held, dwell time.Duration) (func(), error) {
 	before, _ := r.Policy.Get(policy.TrustDwellSeconds)
 	back := func() {
 		r.Finally(ctx, func(ctx context.Context) {
 			r.Left("the policy", r.Mesh.SetPolicy(ctx, policy.TrustDwellSeconds, before))
 		})
 	}
-	seconds := int(shortDwell / time.Second)
+	seconds := int(dwell / time.Second)
 	if err := r.Mesh.SetPolicy(ctx, policy.TrustDwellSeconds, strconv.Itoa(seconds)); err != nil {
 		return back, err
 	}

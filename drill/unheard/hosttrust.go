@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/gpuaas/mesh/drill/kit"
 	"github.com/gpuaas/mesh/drill/kit/host"
 	"github.com/gpuaas/mesh/drill/kit/stage"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
+
+// shortDwell is the dwell of trust of this drill: longer than it takes to see that the fault took.
+const shortDwell = 10 * time.Second
 
 // HostTrust is row 8: the roots by which an agent verifies the node API are replaced by others on its host.
 func HostTrust() kit.Drill {
@@ -85,7 +89,7 @@ func (u *unheard) distrusts(ctx context.Context, f *roots) error {
 // are pinned for enrolment, and takes those for the node API from the answer.
 func (u *unheard) repairsItself(ctx context.Context, f *roots) error {
 	r, m := u.r, u.r.Mesh
-	back, err := dwellsShortly(ctx, r, u.held)
+	back, err := dwellsShortly(ctx, r, u.held, shortDwell)
 	defer back()
 	if err != nil {
 		return stage.At(stage.Good, err)

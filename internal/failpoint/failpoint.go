@@ -17,7 +17,7 @@ import (
 var ErrInjected = errors.New("injected failure")
 
 type action struct {
-	kind string        // kill, error, sleep
+	kind string        // kill, error, errors, sleep
 	skip int           // passes before it fires
 	wait time.Duration // of sleep
 	once bool
@@ -35,7 +35,8 @@ var armed = sync.OnceValue(func() *set {
 	return s
 })
 
-// parse reads `name=kill`, `name=kill:3` (at the third pass), `name=error`, `name=error:2`, `name=sleep:250ms`.
+// parse reads `name=kill`, `name=kill:3` (at the third pass), `name=error`, `name=error:2`, `name=errors`,
+// `name=sleep:250ms`.
 func parse(text string) map[string]*action {
 	points := map[string]*action{}
 	for part := range strings.SplitSeq(text, ",") {
@@ -49,6 +50,8 @@ func parse(text string) map[string]*action {
 		case "sleep":
 			a.wait, _ = time.ParseDuration(arg)
 			a.once = false
+		case "errors":
+			a.once = false
 		default:
 			if n, err := strconv.Atoi(arg); err == nil && n > 0 {
 				a.skip = n - 1
@@ -60,7 +63,7 @@ func parse(text string) map[string]*action {
 }
 
 // Hit passes the point called name. An armed `kill` ends the process as SIGKILL would; `sleep` stalls it; `error` makes
-// Hit return ErrInjected once.
+// Hit return ErrInjected once, `errors` at each pass.
 func Hit(name string) error { return armed().hit(name) }
 
 func (s *set) hit(name string) error {
@@ -93,7 +96,7 @@ func (s *set) hit(name string) error {
 	case "sleep":
 		time.Sleep(a.wait) //nolint:forbidigo // a stall that no context ends is what is asked for
 		return nil
-	case "error":
+	case "error", "errors":
 		return fmt.Errorf("failpoint %s: %w", name, ErrInjected)
 	default:
 		return nil

@@ -9,6 +9,19 @@ import (
 	"testing"
 )
 
+func TestAPointFailsOnceOrAtEachPass(t *testing.T) {
+	t.Parallel()
+	s := &set{points: parse("once=error,each=errors")}
+	for pass := range 3 {
+		if err := s.hit("once"); errors.Is(err, ErrInjected) != (pass == 0) {
+			t.Errorf("pass %d: %v", pass, err)
+		}
+		if err := s.hit("each"); !errors.Is(err, ErrInjected) {
+			t.Errorf("pass %d: %v", pass, err)
+		}
+	}
+}
+
 func TestAPatternArmsEachPointUntilItIsReported(t *testing.T) {
 	t.Parallel()
 	report := filepath.Join(t.TempDir(), "hits")

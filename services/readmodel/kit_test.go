@@ -284,7 +284,8 @@ func (k *kit) configure() readmodel.Config {
 		k.mount(s)(recoveryv1connect.NewAuthorityServiceHandler(m, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewHostFactsServiceHandler(m, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewDiagnosticsServiceHandler(m, s.HandlerOptions()...))
-		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy{"ca", "ingress_trust"}, s.HandlerOptions()...))
+		k.mount(s)(commonv1connect.NewHealthServiceHandler(
+			healthy{"ca", "ingress_trust", "configured_profile"}, s.HandlerOptions()...))
 	})
 	return cfg
 }

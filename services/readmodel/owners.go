@@ -75,7 +75,7 @@ func (s *Service) openOwners(ctx context.Context) error {
 		},
 		probes: []meshstatus.Probe{
 			probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom),
-			probe("recovery", rc, "ca", "ingress_trust", service.PartDatabaseRoom),
+			probe("recovery", rc, "ca", "ingress_trust", "configured_profile", service.PartDatabaseRoom),
 		},
 	}
 	return nil

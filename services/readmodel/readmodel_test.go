@@ -141,6 +141,7 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	}
 	for _, name := range []string{
 		"database", "event_log", "nodeapi", "lifecycle", "lock_store", "recovery", "ca", "ingress_trust",
+		"configured_profile",
 	} {
 		i := slices.IndexFunc(status.GetComponents(),
 			func(c *readmodelv1.ComponentStatus) bool { return c.GetName() == name })

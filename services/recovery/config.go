@@ -12,6 +12,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/drift/collect"
 )
@@ -82,6 +83,12 @@ type Config struct {
 	// RejectedFresh is how long after its last rejection by the ingress a client that claims to be a node counts as that
 	// node's. Nodeapi reports rejections that go on once a minute.
 	RejectedFresh time.Duration `yaml:"rejected_fresh"`
+	// RefusedFresh is how long it counts that an attempt to enrol had no recovery token that is good; zero: until the node
+	// has another certificate or a session.
+	RefusedFresh time.Duration `yaml:"refused_fresh"`
+	// OutageAfter is how long after the last beat of any replica of nodeapi its absence is an outage of the control plane.
+	// It is not less than what a replica may be silent.
+	OutageAfter time.Duration `yaml:"outage_after"`
 	// OptionalTaskTypes are the types of tasks, as `storage.allocate`, that agents may lack without being outdated: those
 	// that are asked of no node.
 	OptionalTaskTypes []string `yaml:"optional_task_types"`
@@ -100,6 +107,7 @@ func Default() Config {
 		ClaimLease: 10 * time.Second, MintWait: 30 * time.Second, SweepEvery: time.Minute, LaunchSecretLife: 24 * time.Hour,
 		RetiredFor: 49 * time.Hour, ForgetAfter: 24 * time.Hour, HostRecordFresh: 24 * time.Hour,
 		AddressesFresh: collect.AddressesFresh, RejectedFresh: collect.RejectedFresh, PreflightConfirm: time.Second,
+		OutageAfter: replicas.SilentAfter,
 	}
 }
 
@@ -153,6 +161,13 @@ func (c Config) Validate() error {
 		if limit.value <= 0 {
 			errs = append(errs, fmt.Errorf("%s is not above zero", limit.key))
 		}
+	}
+	if c.RefusedFresh < 0 {
+		errs = append(errs, errors.New("refused_fresh is below zero"))
+	}
+	if c.OutageAfter < replicas.SilentAfter {
+		errs = append(errs, fmt.Errorf("outage_after is below %s, for which a replica of nodeapi may be silent",
+			replicas.SilentAfter))
 	}
 	_, err := c.optionalTypes()
 	return errors.Join(append(errs, err)...)

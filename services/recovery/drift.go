@@ -32,9 +32,11 @@ func (s *Service) addDrift(context.Context) error {
 		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Roots: s.signer.Roots,
 		Probes: lifecyclev1connect.NewProbeServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Evidence: collect.Settings{
-			AddressesFresh: s.cfg.AddressesFresh, RejectedFresh: s.cfg.RejectedFresh, OptionalTypes: optional,
+			AddressesFresh: s.cfg.AddressesFresh, RejectedFresh: s.cfg.RejectedFresh, RefusedFresh: s.cfg.RefusedFresh,
+			OptionalTypes: optional,
 		},
-		Asked: asker.Nudge,
+		OutageAfter: s.cfg.OutageAfter,
+		Asked:       asker.Nudge,
 	})
 	if err != nil {
 		return err

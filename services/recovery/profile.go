@@ -21,6 +21,9 @@ import (
 // profileEvery is the least time between two checks whether the file of certificate authorities has changed.
 const profileEvery = 2 * time.Second
 
+// profileRetry is the longest time between two attempts to take a content that is not verified.
+const profileRetry = time.Minute
+
 // configureEvery is how often a replica that starts tries to reach a database that does not answer.
 const configureEvery = 250 * time.Millisecond
 
@@ -126,55 +129,81 @@ func (s *Service) openProfiles(ctx context.Context) error {
 		return err
 	}
 	b.Health.Watch("configured_profile", s.profiles.Configured)
-	if err := s.configureProfile(ctx, file); err != nil {
+	taken, err := s.configureProfile(ctx, file)
+	if err != nil {
 		return err
 	}
 	b.Add(
 		app.Task{Name: "profiles", Run: s.profiles.Run},
-		app.Task{Name: "configured-profile", Run: func(ctx context.Context) error { return s.followProfile(ctx, file) }},
+		app.Task{Name: "configured-profile", Run: func(ctx context.Context) error {
+			return s.followProfile(ctx, file, taken)
+		}},
 	)
 	return nil
 }
 
-// configureProfile takes the configured profile among the profiles. It tries again while the database does not answer,
-// and leaves a changed one to followProfile if its endpoints are not verified, as while the mesh starts.
-func (s *Service) configureProfile(ctx context.Context, file *profileFile) error {
+// configureProfile takes the configured profile among the profiles, and returns the fingerprint of what was taken. It
+// tries again while the database does not answer, and leaves a changed one to followProfile if its endpoints are not
+// verified, as while the mesh starts: the fingerprint is empty then.
+func (s *Service) configureProfile(ctx context.Context, file *profileFile) (string, error) {
 	for {
-		err := s.profiles.Configure(ctx, file.current())
+		now := file.current()
+		taken, err := now.GetFingerprint(), s.profiles.Configure(ctx, now)
 		if fault.Has(err, commonv1.Reason_REASON_PROFILE_UNVERIFIED) {
-			err = s.profiles.Refresh(ctx)
+			taken, err = "", s.profiles.Refresh(ctx)
 		}
 		if err == nil || !pg.IsConnError(err) {
-			return err
+			return taken, err
 		}
 		s.base.Logger.WarnContext(ctx, "the configured profile is not taken at the start", obs.Err(err))
 		if !app.Sleep(ctx, configureEvery) {
-			return fmt.Errorf("take the configured profile: %w", errors.Join(err, context.Cause(ctx)))
+			return "", fmt.Errorf("take the configured profile: %w", errors.Join(err, context.Cause(ctx)))
 		}
 	}
 }
 
 // followProfile takes what the configured profile has become among the profiles, until ctx ends. A content that could
-// not be taken, or was not verified, is tried again at the next check.
-func (s *Service) followProfile(ctx context.Context, file *profileFile) error {
-	taken := ""
-	if s.profiles.Configured(ctx) == nil {
-		taken = file.current().GetFingerprint()
-	}
+// not be taken is tried again at the next check, one that was not verified ever more seldom.
+func (s *Service) followProfile(ctx context.Context, file *profileFile, taken string) error {
+	var again retry
 	return app.Every(ctx, s.base.Logger, "configured-profile", profileEvery, func(ctx context.Context) error {
 		now := file.current()
-		if now.GetFingerprint() == taken {
+		content := now.GetFingerprint()
+		if content == taken || !again.due(content, time.Now()) {
 			return nil
 		}
 		taken = ""
 		err := s.profiles.Configure(ctx, now)
 		switch {
 		case fault.Has(err, commonv1.Reason_REASON_PROFILE_UNVERIFIED):
+			again.failed(content, time.Now())
 			return nil // it is logged, and shows in the health
 		case err != nil:
 			return err
 		}
-		taken = now.GetFingerprint()
+		taken, again = content, retry{}
 		return nil
 	})
+}
+
+// retry is when a content that was not verified is tried again: at the next check, then after twice as long each time,
+// at most after profileRetry. Another content is tried at once.
+type retry struct {
+	content string
+	pause   time.Duration
+	at      time.Time
+}
+
+// due reports whether a content is to be tried.
+func (r *retry) due(content string, now time.Time) bool {
+	return content != r.content || !now.Before(r.at)
+}
+
+// failed notes that a content was not verified.
+func (r *retry) failed(content string, now time.Time) {
+	if content != r.content {
+		*r = retry{content: content}
+	}
+	r.pause = min(max(2*r.pause, profileEvery/2), profileRetry)
+	r.at = now.Add(r.pause)
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/recoverykey"
+	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/rpc/assertion"
 	"github.com/gpuaas/mesh/internal/rpc/calls"
@@ -546,6 +547,25 @@ func TestOptionalTypesOfTasksExist(t *testing.T) {
 		cfg.OptionalTaskTypes = []string{name}
 		if err := cfg.Validate(); strings.Contains(err.Error(), "optional_task_types") != refused {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestSettingsOfEvidenceAreBounded: an outage cannot begin while a replica may be silent, and nothing counts for less
+// than no time.
+func TestSettingsOfEvidenceAreBounded(t *testing.T) {
+	for key, wrong := range map[string]func(*recovery.Config){
+		"outage_after":   func(c *recovery.Config) { c.OutageAfter = replicas.SilentAfter - time.Second },
+		"refused_fresh":  func(c *recovery.Config) { c.RefusedFresh = -time.Second },
+		"rejected_fresh": func(c *recovery.Config) { c.RejectedFresh = 0 },
+	} {
+		cfg := recovery.Default()
+		if err := cfg.Validate(); strings.Contains(err.Error(), key) {
+			t.Errorf("the default: %v", err)
+		}
+		wrong(&cfg)
+		if err := cfg.Validate(); !strings.Contains(err.Error(), key) {
+			t.Errorf("%s: %v", key, err)
 		}
 	}
 }

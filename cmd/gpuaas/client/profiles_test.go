@@ -22,8 +22,15 @@ func TestProfiles(t *testing.T) {
 		DefaultName: true,
 	}
 	always(f, "ListProfiles", &readmodelv1.ListProfilesResponse{Items: []*recoveryv1.ProfileVersion{version}})
+	always(f, "GetStatus", &readmodelv1.GetStatusResponse{Components: []*readmodelv1.ComponentStatus{{
+		Name: "configured_profile", State: commonv1.PartState_PART_STATE_DOWN, Detail: "site is not taken: api_url",
+		Reason: "profile_unverified", NextAction: "correct the file",
+	}}})
 	got := call(t, "profiles", "list").wants(t, 0)
-	for _, want := range []string{"site (default)", "announced", "agents.example.org:8443", "3"} {
+	for _, want := range []string{
+		"site (default)", "announced", "agents.example.org:8443", "3",
+		"site is not taken: api_url", "profile_unverified", "correct the file",
+	} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}

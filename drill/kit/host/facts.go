@@ -26,7 +26,7 @@ const (
 // factFiles are the files of a host from which an agent reads facts.
 var factFiles = []string{
 	"etc/machine-id", "etc/os-release", FactKernel, FactBootID, "proc/sys/kernel/hostname", "proc/meminfo",
-	"proc/self/mounts", factDriver, FactAddresses,
+	"proc/self/mounts", factDriver, FactAddresses, "proc/net/if_inet6",
 }
 
 // FactsRoot fills a directory with copies of the files from which an agent reads this host's facts, and returns the

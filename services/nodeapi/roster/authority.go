@@ -6,6 +6,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
@@ -21,7 +22,9 @@ func (r *Roster) OnAuthority(n *recoveryv1.NodeAuthority) {
 
 func (r *Roster) applyAuthority(s *Session, n *recoveryv1.NodeAuthority) {
 	if d := stateDenial(n); d != nil {
-		s.Close(d)
+		if failpoint.Hit("nodeapi.decision.before_close") == nil {
+			s.Close(d)
+		}
 		return
 	}
 	gen := s.Generation()

@@ -49,10 +49,10 @@ type Book struct {
 	reading  sync.Mutex
 	refusals prometheus.Counter
 
-	mu         sync.Mutex
-	page       *page  // replaced, never changed; nil until it was read
-	unverified string // fingerprint of the configured content that is not taken; empty: it is
-	failure    error  // why
+	mu      sync.Mutex
+	page    *page  // replaced, never changed; nil until it was read
+	failed  string // fingerprint of the configured content that is not taken; empty: it is
+	failure error  // why
 }
 
 // page is what one reading found.

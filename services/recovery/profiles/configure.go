@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -24,13 +25,12 @@ func (b *Book) Configure(ctx context.Context, p *commonv1.Profile) error {
 		return fmt.Errorf("read the configured profile: %w", err)
 	}
 	if said == p.GetFingerprint() {
-		b.verified(ctx, nil, p)
+		b.taken()
 		return b.Refresh(ctx)
 	}
 	if said != "" {
-		err := b.verifyContent(ctx, p)
-		b.verified(ctx, err, p)
-		if err != nil {
+		if err := b.verifyContent(ctx, p); err != nil {
+			b.unverified(ctx, err, p)
 			return err
 		}
 	}
@@ -61,6 +61,7 @@ func (b *Book) Configure(ctx context.Context, p *commonv1.Profile) error {
 	if err != nil {
 		return fmt.Errorf("take the configured profile: %w", err)
 	}
+	b.taken()
 	if len(done.changed) > 0 {
 		b.deps.Logger.InfoContext(ctx, "the profile that agents are told has changed",
 			slog.String("profile", p.GetName()), slog.String("fingerprint", p.GetFingerprint()))
@@ -75,29 +76,46 @@ func (b *Book) verifyContent(ctx context.Context, p *commonv1.Profile) error {
 		CaBundlePem: p.GetCaBundlePem(), RecoveryCaBundlePem: p.GetRecoveryCaBundlePem(),
 	})
 	if err != nil {
-		return fault.New(commonv1.Reason_REASON_PROFILE_UNVERIFIED, "", fault.Cause(err))
+		options := []fault.Option{fault.Cause(err)}
+		if f, ok := fault.As(err); ok {
+			options = append(options, fault.Unmet(f.Unmet...))
+		}
+		return fault.New(commonv1.Reason_REASON_PROFILE_UNVERIFIED, "", options...)
 	}
 	return b.verify(ctx, endpoints)
 }
 
-// verified keeps whether the configured content was verified. A content that was not is logged once.
-func (b *Book) verified(ctx context.Context, failure error, p *commonv1.Profile) {
+// unverified keeps why the configured content is not taken. A content is logged once.
+func (b *Book) unverified(ctx context.Context, failure error, p *commonv1.Profile) {
+	b.refusals.Inc()
 	b.mu.Lock()
-	known := b.unverified == p.GetFingerprint()
-	b.unverified, b.failure = "", failure
-	if failure != nil {
-		b.unverified = p.GetFingerprint()
-	}
+	known := b.failed == p.GetFingerprint()
+	b.failed, b.failure = p.GetFingerprint(), explained(failure, p)
 	b.mu.Unlock()
-	if failure == nil {
+	if known {
 		return
 	}
-	b.refusals.Inc()
-	if !known {
-		b.deps.Logger.ErrorContext(ctx, "the configured profile is not taken, since its own trust does not verify its "+
-			"endpoints; the former one goes on", slog.String("profile", p.GetName()),
-			slog.String("fingerprint", p.GetFingerprint()), obs.Err(failure))
+	b.deps.Logger.ErrorContext(ctx, "the configured profile is not taken, since its own trust does not verify its "+
+		"endpoints; the former one goes on", slog.String("profile", p.GetName()),
+		slog.String("fingerprint", p.GetFingerprint()), obs.Err(failure))
+}
+
+// taken keeps that the configured content has become a version.
+func (b *Book) taken() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failed, b.failure = "", nil
+}
+
+// explained returns the failure as operators are shown it: its text names the profile and each endpoint.
+func explained(failure error, p *commonv1.Profile) error {
+	detail := "profile " + p.GetName() + " is not taken"
+	if f, ok := fault.As(failure); ok && len(f.Unmet) > 0 {
+		detail += ": " + strings.Join(f.Unmet, "; ")
 	}
+	return fault.New(commonv1.Reason_REASON_PROFILE_UNVERIFIED, detail, fault.Cause(failure), fault.Remedy("correct "+
+		"`profile` of recovery's configuration, or the file that its ca_file names, or start what is not reached: it is "+
+		"taken by itself within about a minute then, and the former version goes on meanwhile"))
 }
 
 // Configured returns fault profile_unverified while the content that this replica is configured with is not taken,

@@ -333,6 +333,15 @@ func TestAConfiguredProfileWithForeignTrust(t *testing.T) {
 			wants(t, s.book.Configure(s.ctx, wrong), commonv1.Reason_REASON_PROFILE_UNVERIFIED)
 		}
 		wants(t, s.book.Configured(s.ctx), commonv1.Reason_REASON_PROFILE_UNVERIFIED)
+		f, _ := fault.As(s.book.Configured(s.ctx))
+		for _, want := range []string{wrong.GetName(), s.api, "does not verify it"} {
+			if !strings.Contains(f.Public, want) {
+				t.Errorf("the health does not name %s: %s", want, f.Public)
+			}
+		}
+		if !strings.Contains(f.Remedy, "configuration") {
+			t.Errorf("the next action is %q", f.Remedy)
+		}
 	}
 	refused()
 	if diff := cmp.Diff(map[int64]string{1: "active"}, s.phases()); diff != "" || s.events() != before ||
@@ -344,6 +353,11 @@ func TestAConfiguredProfileWithForeignTrust(t *testing.T) {
 	}
 	refused()
 	good := s.configured(roots)
+	s.exec(`ALTER TABLE recovery.profile ADD CONSTRAINT refuse CHECK (false) NOT VALID`)
+	if err := s.book.Configure(s.ctx, good); err == nil || s.book.Configured(s.ctx) == nil {
+		t.Errorf("verified and not written: %v, %v", err, s.book.Configured(s.ctx))
+	}
+	s.exec(`ALTER TABLE recovery.profile DROP CONSTRAINT refuse`)
 	if err := s.book.Configure(s.ctx, good); err != nil || s.book.Configured(s.ctx) != nil {
 		t.Fatalf("with trust of its own: %v, %v", err, s.book.Configured(s.ctx))
 	}

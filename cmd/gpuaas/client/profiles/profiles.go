@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -62,7 +63,8 @@ func listCommand(p *kit.Program) *cobra.Command {
 			"nodes of the profile; the active one is given to nodes as they enrol; a retiring one is not given any more, and\n" +
 			"nodes that have it are well; a node that reports a retired one, or one that is not known, has the reason\n" +
 			"endpoint_profile_drift. NODES counts the nodes whose newest session reported the version: it is their word.\n" +
-			"Trust bundles are left out: `gpuaas profiles show NAME VERSION` has them.",
+			"Trust bundles are left out: `gpuaas profiles show NAME VERSION` has them. Below the table stands why the\n" +
+			"profile of recovery's configuration is not taken, if it is not; as JSON, `gpuaas status` has that.",
 		Example: "  gpuaas profiles list\n  gpuaas profiles list -o json --jq '.items[] | select(.phase == \"active\")'",
 		Args:    kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
@@ -70,11 +72,39 @@ func listCommand(p *kit.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return output.List(s.Printer, View, answer.GetItems(), "")
+			if err := output.List(s.Printer, View, answer.GetItems(), ""); err != nil || s.Structured() ||
+				s.Format == output.FormatName {
+				return err
+			}
+			return notTaken(ctx, s)
 		}),
 	}
 	cmd.Flags().StringVar(&req.Name, "name", "", "only the versions of this profile")
 	return cmd
+}
+
+// configured is the part of `gpuaas status` that has whether recovery has taken the profile of its configuration.
+const configured = "configured_profile"
+
+// notTaken prints why the profile of recovery's configuration is not taken, if it is not.
+func notTaken(ctx context.Context, s *kit.Session) error {
+	status, err := s.Query.GetStatus(ctx, &readmodelv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(status.GetComponents(), func(c *readmodelv1.ComponentStatus) bool {
+		return c.GetName() == configured && c.GetState() == commonv1.PartState_PART_STATE_DOWN
+	})
+	if i < 0 {
+		return nil
+	}
+	if err := s.Section("NAME", "VALUE"); err != nil {
+		return err
+	}
+	part := status.GetComponents()[i]
+	return s.Pairs([][2]string{
+		{"NOT TAKEN", part.GetDetail()}, {"REASON", part.GetReason()}, {"NEXT ACTION", part.GetNextAction()},
+	})
 }
 
 func showCommand(p *kit.Program) *cobra.Command {

@@ -43,8 +43,10 @@ func (n *Node) attempted(a *recoveryv1.EnrollmentAttempted, at time.Time, correl
 	case commonv1.Reason_REASON_TOKEN_EXPIRED, commonv1.Reason_REASON_TOKEN_CONSUMED,
 		commonv1.Reason_REASON_TOKEN_INVALID:
 		e.Reason = commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING
+		e.FreshUntil = n.settings.refusedUntil(at)
 	case commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING:
 		e.Reason = commonv1.DriftReason_DRIFT_REASON_RECOVERY_TOKEN_MISSING
+		e.FreshUntil = n.settings.refusedUntil(at)
 		e.Detail = "the host says that it has no recovery token to send"
 		if a.GetKeyLost() {
 			e.Detail = "the host says that it has lost its recovery key, without which its recovery token proves nothing"

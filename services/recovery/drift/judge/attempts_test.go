@@ -121,6 +121,29 @@ func TestARefusedRecoveryTokenIsMissing(t *testing.T) {
 	k.wantReasons(n.id(), tokenMissing, unspecified, tokenMissing, unspecified)
 }
 
+// TestARefusedRecoveryTokenCountsForAsLongAsIsSet: five seconds in place of until the node is back. A copy is not
+// forgotten.
+func TestARefusedRecoveryTokenCountsForAsLongAsIsSet(t *testing.T) {
+	k := newKit(t)
+	k.evidence.RefusedFresh = 5 * time.Second
+	k.judge = k.another()
+	n, copied := k.up(), k.up()
+	k.lose(n)
+	k.lose(copied)
+	k.listen(time.Second)
+	k.attempt(n, "recovery", commonv1.Reason_REASON_TOKEN_CONSUMED)
+	k.attempt(copied, "recovery", commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED)
+	k.round()
+	k.wantReasons(n.id(), tokenMissing)
+	k.listen(6 * time.Second)
+	k.put()
+	k.round()
+	if v := k.last(n); v.GetEnded().GetReason() != tokenMissing {
+		t.Errorf("verdict %v", v)
+	}
+	k.wantReasons(copied.id(), cloned)
+}
+
 // TestAHostThatHasLostItsTokenDoesNotRecover: recovery's own records have a token that it would accept, and the host
 // says, with proof, that it has none to send. What is not proven changes no verdict.
 func TestAHostThatHasLostItsTokenDoesNotRecover(t *testing.T) {

@@ -24,7 +24,7 @@ func (s *seen) evidence() []*collect.Kept {
 	beats := drift.Evidence{
 		Part: commonv1.DriftPart_DRIFT_PART_CONTROL_PLANE, Source: drift.FromReplicas, ObservedAt: s.Now,
 	}
-	if !s.Lives && s.BeatAt != nil {
+	if !s.Lives && s.BeatAt != nil && s.Now.Sub(*s.BeatAt) >= s.outageAfter {
 		beats.Reason, beats.ObservedAt = commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE, *s.BeatAt
 		beats.Detail = "no replica of nodeapi beats"
 	}

@@ -50,6 +50,9 @@ type Deps struct {
 	Probes lifecyclev1connect.ProbeServiceClient
 	// Evidence is what is configured of how events are kept as evidence.
 	Evidence collect.Settings
+	// OutageAfter is how long after the last beat of any replica of nodeapi its absence is an outage of the control plane;
+	// zero: as soon as all replicas count as gone.
+	OutageAfter time.Duration
 	// Asked is called after the commit of requests for records of hosts (package ask); nil: it is not.
 	Asked func()
 }
@@ -182,6 +185,7 @@ func (j *Judge) round(ctx context.Context, tx pgx.Tx, out *Round) error {
 	if err != nil {
 		return err
 	}
+	s.outageAfter = j.deps.OutageAfter
 	rule := s.rule(j.deps.Policy.Current().HeartbeatStaleAfter())
 	changed, err := judgeEveryNode(ctx, tx, &s, j.deps.Policy.Current())
 	if err != nil {

@@ -245,6 +245,36 @@ func TestNoNodeIsJudgedWhileNoReplicaListens(t *testing.T) {
 	}
 }
 
+// TestTheNextRoundIsWhenAnOutageBegins: a round is due as soon as all replicas count as gone, and not up to five
+// seconds later.
+func TestTheNextRoundIsWhenAnOutageBegins(t *testing.T) {
+	k := newKit(t)
+	k.up()
+	k.round()
+	k.pass(beats.SilentAfter - time.Second)
+	out, err := k.judge.RunOnce(k.ctx)
+	k.must(err)
+	if out.Next > 1100*time.Millisecond {
+		t.Errorf("the next round is due in %s, and the outage begins in a second", out.Next)
+	}
+}
+
+// TestAnOutageBeginsWhenItIsSet: thirty seconds after the last beat in place of as soon as all replicas count as gone.
+func TestAnOutageBeginsWhenItIsSet(t *testing.T) {
+	k := newKit(t)
+	k.outageAfter = 30 * time.Second
+	k.judge = k.another()
+	k.up()
+	k.round()
+	k.pass(29 * time.Second)
+	if changed := k.round(); changed != 0 {
+		t.Fatal("an outage before its time")
+	}
+	k.pass(2 * time.Second)
+	k.round()
+	k.wantReasons(theFleet, outage)
+}
+
 // nodes returns, as text, the rows of nodes and their places in the table.
 func (k *kit) nodes() string {
 	k.t.Helper()

@@ -56,7 +56,8 @@ type kit struct {
 	lifecycle *fakeLifecycle
 	policy    policy.Set
 
-	evidence collect.Settings // of the judges
+	evidence    collect.Settings // of the judges
+	outageAfter time.Duration    // of the judges; zero: the default
 }
 
 func newKit(t *testing.T) *kit {
@@ -86,7 +87,7 @@ func (k *kit) another() *judge.Judge {
 	judge, err := judge.New(judge.Deps{
 		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleRecovery), Policy: policy.Fixed{Set: k.policy},
 		Roots:  func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{k.root}, nil },
-		Probes: k.lifecycle, Evidence: k.evidence,
+		Probes: k.lifecycle, Evidence: k.evidence, OutageAfter: k.outageAfter,
 	})
 	k.must(err)
 	judge.ReadRoots(k.ctx)

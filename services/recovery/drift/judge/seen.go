@@ -47,6 +47,8 @@ type seen struct {
 	// The replicas that serve nodes and beat no more, and their last beats.
 	Lost   []string    `db:"lost"`
 	LostAt []time.Time `db:"lost_at"`
+
+	outageAfter time.Duration // see Deps.OutageAfter
 }
 
 // seenNow reads a few rows, however many nodes there are: replicas that serve nodes are found one by one in the index.
@@ -141,6 +143,9 @@ func (s *seen) nextAt(r silence.Rule) time.Time {
 	}
 	if s.Probe != nil {
 		earlier(*s.Probe)
+	}
+	if s.BeatAt != nil { // without another beat an outage begins then
+		earlier(s.BeatAt.Add(max(s.outageAfter, beats.SilentAfter)))
 	}
 	heard := s.LostAt
 	if s.Silent != nil {
