@@ -42,7 +42,7 @@ func LeftOut(d protoreflect.MessageDescriptor) []string {
 
 // Paced counts the rounds of a sequencer until ctx ends.
 func Paced(ctx context.Context, wake *Signal) int {
-	cfg := SequencerConfig{}.withDefaults()
+	cfg := sequencerDefaults
 	for n := 1; ; n++ {
 		woken, urged := wake.C(), wake.urgent()
 		if !cfg.rest(ctx, time.Now(), cfg.Poll, woken, urged) {
