@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/project/rowbody"
 )
 
 // Tables in which an earlier row determines the value of a later one, or which rows are deleted with it, so that rows
@@ -26,7 +27,9 @@ const (
 // applyAll applies events together. The result is as if each had been applied by itself, but of the rows of one key
 // only the last is written, and a table's rows in one statement.
 func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Record) error {
-	b := batch{applier: a, rows: map[string]map[string]row{}, counts: map[any]int{}, observed: observed{last: map[any]int{}}}
+	b := batch{
+		applier: a, rows: map[string]map[string]row{}, counts: map[any]int{}, observed: observed{last: map[any]int{}},
+	}
 	for _, r := range records {
 		read := rowsOf[r.Kind]
 		if read == nil {
@@ -151,8 +154,8 @@ func valuesByColumn(rows []row) ([]any, error) {
 		values := make([]any, len(rows))
 		for n, w := range rows {
 			values[n] = w.values[i]
-			if body, ok := values[n].(*content); ok {
-				encoded, err := body.encode()
+			if body, ok := values[n].(*rowbody.Content); ok {
+				encoded, err := body.Encode()
 				if err != nil {
 					return nil, err
 				}
