@@ -201,11 +201,12 @@ func (p *Preflight) look(ctx context.Context, out *Round) (preflightRow, []repli
 	var row preflightRow
 	var list []replicas.Trusting
 	var now time.Time
+	var rotations events.Reading
 	err := pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		rotations = p.rotations
 		var since *float64
 		if !p.checkedAt.IsZero() {
-			seconds := time.Since(p.checkedAt).Seconds()
-			since = &seconds
+			since = new(time.Since(p.checkedAt).Seconds())
 		}
 		var err error
 		if out.Held, err = pg.Value[bool](ctx, tx, holdLease, p.deps.Replica, p.cfg.Lease.Seconds(), since,
@@ -218,10 +219,17 @@ func (p *Preflight) look(ctx context.Context, out *Round) (preflightRow, []repli
 		if now, err = pg.Value[time.Time](ctx, tx, readClock); err != nil {
 			return fmt.Errorf("read clock: %w", err)
 		}
-		list, err = replicas.ReadTrust(ctx, tx)
+		if list, err = replicas.ReadTrust(ctx, tx); err != nil || !p.rotations.Due(0) {
+			return err
+		}
+		reading := p.deps.Numbered.Reading() // an open rotation is left to Rotate, which costs a transaction of its own
+		if _, err = pg.One[rotationRow](ctx, tx, readOpenRotation); pg.IsNoRows(err) {
+			rotations, err = reading, nil
+		}
 		return err
 	})
 	if err == nil {
+		p.rotations = rotations
 		p.seen.Store(&row)
 		p.begun = true
 	}
