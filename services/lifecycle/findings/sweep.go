@@ -162,7 +162,7 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 	return s, nil
 }
 
-// together returns a check of our own rows that reads in one transaction, of which each statement sees what is committed
+// together returns a check of our own rows that reads in one transaction, of which each statement sees what is there
 // by then: a check at rest costs one commit.
 func (s *Sweeper) together(run func(*detect.Detectors, context.Context) ([]finding.Seen, error),
 ) func(ctx context.Context) ([]finding.Seen, error) {

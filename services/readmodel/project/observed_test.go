@@ -79,7 +79,7 @@ func observation(workspaceID, nodeID string, version int64) events.Event {
 func TestObservationsThatWaitTogether(t *testing.T) {
 	testkit.IO(t)
 	const workspaces, nodes, steps = 3, 12, 240
-	draw := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // each run draws the same
+	draw := rand.New(rand.NewPCG(1, 2)) // each run draws the same
 	var node [nodes]string
 	for n := range node {
 		node[n] = ids.New()
