@@ -61,13 +61,6 @@ var defaults = Options{
 	Nodes: 1000, Workspaces: 10000, Calls: 20, Logger: slog.New(slog.DiscardHandler), Out: io.Discard,
 }
 
-func (o Options) withDefaults() Options {
-	if o.Instances {
-		o.Nodes = o.Workspaces
-	}
-	return config.Or(o, defaults)
-}
-
 // bytesOf returns the bytes of a workspace in the database, with and without its history, each with room for the log of
 // the load.
 func bytesOf(history bool) uint64 {
@@ -121,7 +114,10 @@ func ofPages(m *measured, smallest plans.Size, times float64) (float64, float64)
 
 // Run runs the bench.
 func Run(ctx context.Context, o Options) (bench.Result, error) {
-	o = o.withDefaults()
+	o = config.Or(o, defaults)
+	if o.Instances {
+		o.Nodes = o.Workspaces
+	}
 	if o.HistoryDays < 0 {
 		return bench.Result{}, errors.New("the days of a history are no negative number")
 	}

@@ -261,7 +261,7 @@ func appendCounted(ctx context.Context, tx pgx.Tx, p *commonv1.AuditEntry, count
 func (l *Log) window() time.Duration { return l.deps.Policy.Current().AuditDedupeWindow() }
 
 // summariseIn is how many rounds of Run pass from one scan of the windows of all replicas to the next.
-const summariseIn = 3
+const summariseIn = 6
 
 // Run writes what was counted to the database, and the summaries that are due, until ctx ends.
 func (l *Log) Run(ctx context.Context) error {

@@ -29,7 +29,7 @@ func Stored(e Event) ([]byte, string, error) {
 
 // Paced counts the rounds of a sequencer until ctx ends.
 func Paced(ctx context.Context, wake *Signal) int {
-	cfg := SequencerConfig{}.withDefaults()
+	cfg := sequencerDefaults
 	for n := 1; ; n++ {
 		woken, urged := wake.C(), wake.urgent()
 		if !cfg.waitForWork(ctx, time.Now(), cfg.Poll, woken, urged) {

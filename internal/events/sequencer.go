@@ -54,13 +54,9 @@ type SequencerConfig struct {
 	NotifyInterval time.Duration
 }
 
-func (c SequencerConfig) withDefaults() SequencerConfig {
-	c = config.Or(c, SequencerConfig{
-		Batch: 1000, Poll: time.Second, MinInterval: 10 * time.Millisecond, Linger: 40 * time.Millisecond,
-		NotifyInterval: 10 * time.Millisecond,
-	})
-	c.Linger = max(c.Linger, c.MinInterval)
-	return c
+var sequencerDefaults = SequencerConfig{
+	Batch: 1000, Poll: time.Second, MinInterval: 10 * time.Millisecond, Linger: 40 * time.Millisecond,
+	NotifyInterval: 10 * time.Millisecond,
 }
 
 // SequencerResult is the result of one round.
@@ -85,7 +81,8 @@ func NewSequencer(deps SequencerDeps, cfg SequencerConfig) (*Sequencer, error) {
 	if deps.Pool == nil || deps.Logger == nil {
 		return nil, errors.New("sequencer needs a pool and a logger")
 	}
-	cfg = cfg.withDefaults()
+	cfg = config.Or(cfg, sequencerDefaults)
+	cfg.Linger = max(cfg.Linger, cfg.MinInterval)
 	return &Sequencer{deps: deps, cfg: cfg, number: number.For(cfg.Batch)}, nil
 }
 

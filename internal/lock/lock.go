@@ -75,12 +75,8 @@ type Config struct {
 	MaxCooldown time.Duration `yaml:"max_cooldown"` // the longest pause
 }
 
-func (c Config) withDefaults() Config {
-	c = config.Or(c, Config{TTL: DefaultTTL, Budget: DefaultBudget, Cooldown: DefaultCooldown})
-	if c.MaxCooldown < c.Cooldown {
-		c.MaxCooldown = max(DefaultMaxCooldown, c.Cooldown)
-	}
-	return c
+var defaults = Config{
+	TTL: DefaultTTL, Budget: DefaultBudget, Cooldown: DefaultCooldown, MaxCooldown: DefaultMaxCooldown,
 }
 
 // Deps is what a Lock needs. Client may be nil: Acquire then always returns Unknown. Metrics may be nil.
@@ -101,18 +97,18 @@ type Lock struct {
 // Dial returns a client for a redis:// or rediss:// address, set up so that no call outlives the budget: no retries,
 // short dials. It connects lazily. Dial turns off the driver's own log on stderr for the whole process: the Lock logs
 // what an operator needs.
-func Dial(url string, config Config) (*redis.Client, error) {
+func Dial(url string, cfg Config) (*redis.Client, error) {
 	opts, err := redis.ParseURL(url)
 	if err != nil {
 		return nil, errors.New("lock store: the address is not a redis:// URL") // the error would carry the password
 	}
-	config = config.withDefaults()
+	cfg = config.Or(cfg, defaults)
 	opts.MaxRetries = -1
 	opts.DialerRetries = 1
-	opts.DialTimeout = config.Budget
-	opts.ReadTimeout = config.Budget
-	opts.WriteTimeout = config.Budget
-	opts.PoolTimeout = config.Budget
+	opts.DialTimeout = cfg.Budget
+	opts.ReadTimeout = cfg.Budget
+	opts.WriteTimeout = cfg.Budget
+	opts.PoolTimeout = cfg.Budget
 	opts.ContextTimeoutEnabled = true
 	opts.PoolSize = 16
 	opts.DisableIdentity = true
@@ -126,14 +122,15 @@ type silent struct{}
 func (silent) Printf(context.Context, string, ...any) {}
 
 // New returns a Lock. It never dials.
-func New(deps Deps, config Config) (*Lock, error) {
+func New(deps Deps, cfg Config) (*Lock, error) {
 	if deps.Logger == nil {
 		return nil, errors.New("lock: a logger is needed")
 	}
-	config = config.withDefaults()
+	cfg = config.Or(cfg, defaults)
+	cfg.MaxCooldown = max(cfg.MaxCooldown, cfg.Cooldown)
 	l := &Lock{
-		client: deps.Client, config: config,
-		breaker: &breaker{logger: deps.Logger, least: config.Cooldown, most: config.MaxCooldown},
+		client: deps.Client, config: cfg,
+		breaker: &breaker{logger: deps.Logger, least: cfg.Cooldown, most: cfg.MaxCooldown},
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "lock_answers_total", Help: "Answers of the lock store by operation and outcome; unknown ones went " +
 				"straight to Postgres.",

@@ -8,7 +8,6 @@ import (
 	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/uid"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/internal/config"
 )
 
 // DefaultGrace is the time between TERM and KILL.
@@ -40,15 +39,9 @@ type Config struct {
 	GPUs []*commonv1.Gpu
 }
 
-func (c Config) withDefaults() Config {
-	c = config.Or(c, Config{
-		Executable: selfExecutable, MaxPIDs: 4096, LogBytes: 8 << 20, BackoffMin: time.Second, StartWait: time.Minute,
-		CheckEvery: time.Second, CalmAfter: calmAfter, NoRoot: os.Getuid() != 0,
-	})
-	if c.BackoffMax < c.BackoffMin {
-		c.BackoffMax = max(time.Minute, c.BackoffMin)
-	}
-	return c
+var defaults = Config{
+	Executable: selfExecutable, MaxPIDs: 4096, LogBytes: 8 << 20, BackoffMin: time.Second, BackoffMax: time.Minute,
+	StartWait: time.Minute, CheckEvery: time.Second, CalmAfter: calmAfter, NoRoot: os.Getuid() != 0,
 }
 
 // Deps are what a Runtime needs.

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/agent/runtime/jsonfile"
 	"github.com/gpuaas/mesh/agent/runtime/output"
 	"github.com/gpuaas/mesh/agent/runtime/procfs"
+	"github.com/gpuaas/mesh/internal/config"
 )
 
 // SetCrashLoopRestarts sets how many restarts in a row make a crash loop.
@@ -59,7 +60,8 @@ type workload struct {
 
 // New reads the workloads that earlier agents left. It starts none; Run does.
 func New(deps Deps, cfg Config) (*Runtime, error) {
-	cfg = cfg.withDefaults()
+	cfg = config.Or(cfg, defaults)
+	cfg.BackoffMax = max(cfg.BackoffMax, cfg.BackoffMin)
 	if deps.Logger == nil || deps.UIDs == nil || cfg.StateDir == "" || cfg.WorkDir == "" {
 		return nil, errors.New("make process runtime: logger, uid table, state or work directory is missing")
 	}

@@ -1,7 +1,6 @@
 package ca
 
 import (
-	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -16,12 +15,13 @@ import (
 
 	"github.com/smallstep/certificates/api"
 	"github.com/smallstep/certificates/authority"
-	"github.com/smallstep/certificates/authority/config"
+	authorityconfig "github.com/smallstep/certificates/authority/config"
 	"github.com/smallstep/certificates/authority/provisioner"
 	"github.com/smallstep/certificates/db"
 	"go.step.sm/crypto/jose"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -50,10 +50,7 @@ type Config struct {
 	Follows bool
 }
 
-func (c Config) withDefaults() Config {
-	c.MinTTL, c.MaxTTL = cmp.Or(c.MinTTL, 5*time.Second), cmp.Or(c.MaxTTL, 24*time.Hour)
-	return c
-}
+var defaults = Config{MinTTL: 5 * time.Second, MaxTTL: 24 * time.Hour}
 
 func (c Config) validate() error {
 	var problems []error
@@ -77,8 +74,8 @@ type Embedded struct {
 	root, intermediate *authorityPair
 	provisionerKey     *ecdsa.PrivateKey
 
-	config *config.Config      // of each issuer's authority
-	inUse  atomic.Pointer[use] // nil: not decided yet
+	config *authorityconfig.Config // of each issuer's authority
+	inUse  atomic.Pointer[use]     // nil: not decided yet
 
 	mu      sync.Mutex
 	issuers map[string]*signing // by fingerprint; the empty one is that of intermediate.pem
@@ -92,7 +89,7 @@ var (
 
 // Open opens the authority of a directory, and creates its keys if none of its files is there.
 func Open(cfg Config) (*Embedded, error) {
-	cfg = cfg.withDefaults()
+	cfg = config.Or(cfg, defaults)
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("open authority: %w", err)
 	}
@@ -168,10 +165,10 @@ func rootStands(dir string) error {
 }
 
 // authorityConfig returns the configuration of smallstep's authority with one provisioner, whose public key is given.
-func authorityConfig(cfg Config, names []string, key *jose.JSONWebKey) *config.Config {
-	out := &config.Config{
+func authorityConfig(cfg Config, names []string, key *jose.JSONWebKey) *authorityconfig.Config {
+	out := &authorityconfig.Config{
 		DNSNames: names,
-		AuthorityConfig: &config.AuthConfig{
+		AuthorityConfig: &authorityconfig.AuthConfig{
 			Provisioners: provisioner.List{&provisioner.JWK{
 				Type: "JWK", Name: DefaultProvisioner, Key: key, Claims: provisionerClaims(cfg),
 				Options: &provisioner.Options{X509: &provisioner.X509Options{Template: template}},

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -60,7 +61,7 @@ func export(cfg ExportConfig) (Exported, error) {
 	if len(cfg.Names) == 0 {
 		return Exported{}, errors.New("no name by which the process is reached")
 	}
-	e := &Embedded{cfg: Config{Dir: cfg.Dir, TrustDomain: "export"}.withDefaults()}
+	e := &Embedded{cfg: config.Or(Config{Dir: cfg.Dir, TrustDomain: "export"}, defaults)}
 	issuer, err := e.exported(cfg.Issuer)
 	if err != nil {
 		return Exported{}, err

@@ -17,6 +17,7 @@ import (
 	"github.com/smallstep/certificates/api"
 	"github.com/smallstep/certificates/ca"
 
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/wallclock"
 )
@@ -45,7 +46,7 @@ type Remote struct {
 // Dial prepares a client of a step-ca process; nothing is sent yet.
 func Dial(cfg RemoteConfig) (*Remote, error) {
 	cfg.Provisioner, cfg.Timeout = cmp.Or(cfg.Provisioner, DefaultProvisioner), cmp.Or(cfg.Timeout, 5*time.Second)
-	limits := Config{MinTTL: cfg.MinTTL, MaxTTL: cfg.MaxTTL, Dir: ".", TrustDomain: cfg.TrustDomain}.withDefaults()
+	limits := config.Or(Config{MinTTL: cfg.MinTTL, MaxTTL: cfg.MaxTTL, Dir: ".", TrustDomain: cfg.TrustDomain}, defaults)
 	if err := limits.validate(); err != nil {
 		return nil, fmt.Errorf("use authority %s: %w", cfg.URL, err)
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc/assertion"
 	"github.com/gpuaas/mesh/internal/rpc/guard"
@@ -51,14 +50,10 @@ type Config struct {
 	DrainTimeout time.Duration
 }
 
-func (c Config) withDefaults() Config {
-	c = config.Or(c, Config{
-		MaxStreams: 100, MaxReadBytes: 1 << 20, HandshakeTimeout: 5 * time.Second, BodyTimeout: 10 * time.Second,
-		MaxConnections: 4096, StrangerTimeout: 30 * time.Second, MaxStrangers: 64, IdleTimeout: 2 * time.Minute,
-		DrainTimeout: 10 * time.Second,
-	})
-	c.TLS.NextProtos = []string{"h2", "http/1.1"}
-	return c
+var defaults = Config{
+	MaxStreams: 100, MaxReadBytes: 1 << 20, HandshakeTimeout: 5 * time.Second, BodyTimeout: 10 * time.Second,
+	MaxConnections: 4096, StrangerTimeout: 30 * time.Second, MaxStrangers: 64, IdleTimeout: 2 * time.Minute,
+	DrainTimeout: 10 * time.Second,
 }
 
 // Deps are the dependencies of a server.

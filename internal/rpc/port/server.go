@@ -11,6 +11,7 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
@@ -37,7 +38,8 @@ type Server struct {
 
 // New listens and prepares; no request is answered before Run.
 func New(ctx context.Context, deps Deps, cfg Config) (*Server, error) {
-	cfg = cfg.withDefaults()
+	cfg = config.Or(cfg, defaults)
+	cfg.TLS.NextProtos = []string{"h2", "http/1.1"}
 	if deps.Logger == nil {
 		return nil, errors.New("rpc server: no logger")
 	}

@@ -28,6 +28,10 @@ const lastReport = time.Second
 // queries each placement separately: a failure or a missing answer of another check or placement does not prevent the
 // finding. It returns when ctx ends; a placement that ignores its context is not queried again until it has answered.
 func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
+	standing, err := s.standing(ctx)
+	if err != nil { // each placement is settled, whatever stands
+		standing = s.sources
+	}
 	type result struct {
 		swept Swept
 		err   error
@@ -45,7 +49,7 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 				source := sourceOfTwo(kind)
 				return s.check(ctx, detector{source, func(ctx context.Context) ([]finding.Seen, error) {
 					return s.detect.TwoInstances(ctx, kind, driver)
-				}}, []string{source}, &one.swept)
+				}}, standing, &one.swept)
 			})
 			results <- one
 		}()

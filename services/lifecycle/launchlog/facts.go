@@ -54,9 +54,15 @@ type position struct {
 	logID       string
 	seq         int64
 	era         int64
+	present     int64 // the era of the database when the position was read
 	reported    bool
 	acceptedSeq int64
 	acceptedAt  *time.Time
+}
+
+// covers reports whether the comparison of a log that was read in an era has nothing to record.
+func (at position) covers(log placement.LaunchLog, era int64) bool {
+	return at.there && at.logID == log.ID && at.seq >= log.Seq && at.era >= era
 }
 
 // since returns at with the line that a log which was read after seen must have reached: the lower of the two lines,
@@ -215,6 +221,9 @@ func rowStates(ctx context.Context, q pg.Querier, entries []placement.LogEntry) 
 			continue // no mesh has such an id
 		}
 		workspaces, epochs, at = append(workspaces, e.WorkspaceID), append(epochs, e.Epoch), append(at, i)
+	}
+	if len(workspaces) == 0 {
+		return out, nil
 	}
 	found, err := pg.All[launchRow](ctx, q, launchStates, workspaces, epochs)
 	if err != nil {

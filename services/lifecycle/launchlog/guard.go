@@ -87,11 +87,15 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	// The confirmed instances and the last position are read before the log, because the log had them earlier: another
 	// replica may compare a longer log meanwhile. The rows of the log's entries are read after the log, because they were
 	// committed earlier.
-	live, err := liveRows(ctx, g.deps.DB, kind)
-	if err != nil {
+	var live []liveRow
+	var seen position
+	err := pg.InTx(ctx, g.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if live, err = liveRows(ctx, tx, kind); err == nil {
+			seen, err = g.seen(ctx, tx, kind)
+		}
 		return err
-	}
-	seen, err := g.seen(ctx, kind)
+	})
 	if err != nil {
 		return err
 	}
@@ -106,9 +110,11 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	if at.reported && active {
 		return nil // the differences are reported already, and remain until a person accepts them
 	}
-	var era int64
-	if era, err = pg.Era(ctx, g.deps.DB); err != nil {
-		return err
+	era := at.present
+	if !at.there {
+		if era, err = pg.Era(ctx, g.deps.DB); err != nil {
+			return err
+		}
 	}
 	entries, whole := log.Entries, time.Since(g.whole[kind]) >= wholeEvery || at.era != era || active
 	if last := at.since(seen); !whole && last.there && last.logID == log.ID {
@@ -122,8 +128,13 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	facts := append(aheadFacts(entries, rows, at.acceptedSeq, floor),
 		behindFacts(kind, log, at.since(seen), live, floor)...)
 	if len(facts) == 0 {
-		if err := g.advance(ctx, kind, log); err != nil || active || !at.there {
-			return err // the first comparison has not asked whether the mode is set
+		if !at.covers(log, era) {
+			if err := g.advance(ctx, kind, log); err != nil {
+				return err
+			}
+		}
+		if active || !at.there {
+			return nil // the first comparison has not asked whether the mode is set
 		}
 		if !whole {
 			return nil
@@ -162,8 +173,8 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 }
 
 // seen reads the last line of the log when it was last compared; the zero position if it never was.
-func (g *Guard) seen(ctx context.Context, kind commonv1.PlacementDriver) (position, error) {
-	row, err := pg.One[seenRow](ctx, g.deps.DB, seenPosition, names.Of(kind))
+func (g *Guard) seen(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver) (position, error) {
+	row, err := pg.One[seenRow](ctx, q, seenPosition, names.Of(kind))
 	if pg.IsNoRows(err) {
 		return position{}, nil
 	}
@@ -191,8 +202,8 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 		}
 		active = row.Active
 		at = position{
-			there: true, logID: row.LogID, seq: row.Seq, era: row.Era, reported: row.Reported, acceptedSeq: row.AcceptedSeq,
-			acceptedAt: row.AcceptedAt,
+			there: true, logID: row.LogID, seq: row.Seq, era: row.Era, present: row.Present, reported: row.Reported,
+			acceptedSeq: row.AcceptedSeq, acceptedAt: row.AcceptedAt,
 		}
 		if !at.reported || active {
 			return nil

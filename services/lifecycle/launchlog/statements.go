@@ -15,6 +15,7 @@ type positionRow struct {
 	AcceptedSeq int64      `db:"accepted_seq"`
 	AcceptedAt  *time.Time `db:"accepted_at"`
 	Active      bool       `db:"active" expr:"mesh.rolled_back()"`
+	Present     int64      `db:"present_era" expr:"(SELECT e.era FROM mesh.era e)"`
 }
 
 // seenRow is how far a log was compared.

@@ -99,6 +99,9 @@ func OwnersOf(ctx context.Context, q pg.Querier, instances []placement.Instance)
 		}
 		workspaces, epochs, at = append(workspaces, b.WorkspaceID), append(epochs, b.Epoch), append(at, i)
 	}
+	if len(workspaces) == 0 {
+		return out, nil
+	}
 	rows, err := pg.Query(ctx, q, ownersOfInstances, workspaces, epochs, allocation.KindInstance)
 	if err != nil {
 		return nil, fmt.Errorf("read owners of instances: %w", err)

@@ -18,6 +18,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/readmodel/project/rowbody"
 )
 
 // Kinds of events that are projected. `policy.changed` is not among them, because policy keys are read from their
@@ -57,7 +58,8 @@ type applier struct {
 	queues bool // what may be touched is queued for the notifier
 }
 
-// row is one row that an event writes to a table, its values in the order of columnsOf. The last value is a *content.
+// row is one row that an event writes to a table, its values in the order of columnsOf. The last value is a
+// *rowbody.Content.
 type row struct {
 	table  string
 	values []any
@@ -71,46 +73,46 @@ func (a applier) apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 // rowsOf has the rows that the events of each kind write. It is the whole mapping from events to rows; events of other
 // kinds write none.
 var rowsOf = map[string]func(r events.Record) ([]row, error){
-	KindNode: into("node", func(r events.Record, m *recoveryv1.NodeIdentity, body *content) []any {
+	KindNode: into("node", func(r events.Record, m *recoveryv1.NodeIdentity, body *rowbody.Content) []any {
 		return []any{
 			key(m.GetNodeId()), r.AggregateVersion, m.GetName(), names.Of(m.GetState()), ref(m.GetTenantId()), body,
 		}
 	}),
-	KindSession: into("session", func(r events.Record, m *nodev1.SessionChanged, body *content) []any {
+	KindSession: into("session", func(r events.Record, m *nodev1.SessionChanged, body *rowbody.Content) []any {
 		return []any{
 			key(m.GetSessionId()), r.AggregateVersion, key(m.GetNodeId()), ref(m.GetReplicaId()), m.GetGeneration(),
 			names.Of(m.GetState()), Serving(m), r.CreatedAt, body,
 		}
 	}),
-	KindGate: into("gate", func(r events.Record, m *lifecyclev1.NodeGate, body *content) []any {
+	KindGate: into("gate", func(r events.Record, m *lifecyclev1.NodeGate, body *rowbody.Content) []any {
 		return []any{key(m.GetNodeId()), r.AggregateVersion, body}
 	}),
-	KindTenant: into("tenant", func(r events.Record, m *lifecyclev1.Tenant, body *content) []any {
+	KindTenant: into("tenant", func(r events.Record, m *lifecyclev1.Tenant, body *rowbody.Content) []any {
 		return []any{key(m.GetTenantId()), r.AggregateVersion, m.GetName(), body}
 	}),
-	KindWorkspace: into("workspace", func(r events.Record, m *lifecyclev1.Workspace, body *content) []any {
-		body.showNames = true
+	KindWorkspace: into("workspace", func(r events.Record, m *lifecyclev1.Workspace, body *rowbody.Content) []any {
+		body.ShowNames = true
 		return []any{
 			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(),
 			names.Of(m.GetState()), ref(m.GetNodeId()), body,
 		}
 	}),
 	KindRun: runRows,
-	KindStep: into("step", func(r events.Record, m *lifecyclev1.StepAttempt, body *content) []any {
+	KindStep: into("step", func(r events.Record, m *lifecyclev1.StepAttempt, body *rowbody.Content) []any {
 		return attempt(m, r.AggregateVersion, body)
 	}),
-	KindAllocation: into("allocation", func(r events.Record, m *lifecyclev1.Allocation, body *content) []any {
+	KindAllocation: into("allocation", func(r events.Record, m *lifecyclev1.Allocation, body *rowbody.Content) []any {
 		return []any{
 			key(m.GetAllocationId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), body,
 		}
 	}),
-	KindInstance: into("instance", func(r events.Record, m *lifecyclev1.Instance, body *content) []any {
+	KindInstance: into("instance", func(r events.Record, m *lifecyclev1.Instance, body *rowbody.Content) []any {
 		return []any{
 			key(m.GetInstanceId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()),
 			m.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED, body,
 		}
 	}),
-	KindClaim: into("claim", func(r events.Record, m *lifecyclev1.Claim, body *content) []any {
+	KindClaim: into("claim", func(r events.Record, m *lifecyclev1.Claim, body *rowbody.Content) []any {
 		return []any{
 			key(m.GetClaimId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), m.GetReleasedAt() != nil,
 			m.GetOrphanedAt() != nil, body,
@@ -120,25 +122,26 @@ var rowsOf = map[string]func(r events.Record) ([]row, error){
 	// The version is a time in microseconds. A replica of an earlier build took it from its own clock, which may be
 	// ahead: what it wrote must not hide what another replica writes later. An observation cannot be later than the event
 	// that carries it.
-	KindObservation: into("observed", func(r events.Record, m *nodev1.Observation, body *content) []any {
+	KindObservation: into("observed", func(r events.Record, m *nodev1.Observation, body *rowbody.Content) []any {
 		return []any{key(m.GetWorkspaceId()), key(r.NodeID), min(r.AggregateVersion, r.CreatedAt.UnixMicro()), body}
 	}),
-	KindFinding: into("finding", func(r events.Record, m *lifecyclev1.Finding, body *content) []any {
+	KindFinding: into("finding", func(r events.Record, m *lifecyclev1.Finding, body *rowbody.Content) []any {
 		return []any{
 			key(m.GetFindingId()), r.AggregateVersion, ref(m.GetWorkspaceId()), ref(m.GetTenantId()),
 			names.Of(m.GetSeverity()), m.GetResolvedAt() == nil, body,
 		}
 	}),
-	KindRecovery: into("recovery_record", func(r events.Record, m *recoveryv1.RecoveryRecord, body *content) []any {
-		return []any{
-			key(m.GetRecordId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()),
-			cmp.Or(moment(m.GetDetectedAt()), any(r.CreatedAt)), body,
-		}
-	}),
-	KindIncident: into("incident", func(r events.Record, m *recoveryv1.Incident, body *content) []any {
+	KindRecovery: into("recovery_record",
+		func(r events.Record, m *recoveryv1.RecoveryRecord, body *rowbody.Content) []any {
+			return []any{
+				key(m.GetRecordId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()),
+				cmp.Or(moment(m.GetDetectedAt()), any(r.CreatedAt)), body,
+			}
+		}),
+	KindIncident: into("incident", func(r events.Record, m *recoveryv1.Incident, body *rowbody.Content) []any {
 		return []any{key(m.GetIncidentId()), r.AggregateVersion, m.GetClosedAt() == nil, body}
 	}),
-	KindBrake: into("brake", func(r events.Record, m *recoveryv1.Brake, body *content) []any {
+	KindBrake: into("brake", func(r events.Record, m *recoveryv1.Brake, body *rowbody.Content) []any {
 		return []any{r.AggregateID, r.AggregateVersion, m.GetEngaged(), body}
 	}),
 	KindVerdict: verdictRows,
@@ -148,9 +151,9 @@ var rowsOf = map[string]func(r events.Record) ([]row, error){
 func into[T any, M interface {
 	*T
 	proto.Message
-}](table string, values func(r events.Record, m M, body *content) []any) func(events.Record) ([]row, error) {
+}](table string, values func(r events.Record, m M, body *rowbody.Content) []any) func(events.Record) ([]row, error) {
 	return func(r events.Record) ([]row, error) {
-		m, body, err := decode(r, M(new(T)))
+		m, body, err := rowbody.Of(r, M(new(T)))
 		if err != nil {
 			return nil, err
 		}
@@ -158,7 +161,7 @@ func into[T any, M interface {
 	}
 }
 
-func attempt(m *lifecyclev1.StepAttempt, version int64, body *content) []any {
+func attempt(m *lifecyclev1.StepAttempt, version int64, body *rowbody.Content) []any {
 	return []any{
 		key(m.GetRunId()), m.GetStep(), names.Of(m.GetDirection()), m.GetAttempt(), version, key(m.GetWorkspaceId()),
 		m.GetStalled() && OpenAttempt(m.GetState()), body,
@@ -167,7 +170,7 @@ func attempt(m *lifecyclev1.StepAttempt, version int64, body *content) []any {
 
 // runRows returns the rows of a run's event: the run, and the attempts that changed with it.
 func runRows(r events.Record) ([]row, error) {
-	m, _, err := decode(r, &lifecyclev1.Run{})
+	m, _, err := rowbody.Of(r, &lifecyclev1.Run{})
 	if err != nil {
 		return nil, err
 	}
@@ -175,13 +178,13 @@ func runRows(r events.Record) ([]row, error) {
 	m.ChangedSteps = nil
 	out, err := one(r, "run", []any{
 		key(m.GetRunId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), LiveRun(m.GetState()),
-		&content{message: m},
+		&rowbody.Content{Message: m},
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range steps {
-		rows, err := one(r, "step", attempt(s, s.GetVersion(), &content{message: s}))
+		rows, err := one(r, "step", attempt(s, s.GetVersion(), &rowbody.Content{Message: s}))
 		if err != nil {
 			return nil, err
 		}
@@ -191,7 +194,7 @@ func runRows(r events.Record) ([]row, error) {
 }
 
 func taskRows(r events.Record) ([]row, error) {
-	m, _, err := decode(r, &lifecyclev1.TaskChanged{})
+	m, _, err := rowbody.Of(r, &lifecyclev1.TaskChanged{})
 	if err != nil {
 		return nil, err
 	}
@@ -199,13 +202,14 @@ func taskRows(r events.Record) ([]row, error) {
 	id := key(task.GetTaskId())
 	rows, err := one(r, "task", []any{
 		id, r.AggregateVersion, key(task.GetNodeId()), ref(task.GetWorkspaceId()), ref(task.GetTenantId()),
-		names.Of(task.GetState()), moment(task.GetExpiresAt()), &content{message: task},
+		names.Of(task.GetState()), moment(task.GetExpiresAt()), &rowbody.Content{Message: task},
 	})
 	if err != nil {
 		return nil, err
 	}
 	for n, t := range m.GetTransitions() {
-		rows = append(rows, row{table: "task_transition", values: []any{id, r.AggregateVersion, n, &content{message: t}}})
+		body := &rowbody.Content{Message: t}
+		rows = append(rows, row{table: "task_transition", values: []any{id, r.AggregateVersion, n, body}})
 	}
 	return rows, nil
 }

@@ -12,19 +12,24 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/project/rowbody"
 )
 
-// Tables whose rows are all written, in the order of their events, because earlier rows determine the value of a row or
-// which rows are deleted with it. Of sessions only those of one node depend on each other.
+// Tables in which an earlier row determines the value of a later one, or which rows are deleted with it, so that rows
+// which depend on each other are written in the order of their events. Of sessions those of one node depend on each
+// other, and of observations those of one workspace, and the rows of that workspace.
 const (
-	tableSession  = "session"
-	tableObserved = "observed"
+	tableSession   = "session"
+	tableObserved  = "observed"
+	tableWorkspace = "workspace"
 )
 
 // applyAll applies events together. The result is as if each had been applied by itself, but of the rows of one key
 // only the last is written, and a table's rows in one statement.
 func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Record) error {
-	b := batch{applier: a, rows: map[string]map[string]row{}, counts: map[any]int{}}
+	b := batch{
+		applier: a, rows: map[string]map[string]row{}, counts: map[any]int{}, observed: observed{last: map[any]int{}},
+	}
 	for _, r := range records {
 		read := rowsOf[r.Kind]
 		if read == nil {
@@ -35,9 +40,7 @@ func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Recor
 			return fmt.Errorf("project %s: %w", r.Kind, err)
 		}
 		for _, w := range rows {
-			if err := b.add(ctx, tx, w); err != nil {
-				return fmt.Errorf("project %s: %w", r.Kind, err)
-			}
+			b.add(w)
 		}
 	}
 	if err := b.flush(ctx, tx); err != nil {
@@ -56,29 +59,26 @@ type batch struct {
 
 	sessions [][]row     // the n-th rows of all nodes
 	counts   map[any]int // of rows of sessions, by node
+	observed observed
 }
 
-func (b *batch) add(ctx context.Context, tx pgx.Tx, w row) error {
+func (b *batch) add(w row) {
 	switch w.table {
 	case tableSession:
 		b.addSession(w)
-		return nil
+		return
 	case tableObserved:
-		// The workspace's current node determines which observations are deleted, so its row is written first.
-		if err := b.flushTable(ctx, tx, "workspace"); err != nil {
-			return err
-		}
-		return b.putObserved(ctx, tx, w)
+		b.addObserved(w)
+		return
 	}
 	if b.rows[w.table] == nil {
 		b.rows[w.table] = map[string]row{}
 	}
 	t, key := tables[w.table], w.key()
 	if held, ok := b.rows[w.table][key]; ok && (t.immutable || held.version() > w.version()) {
-		return nil
+		return
 	}
 	b.rows[w.table][key] = w
-	return nil
 }
 
 // key returns the key of a row as text.
@@ -96,8 +96,14 @@ func (w row) version() int64 {
 	return version
 }
 
-// flush writes the collected rows in the order of the names of the tables and of their keys.
+// flush writes the collected rows: observations, sessions, then the others in the order of the names of the tables and
+// of their keys.
 func (b *batch) flush(ctx context.Context, tx pgx.Tx) error {
+	for _, s := range b.observed.stages {
+		if err := b.putObserved(ctx, tx, s); err != nil {
+			return err
+		}
+	}
 	for _, rows := range b.sessions {
 		if err := b.putSessions(ctx, tx, rows); err != nil {
 			return err
@@ -117,37 +123,48 @@ func (b *batch) flushTable(ctx context.Context, tx pgx.Tx, name string) error {
 		return nil
 	}
 	delete(b.rows, name)
-	rows := make([]row, 0, len(held))
-	for _, key := range slices.Sorted(maps.Keys(held)) {
-		rows = append(rows, held[key])
-	}
-	_, err := b.put(ctx, tx, rows...)
+	_, err := b.put(ctx, tx, inOrder(slices.Collect(maps.Values(held)))...)
 	return err
+}
+
+// inOrder sorts rows of one table by their keys, so that locks are taken in one order.
+func inOrder(rows []row) []row {
+	slices.SortFunc(rows, func(a, b row) int { return strings.Compare(a.key(), b.key()) })
+	return rows
 }
 
 // put writes rows of one table and of different keys. It returns how many of them were new.
 func (b *batch) put(ctx context.Context, tx pgx.Tx, rows ...row) (int64, error) {
+	name := rows[0].table
+	columns, err := valuesByColumn(rows)
+	if err != nil {
+		return 0, err
+	}
+	tag, err := pg.Exec(ctx, tx, b.sql.upserts[name], columns...)
+	if err != nil {
+		return 0, fmt.Errorf("project into %s: %w", name, err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+// valuesByColumn returns the arguments of an upsert: for each column the values of all rows, with encoded bodies.
+func valuesByColumn(rows []row) ([]any, error) {
 	columns := make([]any, len(rows[0].values))
 	for i := range columns {
 		values := make([]any, len(rows))
 		for n, w := range rows {
 			values[n] = w.values[i]
-			if body, ok := values[n].(*content); ok {
-				encoded, err := body.encode()
+			if body, ok := values[n].(*rowbody.Content); ok {
+				encoded, err := body.Encode()
 				if err != nil {
-					return 0, err
+					return nil, err
 				}
 				values[n] = encoded
 			}
 		}
 		columns[i] = values
 	}
-	name := rows[0].table
-	tag, err := pg.Exec(ctx, tx, b.sql.upserts[name], columns...)
-	if err != nil {
-		return 0, fmt.Errorf("project into %s: %w", name, err)
-	}
-	return tag.RowsAffected(), nil
+	return columns, nil
 }
 
 // addSession adds a row of a session to the rows that are written with it: each of another node.
@@ -166,8 +183,7 @@ const sessionNode = 2
 
 // putSessions writes rows of sessions of different nodes, in the order of the sessions, and prunes the nodes' sessions.
 func (b *batch) putSessions(ctx context.Context, tx pgx.Tx, rows []row) error {
-	slices.SortFunc(rows, func(a, b row) int { return strings.Compare(a.key(), b.key()) })
-	changed, err := b.put(ctx, tx, rows...)
+	changed, err := b.put(ctx, tx, inOrder(rows)...)
 	if err != nil || changed == 0 {
 		return err
 	}
@@ -177,17 +193,6 @@ func (b *batch) putSessions(ctx context.Context, tx pgx.Tx, rows []row) error {
 	}
 	if _, err := pg.Exec(ctx, tx, b.sql.prune, nodes); err != nil {
 		return fmt.Errorf("prune sessions: %w", err)
-	}
-	return nil
-}
-
-func (b *batch) putObserved(ctx context.Context, tx pgx.Tx, w row) error {
-	changed, err := b.put(ctx, tx, w)
-	if err != nil || changed == 0 {
-		return err
-	}
-	if _, err := pg.Exec(ctx, tx, b.sql.fade, w.values[0]); err != nil {
-		return fmt.Errorf("prune observations: %w", err)
 	}
 	return nil
 }

@@ -10,8 +10,8 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
+	"github.com/gpuaas/mesh/services/readmodel/project/rowbody"
 )
 
 // TestFieldsOfALaterBuildAreKept holds that a row keeps the fields which the projecting build does not know, also
@@ -28,7 +28,7 @@ func TestFieldsOfALaterBuildAreKept(t *testing.T) {
 	l.Put(w)
 	must(t, l.Projector().Drain(testkit.Context(t)))
 	got := &lifecyclev1.Workspace{}
-	must(t, project.Decode([]byte(text(t, l, `SELECT body::text FROM readmodel.workspace`)), got))
+	must(t, rowbody.Decode([]byte(text(t, l, `SELECT body::text FROM readmodel.workspace`)), got))
 	if got.GetName() != "w" || got.GetSpec().GetStorageBytes() != 7 ||
 		string(got.GetSpec().ProtoReflect().GetUnknown()) != string(later) {
 		t.Errorf("the row has %v", got)
@@ -38,7 +38,7 @@ func TestFieldsOfALaterBuildAreKept(t *testing.T) {
 	l.Put(w)
 	must(t, l.Projector().Drain(testkit.Context(t)))
 	got = &lifecyclev1.Workspace{}
-	must(t, project.Decode([]byte(text(t, l, `SELECT body::text FROM readmodel.workspace WHERE name LIKE '%whole%'`)),
+	must(t, rowbody.Decode([]byte(text(t, l, `SELECT body::text FROM readmodel.workspace WHERE name LIKE '%whole%'`)),
 		got))
 	if !proto.Equal(got, &lifecyclev1.Workspace{
 		WorkspaceId: w.GetWorkspaceId(), TenantId: w.GetTenantId(),

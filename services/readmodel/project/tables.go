@@ -19,6 +19,8 @@ type table struct {
 	set map[string]string
 	// immutable rows are written once.
 	immutable bool
+	// returning is what an upsert returns of each row that it wrote; empty: nothing.
+	returning string
 }
 
 // tables has every projected table, by name.
@@ -62,7 +64,7 @@ var tables = map[string]table{
 	"verdict_period": {
 		name: "verdict_period", key: []string{"period_id"}, columns: []string{"node_id"},
 	},
-	"observed": {name: "observed", key: []string{"workspace_id", "node_id"}},
+	"observed": {name: "observed", key: []string{"workspace_id", "node_id"}, returning: "t.workspace_id::text"},
 	"task_transition": {
 		name: "task_transition", key: []string{"task_id", "version", "n"}, immutable: true,
 	},
@@ -80,7 +82,7 @@ const scratchPrefix = "scratch_"
 type statements struct {
 	upserts map[string]*pg.Statement
 	prune   *pg.Statement // of the sessions of a node
-	fade    *pg.Statement // of the observations of a workspace
+	fade    *pg.Statement // of the observations of workspaces
 }
 
 // target is a table of a set.
@@ -117,13 +119,15 @@ var (
 			t.table(), sessionsKept)
 	}, target{"", "session"}, target{scratchPrefix, "session"})
 
-	// fadeObservations deletes the reports of earlier nodes of a workspace, which is on one node at a time. The report of
-	// its own node stays, however many others have reported since, because an agent does not repeat a report that has not
-	// changed.
+	// fadeObservations deletes the reports of earlier nodes of workspaces, each of which is on one node at a time. The
+	// report of a workspace's own node stays, however many others have reported since, because an agent does not repeat a
+	// report that has not changed.
 	fadeObservations = pg.DefineDynamic(pg.RoleReadmodel, "project.fade_observations", func(t target) string {
-		return fmt.Sprintf(`DELETE FROM %[1]s o WHERE o.workspace_id = $1 AND o.node_id NOT IN (
-		SELECT k.node_id FROM %[1]s k WHERE k.workspace_id = $1 ORDER BY k.version DESC, k.node_id LIMIT %[2]d)
-		AND NOT EXISTS (SELECT FROM %[3]s w WHERE w.workspace_id = o.workspace_id AND w.node_id = o.node_id)`,
+		return fmt.Sprintf(`DELETE FROM %[1]s o WHERE o.ctid = ANY (ARRAY(
+		SELECT x.ctid FROM unnest($1::uuid[]) AS n (workspace_id), LATERAL (
+			SELECT k.ctid, k.node_id FROM %[1]s k WHERE k.workspace_id = n.workspace_id
+			ORDER BY k.version DESC, k.node_id OFFSET %[2]d) x
+		WHERE NOT EXISTS (SELECT FROM %[3]s w WHERE w.workspace_id = n.workspace_id AND w.node_id = x.node_id)))`,
 			t.table(), observationsKept, target{t.prefix, "workspace"}.table())
 	}, target{"", "observed"}, target{scratchPrefix, "observed"})
 )
@@ -191,5 +195,9 @@ func upsertSQL(t table, name string) string {
 		}
 		sets = append(sets, c+" = "+value)
 	}
-	return sql + "UPDATE SET " + strings.Join(sets, ", ") + " WHERE t.version <= EXCLUDED.version"
+	sql += "UPDATE SET " + strings.Join(sets, ", ") + " WHERE t.version <= EXCLUDED.version"
+	if t.returning != "" {
+		sql += " RETURNING " + t.returning
+	}
+	return sql
 }

@@ -11,6 +11,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/services/readmodel/project/rowbody"
 )
 
 // ControlPlane stands for the id of a node in the row of the verdict about the control plane.
@@ -19,7 +20,7 @@ var ControlPlane = uuid.Nil.String()
 // verdictRows returns the rows of a verdict's event: the verdict, the period that it ends, and the period that it
 // begins or that goes on with it.
 func verdictRows(r events.Record) ([]row, error) {
-	m, body, err := decode(r, &recoveryv1.NodeVerdict{})
+	m, body, err := rowbody.Of(r, &recoveryv1.NodeVerdict{})
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +47,7 @@ func verdictRows(r events.Record) ([]row, error) {
 			return nil, errors.New("the period of a reason has no time of its detection")
 		}
 		rows, err := one(r, "verdict_period", []any{
-			PeriodID(node, p.GetDetectedAt().AsTime()), r.AggregateVersion, key(node), &content{message: p},
+			PeriodID(node, p.GetDetectedAt().AsTime()), r.AggregateVersion, key(node), &rowbody.Content{Message: p},
 		})
 		if err != nil {
 			return nil, err

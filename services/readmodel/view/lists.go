@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/list"
 	"github.com/gpuaas/mesh/services/readmodel/lookup"
-	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/project/rowbody"
 )
 
 // message is a pointer to a generated message.
@@ -28,7 +28,7 @@ type bodyRow struct {
 // decode decodes a body into a new message.
 func decode[T any, M message[T]](body []byte) (M, error) {
 	m := M(new(T))
-	return m, project.Decode(body, m)
+	return m, rowbody.Decode(body, m)
 }
 
 // fromBody reads the row of a list.

@@ -7,6 +7,7 @@ import (
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/trust/roots"
 )
 
@@ -16,38 +17,43 @@ type issuers struct {
 	read  events.Reading
 }
 
-// readIssuers reads the roots if they may have changed, which they do with an event; nil: they are as they were.
-func (p *Poller) readIssuers(ctx context.Context) (*recoveryv1.AuthorityIssuers, error) {
+// readRoots is what a poll read of the roots.
+type readRoots struct {
+	certificates [][]byte
+	read         events.Reading
+}
+
+// rootsDue reports whether the roots may have changed, which they do with an event.
+func (p *Poller) rootsDue() bool {
 	p.mu.Lock()
-	was := p.issuers
-	p.mu.Unlock()
-	if was.frame != nil && !was.read.Due(p.cfg.IssuersEvery) {
-		return nil, nil
-	}
+	defer p.mu.Unlock()
+	return p.issuers.frame == nil || p.issuers.read.Due(p.cfg.IssuersEvery)
+}
+
+// readRoots reads the roots.
+func (p *Poller) readRoots(ctx context.Context, q pg.Querier) (*readRoots, error) {
 	reading := p.deps.Numbered.Reading()
 	ctx, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
-	list, err := roots.Certificates(ctx, p.deps.Pool)
+	list, err := roots.Certificates(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.issuers.read = reading
-	if was.frame != nil && slices.EqualFunc(list, was.frame.GetCertificates(), bytes.Equal) {
-		return nil, nil
-	}
-	return &recoveryv1.AuthorityIssuers{Certificates: list}, nil
+	return &readRoots{certificates: list, read: reading}, nil
 }
 
-// sendIssuersLocked sends watchers the roots.
-func (p *Poller) sendIssuersLocked(frame *recoveryv1.AuthorityIssuers) {
-	if frame == nil {
+// sendIssuersLocked sends watchers the roots, unless they are those that were sent last.
+func (p *Poller) sendIssuersLocked(now *readRoots) {
+	if now == nil {
 		return
 	}
-	p.issuers.frame = frame
+	p.issuers.read = now.read
+	if p.issuers.frame != nil && slices.EqualFunc(now.certificates, p.issuers.frame.GetCertificates(), bytes.Equal) {
+		return
+	}
+	p.issuers.frame = &recoveryv1.AuthorityIssuers{Certificates: now.certificates}
 	for w := range p.watchers {
-		p.offerLocked(w, issuersFrame(frame))
+		p.offerLocked(w, issuersFrame(p.issuers.frame))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -151,10 +152,21 @@ func (p *Poller) runOnce(ctx context.Context) error {
 	pings, joining, after := p.waiting, p.joining, p.last
 	p.waiting, p.joining = nil, nil
 	p.mu.Unlock()
-	deltas, upTo, err := p.read(ctx, after)
-	var sent *recoveryv1.AuthorityIssuers
-	if err == nil {
-		sent, err = p.readIssuers(ctx)
+	var deltas []*recoveryv1.NodeAuthority
+	var upTo int64
+	var roots *readRoots // nil: they are as they were
+	var err error
+	if p.rootsDue() {
+		// The roots are read in the transaction of the decisions, so that they cost none of their own.
+		err = pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+			var err error
+			if deltas, upTo, err = p.read(ctx, tx, after); err == nil {
+				roots, err = p.readRoots(ctx, tx)
+			}
+			return err
+		})
+	} else {
+		deltas, upTo, err = p.read(ctx, p.deps.Pool, after)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -176,7 +188,7 @@ func (p *Poller) runOnce(ctx context.Context) error {
 		}
 	}
 	p.forgetLocked(began)
-	p.sendIssuersLocked(sent)
+	p.sendIssuersLocked(roots)
 	for w := range p.watchers {
 		for _, n := range deltas {
 			p.offerLocked(w, &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Delta{Delta: n}})
@@ -244,7 +256,7 @@ var lastDecision = pg.Define(pg.RoleRecovery, "authority.last_decision",
 // read returns the decisions after a number, in order, and a number up to which none is missing but those that are left
 // out. The numbers are in the order of commits, so no decision with a lower number than one that was read can appear
 // later.
-func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAuthority, int64, error) {
+func (p *Poller) read(ctx context.Context, q pg.Querier, after int64) ([]*recoveryv1.NodeAuthority, int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
 	var all []*recoveryv1.NodeAuthority
@@ -252,12 +264,12 @@ func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAutho
 	if whole {
 		// What is left out is not read by the next poll either.
 		var err error
-		if upTo, err = pg.Value[int64](ctx, p.deps.Pool, lastDecision); err != nil {
+		if upTo, err = pg.Value[int64](ctx, q, lastDecision); err != nil {
 			return nil, 0, fmt.Errorf("read the last decision: %w", err)
 		}
 	}
 	for {
-		part, err := pg.All[decision](ctx, p.deps.Pool, decisionsAfter, after, p.cfg.Batch, whole, p.cfg.RetiredFor.Seconds())
+		part, err := pg.All[decision](ctx, q, decisionsAfter, after, p.cfg.Batch, whole, p.cfg.RetiredFor.Seconds())
 		if err != nil {
 			return nil, 0, fmt.Errorf("read decisions: %w", err)
 		}

@@ -205,11 +205,12 @@ func (p *Preflight) takeLeaseAndRead(ctx context.Context, out *Round) (preflight
 	var row preflightRow
 	var list []replicas.Trusting
 	var now time.Time
+	var rotations events.Reading
 	err := pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		rotations = p.rotations
 		var since *float64
 		if !p.checkedAt.IsZero() {
-			seconds := time.Since(p.checkedAt).Seconds()
-			since = &seconds
+			since = new(time.Since(p.checkedAt).Seconds())
 		}
 		var err error
 		if out.Held, err = pg.Value[bool](ctx, tx, holdLease, p.deps.Replica, p.cfg.Lease.Seconds(), since,
@@ -222,10 +223,17 @@ func (p *Preflight) takeLeaseAndRead(ctx context.Context, out *Round) (preflight
 		if now, err = pg.Value[time.Time](ctx, tx, readClock); err != nil {
 			return fmt.Errorf("read clock: %w", err)
 		}
-		list, err = replicas.ReadTrust(ctx, tx)
+		if list, err = replicas.ReadTrust(ctx, tx); err != nil || !p.rotations.Due(0) {
+			return err
+		}
+		reading := p.deps.Numbered.Reading() // an open rotation is left to Rotate, which costs a transaction of its own
+		if _, err = pg.One[rotationRow](ctx, tx, readOpenRotation); pg.IsNoRows(err) {
+			rotations, err = reading, nil
+		}
 		return err
 	})
 	if err == nil {
+		p.rotations = rotations
 		p.seen.Store(&row)
 		p.begun = true
 	}

@@ -16,14 +16,23 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/silence"
 )
 
-// run is the stored facts of a run that may matter to a rule.
+// run is the stored facts of a run that may matter to a rule. It is read from recovery.watch_run, which may be joined
+// to rows without a run: the id is empty then.
 type run struct {
-	ID, Kind, State, Phase, Step       string
-	Stalled                            bool
-	StuckReason, Requester, CancelBy   string
-	ErrorCode, Error, Layer, ParentRun string
-	CreatedAt                          time.Time
-	FinishedAt                         *time.Time
+	ID          string     `db:"found_run_id" expr:"COALESCE(@.run_id, '')"`
+	Kind        string     `db:"run_kind" expr:"COALESCE(@.kind, '')"`
+	State       string     `db:"run_state" expr:"COALESCE(@.state, '')"`
+	Phase       string     `db:"run_phase" expr:"COALESCE(@.phase, '')"`
+	Step        string     `db:"run_step" expr:"COALESCE(@.step, '')"`
+	Stalled     bool       `db:"run_stalled" expr:"COALESCE(@.stalled, false)"`
+	StuckReason string     `db:"run_stuck_reason" expr:"COALESCE(@.stuck_reason, '')"`
+	Requester   string     `db:"run_requester" expr:"COALESCE(@.requester, '')"`
+	CancelBy    string     `db:"run_cancel_by" expr:"COALESCE(@.cancel_by, '')"`
+	ErrorCode   string     `db:"run_error_code" expr:"COALESCE(@.error_code, '')"`
+	Error       string     `db:"run_error" expr:"COALESCE(@.error, '')"`
+	Layer       string     `db:"run_error_layer" expr:"COALESCE(@.error_layer, '')"`
+	ParentRun   string     `db:"run_parent" expr:"COALESCE(@.parent_run, '')"`
+	FinishedAt  *time.Time `db:"run_finished_at" expr:"@.finished_at"`
 }
 
 // over reports whether a run has stopped going forward: it is being undone, or it has ended.
@@ -40,26 +49,33 @@ const (
 	reachLost
 )
 
-// subject is the stored state of one workspace.
+// subject is the stored state of one workspace. The expressions are those of loadSuspects.
 type subject struct {
-	WorkspaceID, TenantID, Tenant, Name string
-	State                               commonv1.WorkspaceState
-	StateAt                             time.Time
-	Epoch                               int64
-	RunID                               string
-	Placement, NodeID                   string
-	RegisterFailures                    int32
-	RegisterSince                       *time.Time
-	LastErrorCode, LastError            string
-	Run                                 *run   // the workspace's present or last run, if it may matter to a rule
-	Op                                  *run   // the operation that its open record follows
-	Instance                            string // state of the present epoch's instance; empty if there is none
-	Reach                               reach
-	LostSince                           time.Time // for reachLost: since when
-	CloseReason                         string
-	Identity                            string // state of the node's identity; empty if recovery has none
+	WorkspaceID      string                  `db:"workspace_id" expr:"@.workspace_id::text"`
+	TenantID         string                  `db:"tenant_id" expr:"@.tenant_id::text"`
+	Tenant           string                  `db:"tenant"`
+	Name             string                  `db:"name"`
+	State            commonv1.WorkspaceState `db:"-"`
+	StateAt          time.Time               `db:"state_at"`
+	Epoch            int64                   `db:"epoch"`
+	RunID            string                  `db:"run_id"`
+	Placement        string                  `db:"placement" expr:"COALESCE(NULLIF(i.placement, ''), @.placement)"`
+	NodeID           string                  `db:"node_id" expr:"COALESCE(COALESCE(@.node_id, i.node_id)::text, '')"`
+	RegisterFailures int32                   `db:"register_failures"`
+	RegisterSince    *time.Time              `db:"register_failing_since"`
+	LastErrorCode    string                  `db:"last_error_code"`
+	LastError        string                  `db:"last_error"`
+	Run              *run                    `db:"-"` // the workspace's present or last run, if it may matter to a rule
+	Op               *run                    `db:"-"` // the operation that its open record follows
+	// Instance is the state of the present epoch's instance; empty if there is none.
+	Instance    string    `db:"instance_state" expr:"COALESCE(i.state, '')"`
+	Reach       reach     `db:"-"`
+	LostSince   time.Time `db:"-"` // for reachLost: since when
+	CloseReason string    `db:"close_reason" expr:"COALESCE(lost.reason, '')"`
+	// Identity is the state of the node's identity; empty if recovery has none.
+	Identity string `db:"identity_state" expr:"COALESCE(d.state, '')"`
 	// EmptiedAt is since when its machine is known to have nothing of it; nil: it is not.
-	EmptiedAt *time.Time
+	EmptiedAt *time.Time `db:"emptied_at" expr:"emptied.since"`
 }
 
 func (s *subject) path() string { return s.Tenant + "/" + s.Name }
@@ -78,10 +94,6 @@ func (s *subject) unit() string {
 	return s.WorkspaceID
 }
 
-const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.step, %[1]s.stalled,
-	%[1]s.stuck_reason, %[1]s.requester, %[1]s.cancel_by, %[1]s.error_code, %[1]s.error, %[1]s.error_layer,
-	%[1]s.parent_run, %[1]s.created_at, %[1]s.finished_at`
-
 // upToDate is the greatest age in seconds of unread events at which sessions and beats still count as of one time.
 // Sessions come as events and beats are read from their table: a node whose session moved while its events were unread
 // would seem to be served by a replica that has gone.
@@ -93,10 +105,11 @@ const upToDate = "15"
 // without one, and those of each replica that has fallen silent. While no replica listens this is no evidence, and none
 // of them is read, since that would be the whole fleet.
 var loadSuspects = pg.Define(pg.RoleRecovery, "watchdog.load_subjects", `
-WITH RECURSIVE listening AS (
-	SELECT `+replicas.ListeningSince()+` AS since
-), fresh AS (
+WITH RECURSIVE fresh AS (
 	SELECT p.replica_id FROM mesh.replica p WHERE `+replicas.Listens("p")+`
+), listening AS (
+	SELECT `+replicas.ListeningSince()+` AS since,
+		EXISTS (SELECT FROM fresh) AND `+events.UnreadSQL("recovery", ConsumerName)+` <= `+upToDate+` AS counts
 ), server AS (
 	(SELECT w.served_by FROM recovery.watch_workspace w
 		WHERE w.state = 'active' AND w.served_by IS NOT NULL ORDER BY w.served_by LIMIT 1)
@@ -115,15 +128,7 @@ WITH RECURSIVE listening AS (
 			SELECT w.workspace_id FROM recovery.watch_workspace w WHERE w.state = 'active' AND w.served_by = s.served_by) u
 		WHERE EXISTS (SELECT FROM fresh) AND s.served_by NOT IN (SELECT f.replica_id FROM fresh f)
 )
-SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.state_at, w.epoch, w.run_id,
-	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text,
-	w.register_failures, w.register_failing_since, w.last_error_code, w.last_error, v.node_id IS NOT NULL,
-	EXISTS (SELECT FROM fresh) AND `+events.UnreadSQL("recovery", ConsumerName)+` <= `+upToDate+`,
-	COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l), COALESCE(lost.reason, ''),
-		COALESCE(d.state, ''), COALESCE(i.state, ''),
-	(SELECT min(e.since) FROM recovery.watch_emptied e
-		WHERE e.workspace_id = w.workspace_id AND e.node_id = w.node_id AND e.since > w.state_at),
-	`+fmt.Sprintf(runFieldsSQL, "r")+`
+SELECT `+pg.Columns[subjectRow]("w")+`, `+pg.Columns[run]("r")+`
 FROM wanted x
 JOIN recovery.watch_workspace w USING (workspace_id)
 LEFT JOIN recovery.watch_instance i ON i.workspace_id = w.workspace_id AND i.epoch = w.epoch
@@ -137,6 +142,10 @@ LEFT JOIN LATERAL (
 	FROM recovery.watch_session s LEFT JOIN mesh.replica p USING (replica_id)
 		WHERE s.node_id = COALESCE(w.node_id, i.node_id)
 ) lost ON true
+LEFT JOIN LATERAL (
+	SELECT min(e.since) AS since FROM recovery.watch_emptied e
+	WHERE e.workspace_id = w.workspace_id AND e.node_id = w.node_id AND e.since > w.state_at
+) emptied ON true
 LEFT JOIN recovery.identity d ON d.node_id = COALESCE(w.node_id, i.node_id)
 LEFT JOIN recovery.watch_run r ON r.run_id = w.run_id
 ORDER BY w.workspace_id`)
@@ -144,89 +153,67 @@ ORDER BY w.workspace_id`)
 // readRuns reads runs by their ids. It is a statement of its own, since the open records, which name the runs, are few
 // when the plan of loadSuspects is made and may be the whole fleet when it is used.
 var readRuns = pg.Define(pg.RoleRecovery, "watchdog.read_runs", `
-	SELECT `+fmt.Sprintf(runFieldsSQL, "o")+` FROM recovery.watch_run o WHERE o.run_id = ANY($1::text[])`)
+	SELECT `+pg.Columns[run]("o")+` FROM recovery.watch_run o WHERE o.run_id = ANY($1::text[])`)
 
 // replicaListens reports whether some replica of nodeapi listens.
 var replicaListens = pg.Define(pg.RoleRecovery, "watchdog.replica_listens", `
 	SELECT EXISTS (SELECT FROM mesh.replica p WHERE `+replicas.Listens("p")+`)`)
 
-// nullRun scans the columns of an outer join.
-type nullRun struct {
-	id, kind, state, phase, step, reason, requester, cancel, code, text, layer, parent *string
-	stalled                                                                            *bool
-	created, finished                                                                  *time.Time
+// subjectRow is a subject as it is read, without its run.
+type subjectRow struct {
+	subject
+
+	StateText string `db:"state"`
+	// Served reports whether a replica that listens has a session of the node.
+	Served bool `db:"served" expr:"v.node_id IS NOT NULL"`
+	// Counts reports whether silence counts: a replica listens, and sessions and beats are as of one time.
+	Counts         bool       `db:"silence_counts" expr:"(SELECT l.counts FROM listening l)"`
+	Heard          time.Time  `db:"heard" expr:"COALESCE(lost.since, i.started_at, @.state_at)"`
+	ListeningSince *time.Time `db:"listening_since" expr:"(SELECT l.since FROM listening l)"`
 }
 
-func (n *nullRun) targets() []any {
-	return []any{
-		&n.id, &n.kind, &n.state, &n.phase, &n.step, &n.stalled, &n.reason, &n.requester, &n.cancel, &n.code, &n.text,
-		&n.layer, &n.parent, &n.created,
-		&n.finished,
-	}
+// suspectRow is a row of loadSuspects.
+type suspectRow struct {
+	subjectRow
+	run
 }
 
-func (n *nullRun) run() *run {
-	if n.id == nil {
-		return nil
+// read returns the subject of a row.
+func (r *suspectRow) read(ctx context.Context, staleAfter time.Duration, now time.Time) *subject {
+	s := &r.subject
+	var err error
+	// A state that this build does not know becomes unspecified, in which no rule acts.
+	if s.State, err = names.Parse[commonv1.WorkspaceState](r.StateText); err != nil {
+		aside.Note(ctx, "watchdog.workspace", s.WorkspaceID, err)
 	}
-	return &run{
-		ID: *n.id, Kind: *n.kind, State: *n.state, Phase: *n.phase, Step: *n.step, Stalled: *n.stalled,
-		StuckReason: *n.reason, Requester: *n.requester, CancelBy: *n.cancel, ErrorCode: *n.code, Error: *n.text,
-		Layer: *n.layer, ParentRun: *n.parent, CreatedAt: *n.created,
-		FinishedAt: n.finished,
+	if r.run.ID != "" {
+		s.Run = &r.run
 	}
+	rule := silence.Rule{After: staleAfter}
+	if r.Counts && r.ListeningSince != nil {
+		rule.ListeningSince = *r.ListeningSince
+	}
+	switch {
+	case r.Served:
+		s.Reach = reachServing
+	case rule.Down(r.Heard, now):
+		s.Reach, s.LostSince = reachLost, r.Heard
+		if rule.ListeningSince.After(r.Heard) {
+			s.LostSince = rule.ListeningSince
+		}
+	}
+	return s
 }
 
 // loadSubjects returns the subjects that loadSuspects reads, in the order of the workspaces' ids.
 func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now time.Time) ([]*subject, error) {
-	rows, err := pg.Query(ctx, tx, loadSuspects)
+	rows, err := pg.All[suspectRow](ctx, tx, loadSuspects)
 	if err != nil {
 		return nil, fmt.Errorf("read what may be wrong: %w", err)
 	}
-	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*subject, error) {
-		s := &subject{}
-		var state string
-		var node *string
-		var served, listening bool
-		var heard, since *time.Time
-		var present nullRun
-		targets := append([]any{
-			&s.WorkspaceID, &s.TenantID, &s.Tenant, &s.Name, &state, &s.StateAt, &s.Epoch, &s.RunID, &s.Placement, &node,
-			&s.RegisterFailures, &s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &heard, &since,
-			&s.CloseReason,
-			&s.Identity,
-			&s.Instance,
-			&s.EmptiedAt,
-		}, present.targets()...)
-		if err := row.Scan(targets...); err != nil {
-			return nil, err
-		}
-		var err error
-		// A state that this build does not know becomes unspecified, in which no rule acts.
-		if s.State, err = names.Parse[commonv1.WorkspaceState](state); err != nil {
-			aside.Note(ctx, "watchdog.workspace", s.WorkspaceID, err)
-		}
-		if node != nil {
-			s.NodeID = *node
-		}
-		s.Run = present.run()
-		rule := silence.Rule{After: staleAfter}
-		if listening && since != nil {
-			rule.ListeningSince = *since
-		}
-		switch {
-		case served:
-			s.Reach = reachServing
-		case heard != nil && rule.Down(*heard, now):
-			s.Reach, s.LostSince = reachLost, *heard
-			if since.After(*heard) {
-				s.LostSince = *since
-			}
-		}
-		return s, nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read what may be wrong: %w", err)
+	out := make([]*subject, len(rows))
+	for i := range rows {
+		out[i] = rows[i].read(ctx, staleAfter, now)
 	}
 	return out, nil
 }
@@ -242,14 +229,13 @@ func loadOperations(ctx context.Context, tx pgx.Tx, records map[string]*record) 
 	if len(followed) == 0 {
 		return nil, nil
 	}
-	rows, err := pg.Query(ctx, tx, readRuns, followed)
+	rows, err := pg.All[run](ctx, tx, readRuns, followed)
 	if err != nil {
 		return nil, fmt.Errorf("read operations: %w", err)
 	}
-	out := make(map[string]*run, len(followed))
-	var op nullRun
-	if _, err := pgx.ForEachRow(rows, op.targets(), func() error { out[*op.id] = op.run(); return nil }); err != nil {
-		return nil, fmt.Errorf("read operations: %w", err)
+	out := make(map[string]*run, len(rows))
+	for i := range rows {
+		out[rows[i].ID] = &rows[i]
 	}
 	return out, nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/findings/scan"
 )
 
@@ -25,13 +26,21 @@ type DetectorConfig struct {
 
 // Detectors compare rows, resources and reports with each other. Each reads its sources and returns what it sees.
 type Detectors struct {
-	db, workloads *pgxpool.Pool
-	pages         *scan.Pages
-	cfg           DetectorConfig
-	forgotAt      time.Time // when the sweep last forgot old reports
+	pool, workloads *pgxpool.Pool
+	db              pg.Querier // the pool, or a transaction in which a check reads
+	pages           *scan.Pages
+	cfg             DetectorConfig
+	forgotAt        time.Time // when the sweep last forgot old reports
 }
 
 // NewDetectors returns detectors that read the database db in pages, and workloads as its administrator.
 func NewDetectors(db, workloads *pgxpool.Pool, pages *scan.Pages, cfg DetectorConfig) *Detectors {
-	return &Detectors{db: db, workloads: workloads, pages: pages, cfg: cfg}
+	return &Detectors{pool: db, db: db, workloads: workloads, pages: pages, cfg: cfg}
+}
+
+// Over returns detectors that read our rows over q, for checks that only read: in one transaction they cost one commit.
+func (d *Detectors) Over(q pg.Querier) *Detectors {
+	over := *d
+	over.db, over.pages = q, d.pages.Over(q)
+	return &over
 }

@@ -25,7 +25,7 @@ const followBatch = 1000
 func (d *Detectors) Follow(ctx context.Context) error {
 	for {
 		more := false
-		err := pg.InTx(ctx, d.db, func(ctx context.Context, tx pgx.Tx) error {
+		err := pg.InTx(ctx, d.pool, func(ctx context.Context, tx pgx.Tx) error {
 			var err error
 			more, err = d.followOnce(ctx, tx)
 			return err

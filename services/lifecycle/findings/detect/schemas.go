@@ -80,11 +80,16 @@ func covered(there map[string]schemaThere, held map[string]bool) bool {
 // if a schema is missing; the schemas are read before the claims that should cover them, because a claim is written
 // before its schema is made.
 func (d *Detectors) Schemas(ctx context.Context) ([]finding.Seen, error) {
-	before, err := d.heldSchemas(ctx, false)
-	if err != nil {
-		return nil, err
-	}
-	left, err := d.leftSchemas(ctx)
+	var before map[schemaClaim]bool
+	var left map[string]schemaClaim
+	err := pg.InTx(ctx, d.pool, func(ctx context.Context, tx pgx.Tx) error {
+		in := d.Over(tx)
+		var err error
+		if before, err = in.heldSchemas(ctx, false); err == nil {
+			left, err = in.leftSchemas(ctx)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -178,14 +183,24 @@ var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "detect.fenced_sch
 // claims and of names written through a fence. A role belongs to the whole server, so that a role with none of these
 // names may belong to another mesh.
 func (d *Detectors) schemas(ctx context.Context, claimed []string) (map[string]schemaThere, error) {
+	var out map[string]schemaThere
+	err := pg.InTx(ctx, d.workloads, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		out, err = schemasIn(ctx, tx, claimed)
+		return err
+	})
+	return out, err
+}
+
+func schemasIn(ctx context.Context, tx pgx.Tx, claimed []string) (map[string]schemaThere, error) {
 	out := map[string]schemaThere{}
-	fenced, err := pg.Value[bool](ctx, d.workloads, fencesExist)
+	fenced, err := pg.Value[bool](ctx, tx, fencesExist)
 	if err != nil {
 		return nil, fmt.Errorf("look for fences of schemas: %w", err)
 	}
 	known := slices.Clone(claimed)
 	if fenced {
-		rows, err := pg.Query(ctx, d.workloads, fencedSchemas.For(struct{}{}))
+		rows, err := pg.Query(ctx, tx, fencedSchemas.For(struct{}{}))
 		if err != nil {
 			return nil, fmt.Errorf("read fences of schemas: %w", err)
 		}
@@ -199,7 +214,7 @@ func (d *Detectors) schemas(ctx context.Context, claimed []string) (map[string]s
 			return nil, fmt.Errorf("read fences of schemas: %w", err)
 		}
 	}
-	rows, err := pg.Query(ctx, d.workloads, schemasPresent, known)
+	rows, err := pg.Query(ctx, tx, schemasPresent, known)
 	if err != nil {
 		return nil, fmt.Errorf("list schemas: %w", err)
 	}

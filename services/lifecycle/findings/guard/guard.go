@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -26,7 +27,8 @@ var guarded = []string{"workspace", "run", "allocation"}
 
 // Guard is the drift guard. It remembers what its last scan found.
 type Guard struct {
-	db    *pgxpool.Pool
+	pool  *pgxpool.Pool
+	db    pg.Querier // the transaction of the scan that is under way
 	pages *scan.Pages
 
 	watched watch           // the triggers of rows, as the last scan found them
@@ -36,11 +38,30 @@ type Guard struct {
 }
 
 // NewGuard returns a guard whose first scan reads all live rows.
-func NewGuard(db *pgxpool.Pool, pages *scan.Pages) *Guard { return &Guard{db: db, pages: pages} }
+func NewGuard(db *pgxpool.Pool, pages *scan.Pages) *Guard { return &Guard{pool: db, pages: pages} }
 
 // Scan finds the rows that were changed outside their saga. Triggers record evidence of each write that the product did
-// not make; the rows themselves are read only if the triggers may have been kept from firing since the last scan.
+// not make; the rows themselves are read only if the triggers may have been kept from firing since the last scan. It
+// reads in one transaction, of which each statement sees what is committed by then.
 func (g *Guard) Scan(ctx context.Context) ([]finding.Seen, error) {
+	was := *g
+	var seen []finding.Seen
+	err := pg.InTx(ctx, g.pool, func(ctx context.Context, tx pgx.Tx) error {
+		*g = was
+		g.db, g.pages = tx, was.pages.Over(tx)
+		var err error
+		seen, err = g.scan(ctx)
+		return err
+	})
+	if err != nil {
+		*g = was
+		return nil, err
+	}
+	g.db, g.pages = was.db, was.pages
+	return seen, nil
+}
+
+func (g *Guard) scan(ctx context.Context) ([]finding.Seen, error) {
 	open, err := g.openRows(ctx)
 	if err != nil {
 		return nil, err

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -54,13 +52,25 @@ type Pages struct {
 	// page has more rows than Size only by those inserted then.
 	For time.Duration
 
-	db *pgxpool.Pool
+	db    pg.Querier
+	found *foundEnds
+}
+
+// foundEnds are the ends of pages as they were found last.
+type foundEnds struct {
 	mu sync.Mutex
-	of map[string]ends // as they were found last
+	of map[string]ends
 }
 
 // NewPages returns pages of size rows.
-func NewPages(db *pgxpool.Pool, size int) *Pages { return &Pages{Size: size, For: endsFor, db: db} }
+func NewPages(db pg.Querier, size int) *Pages {
+	return &Pages{Size: size, For: endsFor, db: db, found: &foundEnds{}}
+}
+
+// Over returns the same pages, read over q: a transaction that reads several tables costs one commit.
+func (p *Pages) Over(q pg.Querier) *Pages {
+	return &Pages{Size: p.Size, For: p.For, db: q, found: p.found}
+}
 
 type ends struct {
 	ids   []string // the last is lastID
@@ -69,25 +79,25 @@ type ends struct {
 }
 
 func (p *Pages) known(rowType string) []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if e := p.of[rowType]; time.Since(e.at) < time.Duration(e.times)*p.For {
+	p.found.mu.Lock()
+	defer p.found.mu.Unlock()
+	if e := p.found.of[rowType]; time.Since(e.at) < time.Duration(e.times)*p.For {
 		return e.ids
 	}
 	return nil
 }
 
 func (p *Pages) keep(rowType string, ids []string, at time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.of == nil {
-		p.of = map[string]ends{}
+	p.found.mu.Lock()
+	defer p.found.mu.Unlock()
+	if p.found.of == nil {
+		p.found.of = map[string]ends{}
 	}
 	times := 1
-	if slices.Equal(ids, p.of[rowType].ids) {
+	if slices.Equal(ids, p.found.of[rowType].ids) {
 		times = stableTimes
 	}
-	p.of[rowType] = ends{ids: ids, at: at, times: times}
+	p.found.of[rowType] = ends{ids: ids, at: at, times: times}
 }
 
 // Each calls fn for each page of the ids of a type of rows, first to last. Together the pages contain every id, also

@@ -29,9 +29,10 @@ var (
 			open_attempt = (r.fence = 0)::int, open_since = CASE WHEN r.fence = 0 THEN mesh.clock() END,
 			version = r.version + 1
 		FROM c WHERE r.id = c.id
-		RETURNING `+runs.Columns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8,
-			(SELECT mesh.rolled_back()), c.fence, c.open_attempt, c.open_since,
-			COALESCE((SELECT w.op_seq FROM lifecycle.workspace w WHERE w.id = r.workspace_id) > r.op_last, false)`)
+		RETURNING `+runs.Columns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8 AS seconds_left,
+			(SELECT mesh.rolled_back()) AS paused, c.fence AS former_fence, c.open_attempt AS former_attempt,
+			c.open_since AS former_since,
+			COALESCE((SELECT w.op_seq FROM lifecycle.workspace w WHERE w.id = r.workspace_id) > r.op_last, false) AS outdrawn`)
 	resumeAttempts = pg.Define(pg.RoleLifecycle, "saga.resume_attempts", `
 		UPDATE lifecycle.saga_step s SET state = 'running', fence = r.fence, why_waiting = '', heartbeat_at = mesh.clock(),
 			version = s.version + 1

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,12 +14,31 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga/runs"
 )
 
-func join(lists ...[]any) []any {
-	var out []any
-	for _, l := range lists {
-		out = append(out, l...)
+// leasedRow is a run that was leased, with what its former driver left. The names of the columns are those of the
+// lease's select list.
+type leasedRow struct {
+	runs.Run
+
+	SecondsLeft   float64    `db:"seconds_left"` // of the run's deadline
+	Paused        bool       `db:"paused"`
+	FormerFence   int64      `db:"former_fence"`
+	FormerAttempt int        `db:"former_attempt"`
+	FormerSince   *time.Time `db:"former_since"`
+	Outdrawn      bool       `db:"outdrawn"`
+}
+
+// leased returns the run as it is driven from now on.
+func (r *leasedRow) leased() *Run {
+	h := &Run{
+		Run: r.Run, Outputs: map[string]json.RawMessage{}, Paused: r.Paused, Overdue: r.SecondsLeft <= 0,
+		RunLeft: time.Duration(r.SecondsLeft * float64(time.Second)), outdrawn: r.Outdrawn,
 	}
-	return out
+	// An outdrawn run's open attempt is a row that was written by the build which drew the numbers; the columns in the
+	// run's row are older.
+	if !r.Outdrawn {
+		h.former = formerLease{fence: r.FormerFence, attempt: r.FormerAttempt, since: r.FormerSince}
+	}
+	return h
 }
 
 // unreadableError names a leased run that this build cannot drive.
@@ -50,17 +68,12 @@ func (k *Keeper) leaseRows(ctx context.Context, tx pgx.Tx, limit int, skip []str
 	var out []*Run
 	var bad []*unreadableError
 	for rows.Next() {
-		h := &Run{Outputs: map[string]json.RawMessage{}}
-		var left float64
-		if err := rows.Scan(join(targets(&h.Run),
-			[]any{&left, &h.Paused, &h.former.fence, &h.former.attempt, &h.former.since, &h.outdrawn})...); err != nil {
-			return nil, nil, &unreadableError{runID: h.Run.ID, err: err}
+		// Of a row that cannot be read the columns before the one at fault are set, and the id is the first.
+		row, err := pgx.RowToStructByName[leasedRow](rows)
+		if err != nil {
+			return nil, nil, &unreadableError{runID: row.ID, err: err}
 		}
-		h.RunLeft, h.Overdue = time.Duration(left*float64(time.Second)), left <= 0
-		if h.outdrawn {
-			// the open attempt is a row written by the build that drew the numbers; the columns in the run's row are older
-			h.former = formerLease{}
-		}
+		h := row.leased()
 		if h.Def, err = k.core.Drivable(&h.Run); err != nil {
 			bad = append(bad, &unreadableError{runID: h.Run.ID, err: err, former: h.former})
 			continue
@@ -131,16 +144,4 @@ func (k *Keeper) openAttempts(ctx context.Context, tx pgx.Tx, leased []*Run) err
 		return err
 	}
 	return k.core.Point(ctx, "lease.before_commit", leased[0].Place())
-}
-
-// targets returns where Scan puts the columns of a row, in the order of its select list. It is for statements that
-// return several rows side by side, whose columns have the same names, and for those of which a part must be read
-// though the rest cannot be.
-func targets[T any](row *T) []any {
-	v := reflect.ValueOf(row).Elem()
-	out := make([]any, v.NumField())
-	for i := range out {
-		out[i] = v.Field(i).Addr().Interface()
-	}
-	return out
 }

@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 const (
@@ -44,6 +46,8 @@ type Hub struct {
 	// The loop alone reads them.
 	after  string
 	halved int
+	// resting is set while the last list of both kinds found nothing; of the loop alone.
+	resting bool
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
@@ -143,11 +147,33 @@ func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 	if idle {
 		return false
 	}
-	more := h.sweepNodes(ctx)
-	if !whole {
-		return more
+	if whole && h.resting && h.nothing(ctx) {
+		return false
 	}
-	return h.sweepCancels(ctx) || more
+	more := h.sweepNodes(ctx)
+	if whole {
+		more = h.sweepCancels(ctx) || more
+		h.resting = !more
+	}
+	return more
+}
+
+// nothing reports whether no node has an open task and no cancel waits for its answer. It asks for both in one
+// transaction; if it cannot tell, the lists do.
+func (h *Hub) nothing(ctx context.Context) bool {
+	call, cancel := context.WithTimeout(ctx, sweepWithin)
+	defer cancel()
+	found := 0
+	count := func(rows pgx.Rows) error {
+		for rows.Next() {
+			found++
+		}
+		return rows.Err()
+	}
+	var batch pg.Batch
+	batch.Queue(nodesWithTasks, 1, firstNode).Query(count)
+	batch.Queue(listCancels, 1).Query(count)
+	return batch.Send(call, h.db) == nil && found == 0
 }
 
 // sweepNodes continues after the last page of a list that failed, so that the last nodes get their hints though a whole

@@ -1,4 +1,7 @@
-package project
+// Package rowbody encodes the messages of events as the bodies of projected rows, and decodes them.
+//
+// A body keeps the fields of a message that this build does not know, so that a later build reads them.
+package rowbody
 
 import (
 	"bytes"
@@ -17,28 +20,29 @@ import (
 // so that a later build can return them. No field of a message has this name, because those begin with a letter.
 const wholeField = "@whole"
 
-// content is the body of a row before it is encoded. Encoding is deferred because most rows of a batch are superseded
+// Content is the body of a row before it is encoded. Encoding is deferred because most rows of a batch are superseded
 // by later ones and never written.
-type content struct {
-	message   proto.Message
-	stored    json.RawMessage // of an event that is stored as JSON; it is the body as it is
-	showNames bool            // of the environment of workloads only the names are shown
+type Content struct {
+	Message   proto.Message
+	Stored    json.RawMessage // of an event that is stored as JSON; it is the body as it is
+	ShowNames bool            // of the environment of workloads only the names are shown
 }
 
-// decode decodes an event into m, and returns it with the body of a row that holds the whole message.
-func decode[M proto.Message](r events.Record, m M) (M, *content, error) {
+// Of decodes an event into m, and returns it with the body of a row that holds the whole message.
+func Of[M proto.Message](r events.Record, m M) (M, *Content, error) {
 	if err := r.Decode(m); err != nil {
 		return m, nil, err
 	}
-	return m, &content{message: m, stored: r.Stored}, nil
+	return m, &Content{Message: m, Stored: r.Stored}, nil
 }
 
-func (c *content) encode() (json.RawMessage, error) {
-	body, err := c.stored, error(nil)
+// Encode returns the body as it is stored.
+func (c *Content) Encode() (json.RawMessage, error) {
+	body, err := c.Stored, error(nil)
 	if body == nil {
-		body, err = encode(c.message)
+		body, err = encode(c.Message)
 	}
-	if err == nil && c.showNames {
+	if err == nil && c.ShowNames {
 		return wrapped(secretenv.ShowNamesIn(body))
 	}
 	return body, err
