@@ -33,7 +33,8 @@ func TestEveryStateHasAWayOut(t *testing.T) {
 				t.Errorf("%s from %s: %v is not a typed refusal", names.Of(verb), names.Of(state), err)
 				continue
 			}
-			if refusal.Reason == commonv1.Reason_REASON_PRECONDITION_FAILED && refusal.Remedy == "" {
+			if common := fault.RowOf(refusal.Reason).Remedy; refusal.Remedy == common &&
+				refusal.Reason == commonv1.Reason_REASON_PRECONDITION_FAILED {
 				t.Errorf("%s from %s: the refusal has no next action of its own", names.Of(verb), names.Of(state))
 			}
 		}
