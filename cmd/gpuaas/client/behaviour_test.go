@@ -467,6 +467,10 @@ func TestBadValuesAreRefused(t *testing.T) {
 	for line, want := range map[string]string{
 		"workspaces escalate demo2 --out -":                                              "a file named - is ./-",
 		"nodes list --limit -1":                                                          "--limit -1: it is 1 or more",
+		"nodes enroll --name rack1 --gpus -2 -o json":                                    "--gpus -2: it is 0 or more",
+		"policy set node.heartbeat_stale_after_seconds -5":                               "stands after --",
+		"events show -1":                                                                 "stands after --",
+		"workspaces create a --tenant acme --storage 9999P":                              `"9999P"`,
 		"nodes probe node-1 --timeout -5s":                                               "--timeout -5s: it is 0 or longer",
 		"workspaces wait demo2 --for state=active --timeout -1s":                         "--timeout -1s: it is 0 or longer",
 		"nodes list --request-timeout -1s":                                               "-1s: it is 0 or longer",

@@ -250,6 +250,10 @@ func (f *failedRelease) refusal() error {
 	if f.open {
 		options = append(options, fault.Conflicting(f.run.ID))
 	}
+	if f.hold.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+		options = append(options, fault.Remedy("only a release that failed is retried or forced; a workspace releases its "+
+			"allocation by `gpuaas workspaces decommission WS --reason TEXT`"))
+	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this allocation cannot be freed that way now",
 		options...)
 }

@@ -37,6 +37,12 @@ func (r *Roster) applyAuthority(s *Session, n *recoveryv1.NodeAuthority) {
 		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_SUPERSEDED, "this node was enrolled anew"), ""))
 		return
 	}
+	if n.GetConfirmed() == gen && n.GetConfirmedSessionId() == "" {
+		// A hold, quarantine or fence ended the session, and the node was reactivated before this replica heard of that.
+		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN,
+			"a decision about this node ended the session: open another one", fault.RetryAfter(100*time.Millisecond)), ""))
+		return
+	}
 	if n.GetConfirmed() > gen && n.GetConfirmedSessionId() != s.ID &&
 		s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
 		r.replace(s, n.GetReplacedNonce())

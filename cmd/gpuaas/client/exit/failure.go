@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,9 +36,16 @@ func Usage(err error) error {
 	return &usageError{err}
 }
 
+// negative matches the parser's error for an argument such as -5, which it takes for short flags.
+var negative = regexp.MustCompile(`^unknown shorthand flag: '[0-9]'`)
+
 // WrongValue replaces the parser's error for the value of a flag with one that describes the values that the flag
-// takes. It returns any other error unchanged.
+// takes, and adds to the error for a negative number among the arguments how to give one. It returns any other error
+// unchanged.
 func WrongValue(err error) error {
+	if negative.MatchString(err.Error()) {
+		return fmt.Errorf("%w: an argument that begins with a dash stands after --", err)
+	}
 	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return err

@@ -26,8 +26,8 @@ var units = []struct {
 
 // ParseBytes reads an amount of storage: `10Gi`, `500M`, or bytes.
 func ParseBytes(text string) (int64, error) {
+	given, factor := text, 1.0
 	text = strings.TrimSuffix(strings.TrimSpace(text), "B")
-	factor := 1.0
 	for _, u := range units {
 		if rest, ok := strings.CutSuffix(text, u.suffix); ok {
 			text, factor = rest, u.factor
@@ -36,7 +36,7 @@ func ParseBytes(text string) (int64, error) {
 	}
 	n, err := strconv.ParseFloat(text, 64)
 	if err != nil || n < 0 || math.IsNaN(n) || n*factor > math.MaxInt64/2 {
-		return 0, fmt.Errorf("%q is no amount of storage, such as 10Gi", text)
+		return 0, fmt.Errorf("%q is no amount of storage, such as 10Gi", given)
 	}
 	return int64(n * factor), nil
 }

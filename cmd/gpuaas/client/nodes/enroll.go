@@ -56,6 +56,9 @@ func enrollCommand(p *kit.Program) *cobra.Command {
 			if name == "" {
 				return exit.Usage(errors.New("enroll needs --name N"))
 			}
+			if gpus < 0 {
+				return exit.Usage(fmt.Errorf("--gpus %d: it is 0 or more", gpus))
+			}
 			if out == "" && !s.Structured() {
 				return exit.Usage(errors.New("the bundle holds a token: name a directory with --out DIR, or take it as data " +
 					"with -o json"))

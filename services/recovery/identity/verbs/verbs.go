@@ -38,9 +38,22 @@ func Transition(from commonv1.NodeIdentityState, copied string, verb recoveryv1.
 	if !slices.Contains(sources(verb), from) {
 		return from, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"the identity is "+names.Of(from)+": "+names.Of(verb)+" does not apply",
-			fault.Unmet("the identity is "+names.Of(from)+", and not one of: "+list(sources(verb))))
+			fault.Unmet("the identity is "+names.Of(from)+", and not one of: "+list(sources(verb))),
+			fault.Remedy(afterRefusal(from, to)))
 	}
 	return to, nil
+}
+
+// afterRefusal returns the next action of a person whose verb does not apply to the state of the node's identity.
+func afterRefusal(from, to commonv1.NodeIdentityState) string {
+	switch {
+	case from == to:
+		return "the identity is in that state already: nothing is to be done"
+	case from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING:
+		return "the machine has not enrolled: run `gpuaas-node-agent enroll --bundle DIR` on it, or retire the node"
+	default:
+		return "the node is kept out of work already; `gpuaas nodes reactivate NODE --reason TEXT` lets it in again"
+	}
 }
 
 // checkRole refuses a person without the security role what only that role may decide: a fence, the end of a fence, and

@@ -28,8 +28,14 @@ func TestEveryStateHasAWayOut(t *testing.T) {
 				}
 				continue
 			}
-			if _, ok := fault.As(err); !ok {
+			refusal, ok := fault.As(err)
+			if !ok {
 				t.Errorf("%s from %s: %v is not a typed refusal", names.Of(verb), names.Of(state), err)
+				continue
+			}
+			if common := fault.RowOf(refusal.Reason).Remedy; refusal.Remedy == common &&
+				refusal.Reason == commonv1.Reason_REASON_PRECONDITION_FAILED {
+				t.Errorf("%s from %s: the refusal has no next action of its own", names.Of(verb), names.Of(state))
 			}
 		}
 		final := state == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED
