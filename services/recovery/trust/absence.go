@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -11,6 +12,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/trust/absence"
 )
+
+// Stop is a time in which no certificate is issued.
+type Stop struct {
+	From   time.Time
+	Until  time.Time // zero: it lasts
+	Reason string    // for people
+}
 
 // noteAbsence counts a check of the authority, and passes on when its absence begins to count, that it goes on, and
 // when it is over, unless this replica has lost the lease meanwhile.

@@ -28,13 +28,6 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 )
 
-// Stop is a time in which no certificate is issued.
-type Stop struct {
-	From   time.Time
-	Until  time.Time // zero: it lasts
-	Reason string    // for people
-}
-
 // Deps are the dependencies of a Preflight.
 type Deps struct {
 	Logger *slog.Logger

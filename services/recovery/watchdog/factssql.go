@@ -90,7 +90,7 @@ var forgottenByRule = []*pg.Statement{
 		DELETE FROM recovery.watch_instance i USING (
 			SELECT x.workspace_id, x.epoch FROM recovery.watch_instance x WHERE x.state = 'ended' AND x.epoch < (
 				SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = x.workspace_id)
-			LIMIT 2000) over
+			ORDER BY x.workspace_id LIMIT 2000) over
 		WHERE i.workspace_id = over.workspace_id AND i.epoch = over.epoch`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
 		DELETE FROM recovery.class_sighting WHERE seen_at < mesh.clock() - interval '1 day'`),

@@ -121,8 +121,8 @@ const (
 	Reason_REASON_KEY_REUSE                Reason = 106 // the key of this certificate request certifies another node
 	Reason_REASON_INSTANCE_OF_LOST_HISTORY Reason = 103 // the driver has another instance at this (workspace, epoch): it was launched by a history that this database lost
 	// People.
-	Reason_REASON_ROLE_NOT_HELD        Reason = 112 // nobody gives a role that their own roles do not include
-	Reason_REASON_LAST_SECURITY_PERSON Reason = 113 // without this person nobody could make or end people
+	Reason_REASON_ROLE_NOT_HELD        Reason = 112 // a role may be given only by a person whose own roles include it
+	Reason_REASON_LAST_SECURITY_PERSON Reason = 113 // the last person who may make and end people
 	// Requests, continued.
 	Reason_REASON_AMBIGUOUS Reason = 114 // a name or a part of an id stands for several objects; they are in `unmet`
 	// Of requests, continued.
@@ -141,7 +141,7 @@ const (
 	Reason_REASON_RESUME_TOKEN_EXPIRED            Reason = 123 // take a new snapshot
 	Reason_REASON_POSITION_NOT_REACHED            Reason = 124 // the projection has not come to min_pos in time
 	// Identity of nodes and their sessions, continued.
-	Reason_REASON_RECORDS_MISSING        Reason = 126 // the control plane lacks records of many nodes at once, and suspects itself: nobody is refused for good
+	Reason_REASON_RECORDS_MISSING        Reason = 126 // the control plane lacks records of many nodes at once, and suspects itself: no node is refused for good
 	Reason_REASON_RECORD_UNREADABLE      Reason = 127 // a record of this node has a value that this build does not know
 	Reason_REASON_CERTIFICATE_UNTRUSTED  Reason = 150 // its issuer is not among those that the ingress trusts
 	Reason_REASON_AUTO_RECOVERY_OFF      Reason = 151 // the policy lets only an operator's bundle bring a node back

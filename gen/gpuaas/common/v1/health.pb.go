@@ -22,14 +22,14 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// PartState is how one part of the mesh is, as somebody who uses it has seen it.
+// PartState is how one part of the mesh is, as seen by the part that uses it.
 type PartState int32
 
 const (
 	PartState_PART_STATE_UNSPECIFIED PartState = 0
 	PartState_PART_STATE_OK          PartState = 1
 	PartState_PART_STATE_DOWN        PartState = 2 // it was asked and failed
-	PartState_PART_STATE_UNKNOWN     PartState = 3 // whoever would know cannot be asked: no evidence of either
+	PartState_PART_STATE_UNKNOWN     PartState = 3 // the process that would know cannot be asked: no evidence of either
 	PartState_PART_STATE_OFF         PartState = 4 // none is configured, on purpose
 )
 

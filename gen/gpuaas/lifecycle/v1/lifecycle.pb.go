@@ -1738,7 +1738,7 @@ func (*EndLeasesResponse) Descriptor() ([]byte, []int) {
 	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{24}
 }
 
-// StreamWorkResponse answers the request of the same id, or is a lease that nobody asked for.
+// StreamWorkResponse answers the request of the same id, or is a lease that was not asked for.
 type StreamWorkResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    int64                  `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`

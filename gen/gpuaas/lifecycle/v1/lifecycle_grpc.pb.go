@@ -574,7 +574,7 @@ const (
 type WorkspaceServiceClient interface {
 	// CreateTenant is idempotent on the name with the same quota.
 	CreateTenant(ctx context.Context, in *CreateTenantRequest, opts ...grpc.CallOption) (*CreateTenantResponse, error)
-	// RequestOperation is the one way to create, replace, cancel or end a workspace. Whoever asks while one is open joins it or is refused.
+	// RequestOperation is the one way to create, replace, cancel or end a workspace. A request while one is open joins it or is refused.
 	RequestOperation(ctx context.Context, in *RequestOperationRequest, opts ...grpc.CallOption) (*RequestOperationResponse, error)
 	// GetActions says for each verb whether it is possible now, what is unmet and what it would do.
 	GetActions(ctx context.Context, in *GetActionsRequest, opts ...grpc.CallOption) (*GetActionsResponse, error)
@@ -626,7 +626,7 @@ func (c *workspaceServiceClient) GetActions(ctx context.Context, in *GetActionsR
 type WorkspaceServiceServer interface {
 	// CreateTenant is idempotent on the name with the same quota.
 	CreateTenant(context.Context, *CreateTenantRequest) (*CreateTenantResponse, error)
-	// RequestOperation is the one way to create, replace, cancel or end a workspace. Whoever asks while one is open joins it or is refused.
+	// RequestOperation is the one way to create, replace, cancel or end a workspace. A request while one is open joins it or is refused.
 	RequestOperation(context.Context, *RequestOperationRequest) (*RequestOperationResponse, error)
 	// GetActions says for each verb whether it is possible now, what is unmet and what it would do.
 	GetActions(context.Context, *GetActionsRequest) (*GetActionsResponse, error)

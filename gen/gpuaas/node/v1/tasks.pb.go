@@ -470,7 +470,7 @@ type Workload struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Image string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"` // for container runtimes
-	// Argv, never a shell line. Command and arguments are public: they are stored as they were sent, and whoever may read the workspace reads them. A
+	// Argv, never a shell line. Command and arguments are public: they are stored as they were sent, and all who may read the workspace can read them. A
 	// secret goes into `env`.
 	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
 	Args    []string `protobuf:"bytes,4,rep,name=args,proto3" json:"args,omitempty"`

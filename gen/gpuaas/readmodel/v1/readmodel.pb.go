@@ -450,7 +450,7 @@ type ComponentStatus struct {
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
 	ObservedAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
 	State         v1.PartState           `protobuf:"varint,5,opt,name=state,proto3,enum=gpuaas.common.v1.PartState" json:"state,omitempty"`
-	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`                                       // of this state, as far as it was watched; unset where nobody watches
+	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`                                       // of this state, as far as it was watched; unset where it is not watched
 	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`                                     // of what is not ok; empty if it is
 	NextAction    string                 `protobuf:"bytes,8,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`           // of what is not ok; empty if it is
 	Severity      v1.Severity            `protobuf:"varint,9,opt,name=severity,proto3,enum=gpuaas.common.v1.Severity" json:"severity,omitempty"` // of what is not ok, where it is known

@@ -505,7 +505,7 @@ func (UnimplementedTaskServiceHandler) ChangeTask(context.Context, *v1.ChangeTas
 type WorkspaceServiceClient interface {
 	// CreateTenant is idempotent on the name with the same quota.
 	CreateTenant(context.Context, *v1.CreateTenantRequest) (*v1.CreateTenantResponse, error)
-	// RequestOperation is the one way to create, replace, cancel or end a workspace. Whoever asks while one is open joins it or is refused.
+	// RequestOperation is the one way to create, replace, cancel or end a workspace. A request while one is open joins it or is refused.
 	RequestOperation(context.Context, *v1.RequestOperationRequest) (*v1.RequestOperationResponse, error)
 	// GetActions says for each verb whether it is possible now, what is unmet and what it would do.
 	GetActions(context.Context, *v1.GetActionsRequest) (*v1.GetActionsResponse, error)
@@ -581,7 +581,7 @@ func (c *workspaceServiceClient) GetActions(ctx context.Context, req *v1.GetActi
 type WorkspaceServiceHandler interface {
 	// CreateTenant is idempotent on the name with the same quota.
 	CreateTenant(context.Context, *v1.CreateTenantRequest) (*v1.CreateTenantResponse, error)
-	// RequestOperation is the one way to create, replace, cancel or end a workspace. Whoever asks while one is open joins it or is refused.
+	// RequestOperation is the one way to create, replace, cancel or end a workspace. A request while one is open joins it or is refused.
 	RequestOperation(context.Context, *v1.RequestOperationRequest) (*v1.RequestOperationResponse, error)
 	// GetActions says for each verb whether it is possible now, what is unmet and what it would do.
 	GetActions(context.Context, *v1.GetActionsRequest) (*v1.GetActionsResponse, error)
