@@ -198,7 +198,7 @@ func list(fields []string) string {
 
 // withEvidence adds the evidence to what the detector saw of the rows. If a row was put back by hand and its seal fits,
 // its evidence is settled, which ends the finding; but a change is reported once, however soon it was put back.
-func (g *Guard) withEvidence(ctx context.Context, seen []finding.Seen, open map[finding.Key]bool, all bool,
+func (g *round) withEvidence(ctx context.Context, seen []finding.Seen, open map[finding.Key]bool, all bool,
 ) ([]finding.Seen, error) {
 	traces, err := g.unsettled(ctx, all)
 	if err != nil {
@@ -264,7 +264,7 @@ var openOfKind = pg.Define(pg.RoleLifecycle, "guard.open_of_kind",
 		WHERE f.resolved_at IS NULL AND f.kind = $1`)
 
 // openRows returns the rows of which a finding is open, with whether it reports a broken seal.
-func (g *Guard) openRows(ctx context.Context) (map[finding.Key]bool, error) {
+func (g *round) openRows(ctx context.Context) (map[finding.Key]bool, error) {
 	kind := names.Of(RowChanged)
 	list, err := pg.All[openRow](ctx, g.db, openOfKind, kind, SealBroken)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -28,13 +29,25 @@ var guarded = []string{"workspace", "run", "allocation"}
 // Guard is the drift guard. It remembers what its last scan found.
 type Guard struct {
 	pool  *pgxpool.Pool
-	db    pg.Querier // the transaction of the scan that is under way
 	pages *scan.Pages
 
+	mu   sync.Mutex // held by a scan
+	last known
+}
+
+// known is what a scan leaves for the next one.
+type known struct {
 	watched watch           // the triggers of rows, as the last scan found them
 	misfits map[rowKey]bool // the rows whose seal did not fit in the last scan
 	// unlisted is true if there was evidence in the last scan that the triggers had not listed.
 	unlisted bool
+}
+
+// round is one scan in its transaction.
+type round struct {
+	db    pg.Querier
+	pages *scan.Pages
+	known
 }
 
 // NewGuard returns a guard whose first scan reads all live rows.
@@ -42,26 +55,28 @@ func NewGuard(db *pgxpool.Pool, pages *scan.Pages) *Guard { return &Guard{pool: 
 
 // Scan finds the rows that were changed outside their saga. Triggers record evidence of each write that the product did
 // not make; the rows themselves are read only if the triggers may have been kept from firing since the last scan. It
-// reads in one transaction, of which each statement sees what is committed by then.
+// reads in one transaction, of which each statement sees what is committed by then. A scan that fails leaves nothing
+// for the next one. One scan runs at a time.
 func (g *Guard) Scan(ctx context.Context) ([]finding.Seen, error) {
-	was := *g
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	var seen []finding.Seen
+	var next known
 	err := pg.InTx(ctx, g.pool, func(ctx context.Context, tx pgx.Tx) error {
-		*g = was
-		g.db, g.pages = tx, was.pages.Over(tx)
+		r := round{db: tx, pages: g.pages.Over(tx), known: g.last}
 		var err error
-		seen, err = g.scan(ctx)
+		seen, err = r.scan(ctx)
+		next = r.known
 		return err
 	})
 	if err != nil {
-		*g = was
 		return nil, err
 	}
-	g.db, g.pages = was.db, was.pages
+	g.last = next
 	return seen, nil
 }
 
-func (g *Guard) scan(ctx context.Context) ([]finding.Seen, error) {
+func (g *round) scan(ctx context.Context) ([]finding.Seen, error) {
 	open, err := g.openRows(ctx)
 	if err != nil {
 		return nil, err
@@ -133,7 +148,7 @@ var misfitsAmong = pg.DefineDynamic(pg.RoleLifecycle, "guard.misfits_among", fun
 // not fit. If all is set, as in the first scan of this process, after the triggers were changed, and while one of them
 // does not fire, it reads all live rows and those written since the transaction behind; otherwise only those whose seal
 // did not fit before.
-func (g *Guard) brokenSeals(ctx context.Context, open map[finding.Key]bool, all bool, behind string) ([]finding.Seen,
+func (g *round) brokenSeals(ctx context.Context, open map[finding.Key]bool, all bool, behind string) ([]finding.Seen,
 	error,
 ) {
 	known := g.knownMisfits(open)
@@ -166,7 +181,7 @@ func (g *Guard) brokenSeals(ctx context.Context, open map[finding.Key]bool, all 
 
 // knownMisfits returns the ids of the rows, by type, whose seal did not fit in the last scan, or which have an open
 // finding of a broken seal.
-func (g *Guard) knownMisfits(open map[finding.Key]bool) map[string][]string {
+func (g *round) knownMisfits(open map[finding.Key]bool) map[string][]string {
 	known := maps.Clone(g.misfits)
 	if known == nil {
 		known = map[rowKey]bool{}

@@ -86,7 +86,7 @@ var unlistedEvidence = pg.Define(pg.RoleLifecycle, "guard.unlisted_evidence", `
 
 // unsettled reads the evidence that is not settled. It compares all evidence with all that is settled if all is set,
 // and as long as there is some that is not listed: triggers alone list evidence.
-func (g *Guard) unsettled(ctx context.Context, all bool) ([]*trace, error) {
+func (g *round) unsettled(ctx context.Context, all bool) ([]*trace, error) {
 	if !all && !g.unlisted {
 		return readTraces(ctx, g.db, openEvidence)
 	}

@@ -46,10 +46,10 @@ func Transition(from commonv1.NodeIdentityState, copied string, verb recoveryv1.
 
 // afterRefusal returns the next action of a person whose verb does not apply to the state of the node's identity.
 func afterRefusal(from, to commonv1.NodeIdentityState) string {
-	switch {
-	case from == to:
+	switch from {
+	case to:
 		return "the identity is in that state already: nothing is to be done"
-	case from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING:
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING:
 		return "the machine has not enrolled: run `gpuaas-node-agent enroll --bundle DIR` on it, or retire the node"
 	default:
 		return "the node is kept out of work already; `gpuaas nodes reactivate NODE --reason TEXT` lets it in again"
