@@ -100,7 +100,7 @@ func (s *Service) addBackground(ctx context.Context) error {
 		return err
 	}
 	// Only a restore can undo a migration, so this is checked seldom.
-	b.Health.Ready("migrations", service.Seldom(time.Minute,
+	b.Health.Ready("migrations", service.Seldom(10*time.Second,
 		func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) }))
 	b.Add(app.Task{Name: "background", Run: sweeps.Run})
 	return nil

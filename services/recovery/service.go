@@ -70,9 +70,9 @@ func (s *Service) parts() []func(context.Context) error {
 	return []func(context.Context) error{
 		s.openAuthority,  // signs the certificates of nodes: embedded, or a process of its own
 		s.openKeys,       // of join states and recovery tokens, and those that verify tasks and persons
-		s.openPort,       // the internal port, which services call
 		s.openLifecycle,  // client of lifecycle
 		s.openProfiles,   // where agents connect, and whom they trust
+		s.openPort,       // the internal port, which services call
 		s.addIdentities,  // states of nodes, and the verbs that change them
 		s.addFences,      // tells lifecycle what may be given work
 		s.addEnroller,    // certificates for nodes, and bundles to install them

@@ -37,8 +37,10 @@ func (r *Roster) applyAuthority(s *Session, n *recoveryv1.NodeAuthority) {
 		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_SUPERSEDED, "this node was enrolled anew"), ""))
 		return
 	}
-	if n.GetConfirmed() == gen && n.GetConfirmedSessionId() == "" {
-		// A hold, quarantine or fence ended the session, and the node was reactivated before this replica heard of that.
+	if n.GetConfirmedSessionId() == "" && (n.GetConfirmed() > gen || n.GetIssued() == gen) {
+		// A hold, quarantine or fence ended the session, and the node was reactivated before this replica heard of that. The
+		// other decision that leaves no session confirmed, a rollback's adoption, issues the next generation with it, whose
+		// session replaces this one.
 		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN,
 			"a decision about this node ended the session: open another one", fault.RetryAfter(100*time.Millisecond)), ""))
 		return

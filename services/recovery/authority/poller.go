@@ -158,13 +158,15 @@ func (p *Poller) runOnce(ctx context.Context) error {
 	var err error
 	if p.rootsDue() {
 		// The roots are read in the transaction of the decisions, so that they cost none of their own.
-		err = pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		limited, cancel := context.WithTimeout(ctx, 2*p.timeout()) // for a connection, and two reads
+		err = pg.InTx(limited, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 			var err error
 			if deltas, upTo, err = p.read(ctx, tx, after); err == nil {
 				roots, err = p.readRoots(ctx, tx)
 			}
 			return err
 		})
+		cancel()
 	} else {
 		deltas, upTo, err = p.read(ctx, p.deps.Pool, after)
 	}

@@ -81,7 +81,7 @@ const setRun = `version = $2, kind = $3, state = $4, phase = $5,
 	stalled = $7, stuck_reason = $8, attempt = $9, attempt_ver = $10, requester = $11, parent_run = $12, cancel_by = $13,
 	error_code = $14, error = $15, error_layer = $16, finished_at = $17`
 
-// forgottenAtOnce is the most rows that a statement of forget deletes; those that it bounds have it in their text.
+// forgottenAtOnce is the most rows that a statement of forget deletes, of the tables that grow with the fleet.
 const forgottenAtOnce = 2000
 
 // forgottenByRule are the statements of forget whose terms are fixed, in their order.
@@ -93,7 +93,10 @@ var forgottenByRule = []*pg.Statement{
 			ORDER BY x.workspace_id LIMIT 2000) over
 		WHERE i.workspace_id = over.workspace_id AND i.epoch = over.epoch`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
-		DELETE FROM recovery.class_sighting WHERE seen_at < mesh.clock() - interval '1 day'`),
+		DELETE FROM recovery.class_sighting s USING (
+			SELECT x.step, x.error_code, x.run_id FROM recovery.class_sighting x
+			WHERE x.seen_at < mesh.clock() - interval '1 day' ORDER BY x.seen_at LIMIT 2000) over
+		WHERE s.step = over.step AND s.error_code = over.error_code AND s.run_id = over.run_id`),
 	// A finding resolves within minutes of the change of its workspace; its event may have been set aside.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_over_emptied", `
 		DELETE FROM recovery.watch_emptied e WHERE NOT EXISTS (SELECT FROM recovery.watch_workspace w
@@ -132,9 +135,11 @@ var forgottenByAge = []*pg.Statement{
 				AND NOT EXISTS (SELECT FROM mesh.replica p
 					WHERE p.replica_id = v.replica_id AND p.beat_at > mesh.clock() - make_interval(secs => $1))
 		)
-		DELETE FROM recovery.watch_session s WHERE s.session_id = ANY (ARRAY(SELECT o.session_id FROM over o))
-			AND s.since < mesh.clock() - make_interval(secs => $1)
-		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.node_id = s.node_id AND w.state = 'active')`),
+		DELETE FROM recovery.watch_session t WHERE t.session_id = ANY (ARRAY(
+			SELECT s.session_id FROM recovery.watch_session s WHERE s.session_id = ANY (ARRAY(SELECT o.session_id FROM over o))
+				AND s.since < mesh.clock() - make_interval(secs => $1)
+				AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.node_id = s.node_id AND w.state = 'active')
+			ORDER BY s.since LIMIT 2000))`),
 	// With their instances, which nothing else would find once the workspace is gone.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_workspaces", `
 		WITH over AS (
