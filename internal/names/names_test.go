@@ -326,8 +326,11 @@ func TestRefusalsNameTheFieldAndWhatIsAllowed(t *testing.T) {
 		`{"labels":{"a":1}}`:                   "labels: a: want text, got a number",
 		`{"flag":1}`:                           "flag: want true or false, got a number",
 		`{"states":{}}`:                        "states: want a list, got an object",
-		`{"at":"yesterday"}`:                   `invalid google.protobuf.Timestamp value "yesterday"`,
-		`{"small":2147483648}`:                 "invalid value for int32 field small: 2147483648",
+		`{"at":"yesterday"}`:                   `at: "yesterday" is not a time in RFC 3339`,
+		`{"small":2147483648}`:                 "small: 2147483648 is not a number of this field's range",
+		`{"small":1e2}`:                        "small: 1e2 is not a number of this field's range",
+		`{"raw":"%"}`:                          "raw: want base64",
+		`{"ttl_seconds":1e300}`:                "ttl_seconds: 1e300 is not a number of this field's range",
 		`{"ttl_seconds":"2s"}`:                 "ttl_seconds: want a number of seconds, got text",
 		`{"denials":[{"retry_after":[1, 2]}]}`: "denials: 0: retry_after: want a number of seconds, got a list",
 	} {

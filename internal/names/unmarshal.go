@@ -2,11 +2,15 @@ package names
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"regexp"
+	"strconv"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -27,7 +31,7 @@ func Unmarshal[M proto.Message](data []byte) (M, error) {
 	return m, nil
 }
 
-// UnmarshalInto is Unmarshal into a message of the caller; it resets the message first.
+// UnmarshalInto is Unmarshal into a message of the caller; it resets the message unless it returns an error.
 func UnmarshalInto(data []byte, m proto.Message) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
@@ -61,11 +65,9 @@ var place = regexp.MustCompile(`^proto:[\s\x{a0}]*(syntax error )?(\(line \d+:\d
 func bridgeMessage(tree any, d protoreflect.MessageDescriptor) (any, error) {
 	switch {
 	case d.FullName() == durationType:
-		n, ok := tree.(json.Number)
-		if !ok {
-			return nil, fmt.Errorf("want a number of seconds, got %s", kindOf(tree))
-		}
-		return n.String() + "s", nil
+		return bridgeDuration(tree)
+	case d.FullName() == timestampType:
+		return tree, checkTime(tree)
 	case d.ParentFile().Package() == "google.protobuf":
 		return tree, nil
 	}
@@ -136,11 +138,68 @@ func bridgeValue(value any, f protoreflect.FieldDescriptor) (any, error) {
 	if got := kindOf(value); got != want {
 		return nil, fmt.Errorf("want %s, got %s", want, got)
 	}
-	if f.Enum() == nil {
-		return value, nil
+	switch v := value.(type) {
+	case json.Number:
+		return v, checkNumber(v, f)
+	case string:
+		if f.Enum() != nil {
+			return parse(f.Enum(), v)
+		}
+		if _, err := base64.StdEncoding.DecodeString(v); err != nil && f.Kind() == protoreflect.BytesKind {
+			return nil, errors.New("want base64")
+		}
 	}
-	n, err := parse(f.Enum(), value.(string)) // it is text
-	return n, err
+	return value, nil
+}
+
+// checkNumber returns an error if a field of that kind cannot have the number: protojson's own error names no path.
+func checkNumber(n json.Number, f protoreflect.FieldDescriptor) error {
+	var err error
+	switch f.Kind() {
+	case protoreflect.Int32Kind, protoreflect.Sint32Kind, protoreflect.Sfixed32Kind:
+		_, err = strconv.ParseInt(n.String(), 10, 32)
+	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Sfixed64Kind:
+		_, err = strconv.ParseInt(n.String(), 10, 64)
+	case protoreflect.Uint32Kind, protoreflect.Fixed32Kind:
+		_, err = strconv.ParseUint(n.String(), 10, 32)
+	case protoreflect.Uint64Kind, protoreflect.Fixed64Kind:
+		_, err = strconv.ParseUint(n.String(), 10, 64)
+	case protoreflect.FloatKind:
+		_, err = strconv.ParseFloat(n.String(), 32)
+	default:
+		_, err = strconv.ParseFloat(n.String(), 64)
+	}
+	if err != nil {
+		return fmt.Errorf("%s is not a number of this field's range", n)
+	}
+	return nil
+}
+
+// bridgeDuration returns a number of seconds as the text of a duration, rounded to nanoseconds.
+func bridgeDuration(tree any) (any, error) {
+	n, ok := tree.(json.Number)
+	if !ok {
+		return nil, fmt.Errorf("want a number of seconds, got %s", kindOf(tree))
+	}
+	x, err := n.Float64()
+	if err != nil || math.Abs(x) > 315_576_000_000 {
+		return nil, fmt.Errorf("%s is not a number of this field's range", n)
+	}
+	if _, err := n.Int64(); err == nil {
+		return n.String() + "s", nil
+	}
+	return strconv.FormatFloat(x, 'f', 9, 64) + "s", nil
+}
+
+func checkTime(tree any) error {
+	s, ok := tree.(string)
+	if !ok {
+		return fmt.Errorf("want a time in RFC 3339, got %s", kindOf(tree))
+	}
+	if _, err := time.Parse(time.RFC3339Nano, s); err != nil {
+		return fmt.Errorf("%q is not a time in RFC 3339", s)
+	}
+	return nil
 }
 
 func kindOf(tree any) string {
