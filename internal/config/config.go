@@ -4,13 +4,13 @@
 // accepts only the keys that the struct declares: any other key is an error, in the file and in the environment. It
 // never holds a secret: secrets are paths of files (SecretFile), read when they are needed.
 //
-// Guarantees: every problem is reported at once, each with its place; if a value cannot be read, that of the layer below
-// stays, so that it cannot cause a second, false report.
+// Guarantees: every problem is reported at once, each with its place; if a value cannot be read, that of the layer
+// below stays, so that it cannot cause a second, false report.
 //
 // A file is YAML. The text of a variable or a flag is taken as it is, the items of a list are separated by commas, and
-// numbers are written as in YAML, so that 010 is eight. Keys are the `yaml` tags of the struct's fields joined by dots; a
-// tag of "-" leaves a field out. In the environment a key is upper
-// case with underscores behind the prefix: `database.pool_size` is GPUAAS_LIFECYCLE_DATABASE_POOL_SIZE.
+// numbers are written as in YAML, so that 010 is eight. Keys are the `yaml` tags of the struct's fields joined by dots;
+// a tag of "-" leaves a field out. In the environment a key is upper case with underscores behind the prefix:
+// `database.pool_size` is GPUAAS_LIFECYCLE_DATABASE_POOL_SIZE.
 package config
 
 import (
