@@ -63,7 +63,7 @@ func (p *cluster) claimsOn(id, node, which string) int {
 }
 
 // Former instances on several machines are decided about one by one: the attestation for the dark machine does not
-// cover the one that answers.
+// cover the machine that is still connected.
 func TestFormerInstancesAreDecidedEachByItsMachine(t *testing.T) {
 	t.Parallel()
 	const orphaned = `kind IN ('workload', 'storage') AND orphaned_at IS NOT NULL AND released_at IS NULL`

@@ -36,7 +36,7 @@ type profileBook struct {
 
 func newProfileBook() *profileBook { return &profileBook{changed: make(chan struct{}, 1)} }
 
-// setDefault sets the fingerprint of the active version of the default, as recovery answers it with each session.
+// setDefault sets the fingerprint of the active version of the default, as recovery returns it for each session.
 func (b *profileBook) setDefault(fingerprint string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -221,7 +221,7 @@ func errText(err error) string {
 }
 
 // TestALeaseWithoutARequestIsOffered checks that a lease without a request is passed on, that sessions which took
-// nothing of it are named to lifecycle, and that neither delays answers.
+// nothing of it are named to lifecycle, and that neither delays the results of requests.
 func TestALeaseWithoutARequestIsOffered(t *testing.T) {
 	streaming(t, nil, func(ctx context.Context, s *Stream, _ *byCall, opened <-chan *pipe) {
 		s.offer = func(res *lifecyclev1.LeaseTasksResponse) []*lifecyclev1.NodeSession {
