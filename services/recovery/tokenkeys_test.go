@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -229,7 +230,10 @@ func TestTheKeyOfRecoveryTokensRotatesUnderLoad(t *testing.T) {
 	var running sync.WaitGroup
 	for _, h := range busy {
 		running.Go(func() {
+			pace := time.NewTicker(200 * time.Millisecond) // some 15 renewals a second: the processors are left to others
+			defer pace.Stop()
 			for recovered := 0; !stop.Load(); done.Add(1) {
+				<-pace.C
 				err := h.renew()
 				if recovered < 50 && err == nil {
 					recovered++
