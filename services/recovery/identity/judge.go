@@ -114,6 +114,9 @@ func Judge(s Standing, h Hello) Verdict {
 	switch {
 	case unknown && !forgotten && ours && p.Form == FormSigned && holdsAnother(s, p):
 		return deny(commonv1.Reason_REASON_SERIAL_SUPERSEDED)
+	case unknown && ours && p.Form == FormUnknownKey:
+		// Whether the certificate is of a lost history shows by the join state, which another replica can verify.
+		return deny(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN)
 	case h.Certificate.State == commonv1.SerialState_SERIAL_STATE_REVOKED, unknown && !forgotten:
 		return deny(commonv1.Reason_REASON_SERIAL_UNKNOWN)
 	case !ours:

@@ -148,6 +148,15 @@ func TestJudge(t *testing.T) {
 			want:  refuse(commonv1.Reason_REASON_IDENTITY_MISMATCH),
 		},
 		{
+			name: "on a certificate of no row, with a join state that this replica cannot verify", standing: active,
+			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormUnknownKey}},
+			want:  refuse(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN),
+		},
+		{
+			name: "on a certificate of no row, without a join state", standing: active, hello: identity.Hello{},
+			want: refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
+		},
+		{
 			name: "pending", standing: with(1), hello: identity.Hello{Certificate: current},
 			want: refuse(commonv1.Reason_REASON_IDENTITY_UNKNOWN),
 		},
