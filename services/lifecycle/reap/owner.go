@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"

@@ -177,7 +177,9 @@ var schemasPresent = pg.Define(pg.RoleWorkloadAdmin, "detect.schemas_present", `
 // fencedSchemas reads which workspace last wrote each schema.
 var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "detect.fenced_schemas",
 	"the first schema of a workspace makes the table",
-	func(struct{}) string { return `SELECT f.name, f.workspace_id::text AS workspace_id FROM gpuaas_fence.schema f` })
+	func(struct{}) string {
+		return `SELECT f.name, f.workspace_id::text AS workspace_id FROM gpuaas_fence.schema f`
+	})
 
 // schemas reads the tenants' schemas and roles in the workload database: every schema, and the roles of schemas, of
 // claims and of names written through a fence. A role belongs to the whole server, so that a role with none of these
