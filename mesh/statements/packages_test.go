@@ -54,6 +54,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/lifecycle/workspace"
 	_ "github.com/gpuaas/mesh/services/nodeapi/facts"
 	_ "github.com/gpuaas/mesh/services/readmodel"
+	_ "github.com/gpuaas/mesh/services/readmodel/auditlog"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/meshstatus"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/people"
