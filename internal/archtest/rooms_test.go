@@ -159,6 +159,10 @@ func readingRooms() []wall {
 	readers := []string{r + "view", r + "watch", r + "gateway", r + "escalation"}
 	return []wall{
 		{
+			name: "the audit log and the projections know no reader", from: []string{r + "auditlog", r + "project"},
+			to: append([]string{r + "list", r + "lookup", r + "status"}, readers...), product: true,
+		},
+		{
 			name: "the status of an object knows neither lists nor references", from: []string{r + "status"},
 			to: append([]string{r + "list", r + "lookup"}, readers...), product: true,
 		},
@@ -180,8 +184,8 @@ func identityRooms() []wall {
 		name: "identities know neither who enrols nor how lifecycle is told", from: []string{r + "identity"},
 		to: []string{r + "authority", r + "enrol", r + "fences", r + "instance"}, product: true,
 	}, {
-		name: "opened sessions, keys and their nodes are decided without the records of nodes",
-		from: []string{r + "identity/opened", r + "identity/joinkeys", r + "identity/keyowner"},
+		name: "sessions, keys and their nodes are decided without the records of nodes",
+		from: []string{r + "identity/judge", r + "identity/opened", r + "identity/joinkeys", r + "identity/keyowner"},
 		to:   []string{r + "identity"}, product: true,
 	}, {
 		name: "which instance may enrol is decided without knowing how one does", from: []string{r + "instance"},

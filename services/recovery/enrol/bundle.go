@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 	"github.com/gpuaas/mesh/services/recovery/instance"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
@@ -255,7 +256,7 @@ func (e *Enroller) continuesWith(r *identity.Record, a *redemption, m identity.M
 		return false
 	}
 	presented := identity.Present(e.deps.JoinStates, r, a.joinState)
-	return presented.Form == identity.FormSigned && identity.JudgeRecovery(r.Standing(m.Era), presented).Continue
+	return presented.Form == judge.FormSigned && judge.Recover(r.Standing(m.Era), presented).Continue
 }
 
 // storeBundle makes the certificate of a bundle count. All recovery tokens of the node's earlier life end. An

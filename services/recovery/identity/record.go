@@ -9,6 +9,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 )
 
 // Record is one node's row. Its row lock is held while it is changed.
@@ -57,8 +58,8 @@ type Record struct {
 }
 
 // Standing returns the fields of a record that Judge needs.
-func (r *Record) Standing(era int64) Standing {
-	return Standing{
+func (r *Record) Standing(era int64) judge.Standing {
+	return judge.Standing{
 		State: r.State, InstanceID: r.InstanceID, Issued: r.Issued, Confirmed: r.Confirmed, Era: era,
 		CurrentSerial: r.CurrentSerial, NextSerial: r.NextSerial, Ended: r.ended,
 	}
