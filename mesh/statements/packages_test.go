@@ -87,6 +87,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/tokens"
 	_ "github.com/gpuaas/mesh/services/recovery/trust"
 	_ "github.com/gpuaas/mesh/services/recovery/trust/roots"
+	_ "github.com/gpuaas/mesh/services/recovery/trust/signing"
 	_ "github.com/gpuaas/mesh/services/recovery/watchdog"
 	_ "github.com/gpuaas/mesh/services/recovery/wave"
 )
