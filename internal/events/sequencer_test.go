@@ -292,7 +292,7 @@ func TestANotificationThatFailedIsSentAgain(t *testing.T) {
 
 // A sequencer that has left its events to another, which waits for its turn, does not rely on it for longer than a
 // poll: the other may die.
-func TestACoveredSequencerLooksAgain(t *testing.T) {
+func TestACoveredSequencerReadsAgain(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	admin, err := pgx.Connect(ctx, d.AdminURL())

@@ -21,9 +21,9 @@ func ExplainIncident(kind commonv1.IncidentKind) Explanation {
 func IncidentCatalogue() []Explanation { return explainAll(ExplainIncident) }
 
 const (
-	cordoned  = "the node takes no new workspace while it is open; what runs goes on"
-	notTold   = "none by itself: what runs goes on"
-	seeBefore = "`gpuaas findings get ID` shows what should be and what is; "
+	cordoned     = "the node takes no new workspace while it is open; what runs goes on"
+	harmsNothing = "none by itself: what runs goes on"
+	seeBefore    = "`gpuaas findings get ID` shows what should be and what is; "
 )
 
 // findingRows are never written after the process starts.
@@ -51,7 +51,7 @@ var findingRows = map[commonv1.FindingKind]Explanation{
 	},
 	commonv1.FindingKind_FINDING_KIND_RESOURCE_WITHOUT_CLAIM: {
 		Meaning: "something exists for a workspace that no claim of it holds",
-		Impact:  notTold + ", and nothing would clean it up", Owner: ownerOperator,
+		Impact:  harmsNothing + ", and nothing would clean it up", Owner: ownerOperator,
 		NextAction: seeBefore + "find out who made it, and drop it once it is not needed", Action: stop,
 	},
 	commonv1.FindingKind_FINDING_KIND_SUCCESSIVE_PROVISIONS: {

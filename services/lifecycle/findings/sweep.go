@@ -134,7 +134,7 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 			Help: "Findings that this replica opened, by kind.",
 		}, []string{"kind"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "finding_looks_failed_total", Help: "Looks that could not be finished and so concluded nothing, by look.",
+			Name: "finding_looks_failed_total", Help: "Scans that could not be finished and so concluded nothing, by detector.",
 		}, []string{"look"}),
 	}
 	if err := errors.Join(deps.Metrics.Register(s.open), deps.Metrics.Register(s.opened),

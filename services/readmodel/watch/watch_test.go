@@ -419,7 +419,7 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 }
 
 // The scan of all nodes is the hub's most expensive statement. While it fails, changes from the log are still sent.
-func TestAFailedLookStopsNoWatch(t *testing.T) {
+func TestAFailedScanStopsNoWatch(t *testing.T) {
 	k := newKit(t, watch.Config{Scan: time.Millisecond}, true)
 	w := k.watch(watch.Request{Filter: watch.Filter{
 		Scope:  list.All(),
@@ -536,11 +536,11 @@ func TestAStreamChecksItsSessionWhenNotified(t *testing.T) {
 	k := newKit(t, watch.Config{Check: time.Hour}, true)
 	recheck := make(chan struct{}, 1)
 	var ended atomic.Bool
-	looks := make(chan struct{}, 2)
+	scans := make(chan struct{}, 2)
 	w := k.watch(watch.Request{
 		Filter: watch.Filter{Scope: list.All(), Topics: allTopics}, Recheck: recheck,
 		Alive: func(context.Context) error {
-			looks <- struct{}{}
+			scans <- struct{}{}
 			if ended.Load() {
 				return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
 			}
@@ -549,7 +549,7 @@ func TestAStreamChecksItsSessionWhenNotified(t *testing.T) {
 	}, nil)
 	w.bootstrapped()
 	recheck <- struct{}{}
-	<-looks
+	<-scans
 	ended.Store(true)
 	recheck <- struct{}{}
 	if err := <-w.done; !fault.Has(err, commonv1.Reason_REASON_UNAUTHENTICATED) {

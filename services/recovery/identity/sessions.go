@@ -66,10 +66,10 @@ func New(deps Deps) (*Identities, error) {
 
 // committed notifies the loops that must read what was just committed. With told, the notifier of lifecycle is among
 // them.
-func (s *Identities) committed(told bool) {
+func (s *Identities) committed(notices bool) {
 	s.deps.Wake.Notify()
 	s.deps.Changed.Notify()
-	if told {
+	if notices {
 		s.deps.Notices.Notify()
 	}
 }
@@ -146,9 +146,9 @@ func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSessio
 	for _, o := range batch.forged {
 		s.reportForged(ctx, o)
 	}
-	if told := batch.unknown; len(told) > 0 {
+	if waiting := batch.unknown; len(waiting) > 0 {
 		s.deps.Logger.ErrorContext(ctx, "join states are signed by a key that this replica does not hold; their nodes wait",
-			slog.String("key_id", told[0].KeyID), slog.Int("nodes", len(told)))
+			slog.String("key_id", waiting[0].KeyID), slog.Int("nodes", len(waiting)))
 	}
 	if err := failpoint.Hit("recovery.open_sessions.after_commit"); err != nil {
 		return nil, Moment{}, err
@@ -219,11 +219,11 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 	if err := b.report(tx); err != nil {
 		return err
 	}
-	told, err := keys.ReportUnknown(b.ctx, tx, b.identities.deps.Replica, b.unknown)
+	appended, err := keys.ReportUnknown(b.ctx, tx, b.identities.deps.Replica, b.unknown)
 	if err != nil {
 		return err
 	}
-	b.reported = b.reported || told
+	b.reported = b.reported || appended
 	if err := b.suspects.brake(b.ctx, tx, b.identities.limits(), b.moment); err != nil {
 		return err
 	}

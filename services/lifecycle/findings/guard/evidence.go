@@ -220,7 +220,7 @@ func (g *round) withEvidence(ctx context.Context, seen []finding.Seen, open map[
 	var settled []int64
 	for _, tr := range traces {
 		_, broken := at[tr.key()]
-		if _, told := open[tr.key()]; told && !broken && tr.putBack() {
+		if _, reported := open[tr.key()]; reported && !broken && tr.putBack() {
 			settled = append(settled, tr.ids...)
 			continue
 		}
