@@ -241,7 +241,7 @@ func forced(ctx context.Context, r *kit.Run, h mesh.Held, allocated *lifecyclev1
 		return stage.At(stage.Recover, err)
 	}
 	r.Evidence(orphans...)
-	if err := await.Until(ctx, "the hold to be released on a cordoned machine", await.Settle,
+	if err := await.Until(ctx, "the hold to be released on a cordoned machine", await.Limit,
 		func(ctx context.Context) error { return givenUp(ctx, m, h) }); err != nil {
 		return stage.At(stage.Recover, err)
 	}

@@ -46,7 +46,7 @@ func (x *Race) detects(ctx context.Context) error {
 	if err := x.asBefore(ctx, c); err != nil || seen != nil {
 		return stage.At(stage.Evidence, errors.Join(seen, err))
 	}
-	err = await.Until(ctx, "the second instance to be ended and the finding to be resolved", await.Settle,
+	err = await.Until(ctx, "the second instance to be ended and the finding to be resolved", await.Limit,
 		func(ctx context.Context) error {
 			f, err := x.twoInstances(ctx)
 			return errors.Join(err, openTwo(f))
