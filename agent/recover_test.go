@@ -244,8 +244,8 @@ func TestRefusalsThatMeanWaitLeaveTheAttempts(t *testing.T) {
 	}
 }
 
-// withoutTokens returns an agent's mesh and its configuration, after a session in which it was told that the policy leaves
-// recovery to operators.
+// withoutTokens returns an agent's mesh and its configuration, after a session in which it was told that the policy
+// leaves recovery to operators.
 func withoutTokens(t *testing.T) (*mesh, agent.Config) {
 	t.Helper()
 	m := newMesh(t)

@@ -292,8 +292,8 @@ func TestMissingTokenIsReportedOnceAnHour(t *testing.T) {
 	}
 }
 
-// TestALossIsReportedAgainUntilEnrolmentHasTakenNote: without a decision as often as it is tried, otherwise as often in an
-// hour as the policy allows, across restarts, and beside the attempts to recover.
+// TestALossIsReportedAgainUntilEnrolmentHasTakenNote: without a decision as often as it is tried, otherwise as often in
+// an hour as the policy allows, across restarts, and beside the attempts to recover.
 func TestALossIsReportedAgainUntilEnrolmentHasTakenNote(t *testing.T) {
 	h := newHost(t)
 	h.must(h.g.SetPolicy(true, 3))

@@ -138,7 +138,9 @@ func newestAllocation(ctx context.Context, m *mesh.Mesh, id string) (*lifecyclev
 
 // failedRelease returns the complete verdict on an allocation whose release has failed: occupied for cleanup, with a
 // reason, on a machine that takes nothing new.
-func failedRelease(ctx context.Context, m *mesh.Mesh, h mesh.Held, allocated *lifecyclev1.Allocation) (kit.Verdict, error) {
+func failedRelease(
+	ctx context.Context, m *mesh.Mesh, h mesh.Held, allocated *lifecyclev1.Allocation,
+) (kit.Verdict, error) {
 	ws, err := m.Workspace(ctx, h.ID)
 	if err != nil {
 		return kit.Verdict{}, err
@@ -148,7 +150,8 @@ func failedRelease(ctx context.Context, m *mesh.Mesh, h mesh.Held, allocated *li
 		return kit.Verdict{}, err
 	}
 	v := kit.Verdict{Reason: names.Of(allocated.GetState()), UserState: names.Of(ws.GetUserState())}
-	if allocated.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || allocated.GetOccupancy() != "cleanup" ||
+	if allocated.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED ||
+		allocated.GetOccupancy() != "cleanup" ||
 		allocated.GetLastError() == "" ||
 		!node.GetGate().GetCordoned() {
 		return v, fmt.Errorf("the hold is %s, its occupancy %s, its error %q; the machine is cordoned: %t; the workspace "+

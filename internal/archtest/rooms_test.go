@@ -191,7 +191,8 @@ func identityRooms() []wall {
 		name: "which instance may enrol is decided without knowing how one does", from: []string{r + "instance"},
 		to: []string{r + "enrol", r + "tokens"}, product: true,
 	}, {
-		name: "roots and signing issuers are kept without knowing why", from: []string{r + "trust/roots", r + "trust/signing"},
+		name: "roots and signing issuers are kept without knowing why",
+		from: []string{r + "trust/roots", r + "trust/signing"},
 		to: []string{r + "trust", r + "trust/canary"}, product: true,
 	}, {
 		name: "what follows from evidence is decided without knowing how it is kept", from: []string{r + "drift"},

@@ -25,8 +25,8 @@ type Missing struct {
 	Answer error         // enrolment refuses each such request
 }
 
-// ReportMissing reports to enrolment, over the pinned way, that this host is the node of an expired certificate, and that
-// it has no recovery token to send, or has lost the key that proves the token. Only the refusal as
+// ReportMissing reports to enrolment, over the pinned way, that this host is the node of an expired certificate, and
+// that it has no recovery token to send, or has lost the key that proves the token. Only the refusal as
 // recovery_token_missing shows that enrolment has taken note: a build that does not know the request refuses it as
 // another invalid one.
 func (e *Enroller) ReportMissing(ctx context.Context, nodeID string, cert *tls.Certificate, keyLost bool) Missing {

@@ -156,8 +156,8 @@ func become(o Order) (int, error) {
 	return code, fmt.Errorf("execute %q: %w", o.Argv[0], err)
 }
 
-// findProgram returns the path of a command. It looks up one without a slash in the workload's own PATH, as the workload's
-// own user.
+// findProgram returns the path of a command. It looks up one without a slash in the workload's own PATH, as the
+// workload's own user.
 func findProgram(command, path string) (string, error) {
 	if strings.Contains(command, "/") {
 		return command, nil

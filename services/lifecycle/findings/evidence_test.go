@@ -127,7 +127,8 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 		all.Write(text)
 	}
 	printed := all.String()
-	if strings.Contains(printed, "hunter2") || !strings.Contains(printed, obs.Redacted) || !strings.Contains(printed, `"web"`) {
+	if strings.Contains(printed, "hunter2") || !strings.Contains(printed, obs.Redacted) ||
+		!strings.Contains(printed, `"web"`) {
 		t.Errorf("the finding tells %s", printed)
 	}
 	// The row is put back in two statements, and the finding ends with the second.

@@ -56,7 +56,9 @@ func makeBench(tb testing.TB) *bench {
 		t: tb, ctx: testkit.Context(tb), db: db, pool: db.Pool(pg.RoleRecovery), keys: keys,
 		notices: &events.Signal{},
 	}
-	b.identities, err = identity.New(identity.Deps{Logger: testkit.Logger(tb), Pool: b.pool, Keys: keys, Notices: b.notices})
+	b.identities, err = identity.New(identity.Deps{
+		Logger: testkit.Logger(tb), Pool: b.pool, Keys: keys, Notices: b.notices,
+	})
 	if err != nil {
 		tb.Fatal(err)
 	}

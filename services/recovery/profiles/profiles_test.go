@@ -49,7 +49,8 @@ func TestAVersionGoesThroughItsPhases(t *testing.T) {
 	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "retiring", 3: "active"}, s.phases()); diff != "" {
 		t.Fatal(diff)
 	}
-	if offered := s.book.Default(); offered.GetVersion() != 3 || offered.GetFingerprint() != three.GetProfile().GetFingerprint() {
+	if offered := s.book.Default(); offered.GetVersion() != 3 ||
+		offered.GetFingerprint() != three.GetProfile().GetFingerprint() {
 		t.Errorf("version %d is given", offered.GetVersion())
 	}
 	checkAuthority(t, s.book, map[int64][2]bool{1: {}, 2: {}, 3: {true, true}})

@@ -280,7 +280,8 @@ func TestFenceWaitsForTheLeaseUnderWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := locked.Exec(t.Context(), `SELECT FROM lifecycle.node_gate WHERE node_id = $1 FOR SHARE`, n.id); err != nil {
+	if _, err := locked.Exec(t.Context(), `SELECT FROM lifecycle.node_gate WHERE node_id = $1 FOR SHARE`,
+		n.id); err != nil {
 		t.Fatal(err)
 	}
 	fenced := make(chan error, 1)

@@ -93,7 +93,8 @@ func RefusedOn(ctx context.Context, owner string, t view.Target, err error) erro
 	f := fault.From(err)
 	shown := *f
 	if fault.OfCaller(f.Reason) {
-		shown.Public, shown.Remedy, shown.Unmet = t.WithoutMachines(f.Public), t.WithoutMachines(f.Remedy), slices.Clone(f.Unmet)
+		shown.Public, shown.Remedy = t.WithoutMachines(f.Public), t.WithoutMachines(f.Remedy)
+		shown.Unmet = slices.Clone(f.Unmet)
 		for i, text := range shown.Unmet {
 			shown.Unmet[i] = t.WithoutMachines(text)
 		}
