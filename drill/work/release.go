@@ -111,7 +111,8 @@ func oneRelease(ctx context.Context, r *kit.Run, c *cluster.Cluster,
 		return err
 	}
 	r.Evidence(allocated.GetAllocationId())
-	r.Note("allocation %s is %s, occupancy %s: %s", allocated.GetAllocationId(), names.Of(allocated.GetState()), allocated.GetOccupancy(),
+	r.Note("allocation %s is %s, occupancy %s: %s", allocated.GetAllocationId(), names.Of(allocated.GetState()),
+		allocated.GetOccupancy(),
 		allocated.GetLastError())
 	if err := r.Check(ctx); err != nil {
 		return err
@@ -295,7 +296,8 @@ func freed(ctx context.Context, m *mesh.Mesh, h mesh.Held, was *lifecyclev1.Allo
 	}
 	if allocated.GetAllocationId() != was.GetAllocationId() ||
 		allocated.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || allocated.GetOccupancy() != "none" {
-		return fmt.Errorf("the hold is %s, its occupancy %s: %s", names.Of(allocated.GetState()), allocated.GetOccupancy(),
+		return fmt.Errorf("the hold is %s, its occupancy %s: %s", names.Of(allocated.GetState()),
+		allocated.GetOccupancy(),
 			allocated.GetLastError())
 	}
 	ws, err := m.Workspace(ctx, h.ID)

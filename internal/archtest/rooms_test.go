@@ -193,7 +193,7 @@ func identityRooms() []wall {
 	}, {
 		name: "roots and signing issuers are kept without knowing why",
 		from: []string{r + "trust/roots", r + "trust/signing"},
-		to: []string{r + "trust", r + "trust/canary"}, product: true,
+		to:   []string{r + "trust", r + "trust/canary"}, product: true,
 	}, {
 		name: "what follows from evidence is decided without knowing how it is kept", from: []string{r + "drift"},
 		to: []string{r + "drift/collect", r + "drift/judge"}, product: true,
