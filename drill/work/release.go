@@ -34,7 +34,7 @@ func ReleaseFailed() kit.Drill {
 			"wants an operator",
 		Recovers: "the first hold by retry-release after the machine's return; the second by force-release with evidence " +
 			"while it is away (a wrong fence and orphans " +
-			"that nobody acknowledged are refused), and the machine reaps the orphans and is uncordoned as it returns",
+			"that were not acknowledged are refused), and the machine reaps the orphans and is uncordoned as it returns",
 		Needs: "its own mesh: a machine whose agent can be killed",
 		Expect: kit.Verdict{
 			Reason: "release_failed", UserState: "operator_action_required", Owner: "lifecycle",

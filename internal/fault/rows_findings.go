@@ -98,7 +98,7 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_SIGNING_KEYS: {
 		Meaning: "a replica does not hold a key with which the mesh signs",
-		Impact:  "what is signed by that key waits at that replica; nobody is refused for good", Owner: ownerControl,
+		Impact:  "what is signed by that key waits at that replica; nothing is refused for good", Owner: ownerControl,
 		NextAction: "give the replica the key's file (docs/keys.md)", Action: wait,
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_ISSUER_UNTRUSTED: {

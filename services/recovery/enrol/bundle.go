@@ -170,12 +170,12 @@ func mayBundle(ctx context.Context, tx pgx.Tx, r *identity.Record) error {
 		next := "find out why, and reactivate the node with `gpuaas nodes reactivate NODE`; then ask for the bundle again"
 		switch {
 		case identity.Copied(r.Alarm):
-			next = "two hosts may have the node's identity: find the second one; then someone with the security role " +
+			next = "two hosts may have the node's identity: find the second one; then a person with the security role " +
 				"reactivates the node with `gpuaas nodes reactivate NODE`, which ends the certificates and tokens of both, and " +
 				"the bundle, asked for again, gives the real machine a new identity; or retire the node, and enrol the machine " +
 				"as another one with `gpuaas nodes enroll`"
 		case reason == commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED:
-			next = "find out why; then someone with the security role reactivates the node with `gpuaas nodes reactivate " +
+			next = "find out why; then a person with the security role reactivates the node with `gpuaas nodes reactivate " +
 				"NODE`, and the bundle is asked for again"
 		}
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,

@@ -249,7 +249,7 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 		return "", fmt.Errorf("update nodes: %w", err)
 	}
 	if tag.RowsAffected() != int64(len(records)) {
-		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the node was changed by someone else in the meantime")
+		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the node was changed by another request in the meantime")
 	}
 	pos, err := events.Append(ctx, tx, evs...)
 	if err != nil {

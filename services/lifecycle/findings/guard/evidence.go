@@ -97,7 +97,7 @@ func (tr *trace) add(e evidence) error {
 	}
 	one := map[string]any{"at": e.At.UTC().Format(time.RFC3339Nano), "how": e.Op}
 	if e.Op == opUnsealed {
-		tr.last = "by somebody while its trigger did not fire, noticed at " + e.At.UTC().Format(time.RFC3339)
+		tr.last = "by an unknown session while its trigger did not fire, noticed at " + e.At.UTC().Format(time.RFC3339)
 	} else {
 		one["by"], one["application"], one["client"], one["backend"], one["transaction"] = e.User, e.Application, e.Client,
 			e.Backend, e.XID
