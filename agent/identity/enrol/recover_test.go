@@ -216,7 +216,8 @@ func TestWithoutItsKeyNoTokenIsSent(t *testing.T) {
 }
 
 // TestAMissingTokenIsReportedToEnrolment: with a proof of the certificate's key, and it counts as reported once
-// enrolment has taken note. Until then it is reported again after a wait, and what was decided otherwise counts against the hour.
+// enrolment has taken note. Until then it is reported again after a wait, and what was decided otherwise counts against
+// the hour.
 func TestAMissingTokenIsReportedToEnrolment(t *testing.T) {
 	for reason, want := range map[commonv1.Reason]enrol.Missing{
 		commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: {Noted: true},
