@@ -297,7 +297,7 @@ func freed(ctx context.Context, m *mesh.Mesh, h mesh.Held, was *lifecyclev1.Allo
 	if allocated.GetAllocationId() != was.GetAllocationId() ||
 		allocated.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || allocated.GetOccupancy() != "none" {
 		return fmt.Errorf("the hold is %s, its occupancy %s: %s", names.Of(allocated.GetState()),
-		allocated.GetOccupancy(),
+			allocated.GetOccupancy(),
 			allocated.GetLastError())
 	}
 	ws, err := m.Workspace(ctx, h.ID)

@@ -6,7 +6,7 @@ import "github.com/gpuaas/mesh/internal/pg"
 // values that Arguments makes up. Most insert one row, and read by its key at most. What they cost is in the benches
 // of the operations that they are part of.
 var refused = map[string]bool{
-	"allocation.account_instance": true, "allocation.hold_devices": true, "allocation.hold_slot_again": true,
+	"allocation.account_instance": true, "allocation.bind_devices": true, "allocation.reserve_slot_again": true,
 	"allocation.insert_allocation_row": true, "allocation.insert_instance": true,
 	"allocation.note_unaccounted_rows": true, "ask.want": true, "audit.count_in_window": true,
 	"audit.close_windows": true, "churn.set_buckets": true, "claims.change": true, "claims.intend": true,

@@ -146,7 +146,7 @@ func TestReflectionForStrangers(t *testing.T) {
 		return nil
 	})
 	// Two bodies that never come take all places, and release them.
-	hold := func() (*io.PipeWriter, chan error) {
+	occupy := func() (*io.PipeWriter, chan error) {
 		body, writer := io.Pipe()
 		done := make(chan error, 1)
 		req, err := http.NewRequestWithContext(
@@ -169,7 +169,7 @@ func TestReflectionForStrangers(t *testing.T) {
 		return writer, done
 	}
 	for range 2 {
-		writer, done := hold()
+		writer, done := occupy()
 		t.Cleanup(func() { _ = writer.Close() })
 		select {
 		case <-done:

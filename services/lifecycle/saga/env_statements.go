@@ -7,7 +7,7 @@ import (
 
 // Statements of a step's environment.
 var (
-	lockLeasedRun = pg.Define(pg.RoleLifecycle, "saga.hold_run", `
+	lockLeasedRun = pg.Define(pg.RoleLifecycle, "saga.lock_leased_run", `
 		SELECT r.fence = $2 AND r.owner IS NOT NULL AND r.step = $3 AND r.phase = $4 AS leased,
 			mesh.rolled_back() AS rolled_back
 		FROM lifecycle.saga_run r WHERE r.id = $1 FOR SHARE`)

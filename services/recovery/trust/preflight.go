@@ -206,7 +206,7 @@ func (p *Preflight) takeLeaseAndRead(ctx context.Context, out *Round) (preflight
 			since = new(time.Since(p.checkedAt).Seconds())
 		}
 		var err error
-		if out.Held, err = pg.Value[bool](ctx, tx, holdLease, p.deps.Replica, p.cfg.Lease.Seconds(), since,
+		if out.Held, err = pg.Value[bool](ctx, tx, takeLease, p.deps.Replica, p.cfg.Lease.Seconds(), since,
 			!p.begun); err != nil {
 			return fmt.Errorf("take the lease of the preflight: %w", err)
 		}
@@ -279,7 +279,7 @@ func (p *Preflight) conclude(ctx context.Context, c *check) (bool, error) {
 		if row, err = pg.One[preflightRow](ctx, tx, lockRow); err != nil {
 			return fmt.Errorf("lock preflight: %w", err)
 		}
-		if held, err = pg.Value[bool](ctx, tx, holdsLease, p.deps.Replica); err != nil || !held {
+		if held, err = pg.Value[bool](ctx, tx, hasLease, p.deps.Replica); err != nil || !held {
 			return err
 		}
 		next := p.next(row, c)
