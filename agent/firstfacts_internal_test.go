@@ -18,11 +18,11 @@ func TestTheFirstFactsStand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := a.facts.takeAll()
+	reported := a.facts.takeAll()
 	a.checkRoom(t.Context(), true)
 	a.facts.refresh(t.Context())
 	if changed := a.facts.changed(); changed != nil {
-		t.Errorf("told %v, then found %v: %v", told, changed, hostfacts.Changed(told, changed))
+		t.Errorf("told %v, then found %v: %v", reported, changed, hostfacts.Changed(reported, changed))
 	}
 	if err := a.Close(); err != nil {
 		t.Error(err)

@@ -129,7 +129,7 @@ func (a *Agent) wakeObserver() {
 // observe reports the workloads to the control plane: those that changed at once, all of them at the start of a session
 // and every ObserveEvery.
 func (a *Agent) observe(ctx context.Context) error {
-	told := map[string]observation.Digest{}
+	reported := map[string]observation.Digest{}
 	full := time.NewTicker(a.cfg.ObserveEvery)
 	defer full.Stop()
 	for {
@@ -138,11 +138,11 @@ func (a *Agent) observe(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-a.work.Changed():
 		case <-a.nudge:
-			clear(told)
+			clear(reported)
 		case <-full.C:
-			clear(told)
+			clear(reported)
 		}
-		a.observeOnce(ctx, told)
+		a.observeOnce(ctx, reported)
 		if !app.Sleep(ctx, a.cfg.ObserveLeast) {
 			return context.Cause(ctx)
 		}

@@ -56,31 +56,31 @@ type mesh struct {
 	nodeID     string
 	grpcServer *grpc.Server
 
-	mu        sync.Mutex
-	instances int
-	instance  string
-	issued    int64
-	hellos    []*nodev1.Hello
-	denial    *commonv1.Denial // instead of a Welcome
-	lists     bool             // a RunList is announced; the test sends it
-	observed  chan *nodev1.Observation
-	enrolFail error
-	tellFails []commonv1.Reason // of the next requests that tell of a missing token, one each
-	results   chan *nodev1.TaskResult
-	frames    chan string
-	host      *commonv1.HostFacts // as reported last
-	told      []*commonv1.Diagnostic
-	keys      []*nodev1.TaskKey // of Welcome
-	accepted  chan []string     // the ids of task keys that agents report
-	streams   []grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
-	enrols    []*recoveryv1.EnrollRequest
-	refused   string               // a token that is too old
-	lifts     bool                 // a recovery ends the denial
-	policy    *commonv1.NodePolicy // of Welcome; nil: intervals alone
-	answers   chan *nodev1.ProfileAnswer
-	gives     func(*commonv1.Profile) // changes the profile of the reply to a recovery
-	has       string                  // the fingerprint in answers to heartbeats
-	beats     int                     // answered ones that had it
+	mu          sync.Mutex
+	instances   int
+	instance    string
+	issued      int64
+	hellos      []*nodev1.Hello
+	denial      *commonv1.Denial // instead of a Welcome
+	lists       bool             // a RunList is announced; the test sends it
+	observed    chan *nodev1.Observation
+	enrolFail   error
+	reportFails []commonv1.Reason // of the next requests that tell of a missing token, one each
+	results     chan *nodev1.TaskResult
+	frames      chan string
+	host        *commonv1.HostFacts // as reported last
+	diagnostics []*commonv1.Diagnostic
+	keys        []*nodev1.TaskKey // of Welcome
+	accepted    chan []string     // the ids of task keys that agents report
+	streams     []grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
+	enrols      []*recoveryv1.EnrollRequest
+	refused     string               // a token that is too old
+	lifts       bool                 // a recovery ends the denial
+	policy      *commonv1.NodePolicy // of Welcome; nil: intervals alone
+	answers     chan *nodev1.ProfileAnswer
+	gives       func(*commonv1.Profile) // changes the profile of the reply to a recovery
+	has         string                  // the fingerprint in answers to heartbeats
+	beats       int                     // answered ones that had it
 }
 
 func newMesh(t *testing.T) *mesh {
@@ -178,9 +178,9 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 	defer m.mu.Unlock()
 	m.enrols = append(m.enrols, request)
 	if request.GetTokenMissing() != nil {
-		if len(m.tellFails) > 0 {
-			fail := m.tellFails[0]
-			m.tellFails = m.tellFails[1:]
+		if len(m.reportFails) > 0 {
+			fail := m.reportFails[0]
+			m.reportFails = m.reportFails[1:]
 			return nil, fault.ToConnect(fault.New(fail, "", fault.RetryAfter(time.Millisecond)), "")
 		}
 		return nil, fault.ToConnect(fault.New(commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING, ""), "")
@@ -296,7 +296,7 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 		switch f := frame.GetFrame().(type) {
 		case *nodev1.ConnectRequest_Diagnostic:
 			m.mu.Lock()
-			m.told = append(m.told, f.Diagnostic.GetDiagnostics()...)
+			m.diagnostics = append(m.diagnostics, f.Diagnostic.GetDiagnostics()...)
 			m.mu.Unlock()
 		case *nodev1.ConnectRequest_Heartbeat:
 			if changed := f.Heartbeat.GetChangedFacts(); changed != nil {
@@ -308,7 +308,7 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 				&nodev1.ConnectResponse{
 					Frame: &nodev1.ConnectResponse_HeartbeatAck{
 						HeartbeatAck: &nodev1.HeartbeatAck{
-							Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now(), ProfileFingerprint: m.profileTold(),
+							Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now(), ProfileFingerprint: m.profileSent(),
 						},
 					},
 				},

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// profileTold returns the fingerprint of an answer to a heartbeat, and counts those that have one.
-func (m *mesh) profileTold() string {
+// profileSent returns the fingerprint of an answer to a heartbeat, and counts those that have one.
+func (m *mesh) profileSent() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.has != "" {
@@ -21,8 +21,8 @@ func (m *mesh) profileTold() string {
 	return m.has
 }
 
-// tellProfile has answers to heartbeats carry a fingerprint, and returns once a few more have.
-func (m *mesh) tellProfile(fingerprint string) {
+// sendProfile has answers to heartbeats carry a fingerprint, and returns once a few more have.
+func (m *mesh) sendProfile(fingerprint string) {
 	m.t.Helper()
 	m.mu.Lock()
 	m.has, m.beats = fingerprint, 0
@@ -59,12 +59,12 @@ func TestTheAnnouncedProfileIsCompared(t *testing.T) {
 		}
 		return out
 	}
-	m.tellProfile("fp")
+	m.sendProfile("fp")
 	if got := drift(); len(got) != 0 {
 		t.Fatalf("the same profile: %+v", got)
 	}
-	m.tellProfile("another")
-	m.tellProfile("another")
+	m.sendProfile("another")
+	m.sendProfile("another")
 	if got := drift(); len(got) != 1 || got[0].Count != 1 || !got[0].EndedAt.IsZero() ||
 		got[0].RetryCorrelationID != "" {
 		t.Fatalf("another profile: %+v", got)
@@ -72,14 +72,14 @@ func TestTheAnnouncedProfileIsCompared(t *testing.T) {
 	testkit.Eventually(t, testkit.Patience, func() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		for _, d := range m.told {
+		for _, d := range m.diagnostics {
 			if d.GetCount() == 1 && d.GetEndedAt() == nil {
 				return nil
 			}
 		}
 		return errors.New("the control plane is not told")
 	})
-	m.tellProfile("fp")
+	m.sendProfile("fp")
 	if got := drift(); len(got) != 1 || got[0].EndedAt.IsZero() {
 		t.Errorf("the same profile again: %+v", got)
 	}

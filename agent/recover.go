@@ -81,7 +81,7 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 				"`gpuaas nodes bundle` ("+why+")")
 	}
 	if _, err := a.store.RecoveryTokens(); err != nil {
-		return a.blockedFor(ctx, max(a.tellMissing(ctx, err, why), a.slow()), codeTokenMissing,
+		return a.blockedFor(ctx, max(a.reportMissing(ctx, err, why), a.slow()), codeTokenMissing,
 			err.Error()+": an operator must issue a bundle, `gpuaas nodes bundle` ("+why+")")
 	}
 	if errors.Is(cause, errLost) { // no session's failure was recorded, with which the outage begins
@@ -112,10 +112,10 @@ func (a *Agent) recoverIdentity(ctx context.Context, cause error) error {
 	return a.sleep(ctx, attempt.Wait)
 }
 
-// tellMissing reports to enrolment that this host has no recovery token to send, where its certificate has expired:
+// reportMissing reports to enrolment that this host has no recovery token to send, where its certificate has expired:
 // recovery's own records may still have a token that it would accept, and the node would be expected back for as long.
 // lack is the error of identity.Store.RecoveryTokens, why the reason of the refusal. It returns the wait to the next.
-func (a *Agent) tellMissing(ctx context.Context, lack error, why string) time.Duration {
+func (a *Agent) reportMissing(ctx context.Context, lack error, why string) time.Duration {
 	cert := a.store.Certificate()
 	node, ok := a.store.Node()
 	if !ok || cert == nil || why != names.Of(commonv1.Reason_REASON_CERTIFICATE_EXPIRED) &&
@@ -127,8 +127,8 @@ func (a *Agent) tellMissing(ctx context.Context, lack error, why string) time.Du
 	if !may {
 		return 0
 	}
-	out := a.enrol.TellMissing(ctx, node.NodeID, cert, errors.Is(lack, identity.ErrRecoveryKeyLost))
-	a.warn(ctx, "what enrolment was told not recorded", a.noted(a.recovery.EndMissing(out.Told, out.Counts)))
+	out := a.enrol.ReportMissing(ctx, node.NodeID, cert, errors.Is(lack, identity.ErrRecoveryKeyLost))
+	a.warn(ctx, "what enrolment was told not recorded", a.noted(a.recovery.EndMissing(out.Noted, out.Counts)))
 	return out.Wait
 }
 

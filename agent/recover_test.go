@@ -244,9 +244,9 @@ func TestRefusalsThatMeanWaitLeaveTheAttempts(t *testing.T) {
 	}
 }
 
-// toldOff returns an agent's mesh and its configuration, after a session in which it was told that the policy leaves
-// recovery to operators.
-func toldOff(t *testing.T) (*mesh, agent.Config) {
+// withoutTokens returns an agent's mesh and its configuration, after a session in which it was told that the policy
+// leaves recovery to operators.
+func withoutTokens(t *testing.T) (*mesh, agent.Config) {
 	t.Helper()
 	m := newMesh(t)
 	cfg := config(t.TempDir())
@@ -263,7 +263,7 @@ func toldOff(t *testing.T) (*mesh, agent.Config) {
 // TestWhereThePolicyIsOffOnlyAnOperatorRecovers: the agent remembers the policy, asks once whether it is still off, and
 // takes an operator's token.
 func TestWhereThePolicyIsOffOnlyAnOperatorRecovers(t *testing.T) {
-	m, cfg := toldOff(t)
+	m, cfg := withoutTokens(t)
 	m.enrolFail = fault.New(commonv1.Reason_REASON_AUTO_RECOVERY_OFF, "")
 	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
 	end, _ := run(t, open(t, cfg))
@@ -287,7 +287,7 @@ func TestWhereThePolicyIsOffOnlyAnOperatorRecovers(t *testing.T) {
 
 // TestAPolicyThatIsOnAgainIsHeardOf: an agent that was told that it is off, and has no session since, comes back.
 func TestAPolicyThatIsOnAgainIsHeardOf(t *testing.T) {
-	m, cfg := toldOff(t)
+	m, cfg := withoutTokens(t)
 	m.lifts = true // the certificate that a recovery brings is accepted
 	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
 	end, _ := run(t, open(t, cfg))
@@ -385,15 +385,15 @@ func (m *mesh) claims() []*recoveryv1.TokenMissing {
 	return out
 }
 
-// TestEnrolmentIsToldOfALossUntilItHasTakenNote: an answer of a build that does not know the request, or of one that is
+// TestALossIsReportedUntilEnrolmentHasTakenNote: an answer of a build that does not know the request, or of one that is
 // busy, is followed by another attempt, and the one that is accepted by none.
-func TestEnrolmentIsToldOfALossUntilItHasTakenNote(t *testing.T) {
+func TestALossIsReportedUntilEnrolmentHasTakenNote(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
 	cfg.SlowRetry, cfg.Enrol.SlowRetry = 40*time.Millisecond, 40*time.Millisecond
 	enrolled(t, m, cfg)
 	setToken(t, cfg, "")
-	m.tellFails = []commonv1.Reason{
+	m.reportFails = []commonv1.Reason{
 		commonv1.Reason_REASON_RECORDS_MISSING, commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_UNAVAILABLE,
 	}
 	m.deny(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)

@@ -72,12 +72,12 @@ func (m *mesh) diagnosed(ended bool) {
 	testkit.Eventually(m.t, testkit.Patience, func() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		for _, d := range m.told {
+		for _, d := range m.diagnostics {
 			if d.GetCode() == commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL && (d.GetEndedAt() != nil) == ended {
 				return nil
 			}
 		}
-		return fmt.Errorf("told were %v", m.told)
+		return fmt.Errorf("told were %v", m.diagnostics)
 	})
 }
 

@@ -100,7 +100,7 @@ func TestTheAgentTakesNewKeysOfTasksWithoutARestart(t *testing.T) {
 	testkit.Eventually(t, time.Minute, func() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		for _, d := range m.told {
+		for _, d := range m.diagnostics {
 			if d.GetCode() == commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED {
 				return nil
 			}

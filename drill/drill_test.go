@@ -170,7 +170,7 @@ func runAll(t *testing.T, drills <-chan kit.Drill) {
 			controls = testkit.Repeat(nil, controls)
 		}
 		results, err := kit.All(ctx, m, []kit.Drill{d}, kit.Options{
-			Logger: testkit.Logger(t), Controls: controls, Each: func(r kit.Result) { tell(t, r) },
+			Logger: testkit.Logger(t), Controls: controls, Each: func(r kit.Result) { show(t, r) },
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -190,8 +190,8 @@ func runAll(t *testing.T, drills <-chan kit.Drill) {
 	}
 }
 
-// tell logs a result as it comes.
-func tell(t *testing.T, r kit.Result) {
+// show logs a result as it comes.
+func show(t *testing.T, r kit.Result) {
 	t.Helper()
 	t.Logf("%-45s passed %t, detected %.2f s of %.0f, recovered %.2f s of %.0f, took %.1f s: %s", r.Name, r.Passed,
 		r.DetectedSeconds, r.DetectionBudgetSeconds, r.RecoveredSeconds, r.RecoveryBudgetSeconds, r.ElapsedSeconds, r.Why)

@@ -69,7 +69,7 @@ func (t rig) node(ctx context.Context) *readmodelv1.Node {
 // until waits until the first machine's node is as wanted.
 func (t rig) until(ctx context.Context, what string, check func(n *readmodelv1.Node) error) {
 	t.Helper()
-	t.must(await.Until(ctx, what, await.Settle, func(ctx context.Context) error {
+	t.must(await.Until(ctx, what, await.Limit, func(ctx context.Context) error {
 		n, err := t.mesh.Node(ctx, t.cluster.Nodes[0].Name())
 		if err != nil {
 			return err

@@ -46,8 +46,8 @@ type record struct {
 	// UntrustedSince is since when the node API is untrusted, by the wall clock; zero: it is not.
 	UntrustedSince time.Time `json:"untrusted_since,omitzero"`
 	TrustDwell     int64     `json:"trust_dwell_seconds,omitempty"` // of the last policy
-	// MissingToldAt is when enrolment was told last that no recovery token is held; zero: not since the last session.
-	MissingToldAt time.Time `json:"missing_told_at,omitzero"`
+	// MissingReportedAt is when enrolment was told last that no recovery token is held; zero: not since the last session.
+	MissingReportedAt time.Time `json:"missing_told_at,omitzero"`
 	// MissingTried are the attempts of the last hour to tell it so, as Recent are those to recover.
 	MissingTried []time.Time `json:"missing_tried,omitempty"`
 }
@@ -79,8 +79,8 @@ type Governor struct {
 	marks []time.Duration
 	// untrusted is rec.UntrustedSince by the monotonic clock.
 	untrusted time.Duration
-	// missingTold is rec.MissingToldAt by the monotonic clock.
-	missingTold time.Duration
+	// missingReported is rec.MissingReportedAt by the monotonic clock.
+	missingReported time.Duration
 	// missingTries are rec.MissingTried by the monotonic clock.
 	missingTries []time.Duration
 	// unwritten is set after a change that could not be written.
@@ -266,11 +266,11 @@ func (g *Governor) Refused(serial, why string) error {
 func (g *Governor) ClearFailures() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.rec.Fresh == nil && g.rec.MissingToldAt.IsZero() && len(g.missingTries) == 0 {
+	if g.rec.Fresh == nil && g.rec.MissingReportedAt.IsZero() && len(g.missingTries) == 0 {
 		return nil
 	}
 	g.missingTries = nil
-	return g.changeLocked(func(r *record) { r.Fresh, r.MissingToldAt = nil, time.Time{} })
+	return g.changeLocked(func(r *record) { r.Fresh, r.MissingReportedAt = nil, time.Time{} })
 }
 
 // Counters returns the counts as Hello reports them.

@@ -264,43 +264,43 @@ func TestABrokenRecordIsSetAside(t *testing.T) {
 // after a session was admitted.
 func TestMissingTokenIsReportedOnceAnHour(t *testing.T) {
 	h := newHost(t)
-	told := 0
+	reported := 0
 	for at := time.Duration(0); at < 24*time.Hour; at += time.Minute {
-		if h.mayTell() {
+		if h.mayReport() {
 			h.must(h.g.EndMissing(true, false))
-			told++
+			reported++
 		}
 		if at%(7*time.Minute) == 0 {
 			h.boot()
 		}
 		h.pass(time.Minute)
 	}
-	if told != 24 {
-		t.Errorf("told %d times in a day", told)
+	if reported != 24 {
+		t.Errorf("told %d times in a day", reported)
 	}
 	h.must(h.g.ClearFailures())
 	h.boot()
-	if !h.mayTell() {
+	if !h.mayReport() {
 		t.Error("after a session it may not be told")
 	}
 	h.must(h.g.EndMissing(true, false))
 	h.wall = h.wall.Add(-48 * time.Hour)
 	h.boot()
 	h.pass(time.Hour)
-	if !h.mayTell() {
+	if !h.mayReport() {
 		t.Error("an hour after the clock was set back it may not be told")
 	}
 }
 
-// TestEnrolmentThatHasNotTakenNoteIsToldAgain: without a decision as often as it is tried, otherwise as often in an
-// hour as the policy allows, across restarts, and beside the attempts to recover.
-func TestEnrolmentThatHasNotTakenNoteIsToldAgain(t *testing.T) {
+// TestALossIsReportedAgainUntilEnrolmentHasTakenNote: without a decision as often as it is tried, otherwise as often in
+// an hour as the policy allows, across restarts, and beside the attempts to recover.
+func TestALossIsReportedAgainUntilEnrolmentHasTakenNote(t *testing.T) {
 	h := newHost(t)
 	h.must(h.g.SetPolicy(true, 3))
 	tried := func(counts bool) int {
 		count := 0
 		for range 10 {
-			if h.mayTell() {
+			if h.mayReport() {
 				h.must(h.g.EndMissing(false, counts))
 				count++
 			}
@@ -322,13 +322,13 @@ func TestEnrolmentThatHasNotTakenNoteIsToldAgain(t *testing.T) {
 		t.Errorf("%d attempts in the next hour", n)
 	}
 	h.must(h.g.ClearFailures())
-	if !h.mayTell() {
+	if !h.mayReport() {
 		t.Error("after a session it may not be told")
 	}
 }
 
-// mayTell reports whether enrolment may be told that no token is held.
-func (h *host) mayTell() bool {
+// mayReport reports whether enrolment may be told that no token is held.
+func (h *host) mayReport() bool {
 	h.t.Helper()
 	may, err := h.g.BeginMissing()
 	h.must(err)

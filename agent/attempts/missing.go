@@ -13,7 +13,7 @@ func (g *Governor) BeginMissing() (bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := g.cfg.Elapsed()
-	if !g.rec.MissingToldAt.IsZero() && now-g.missingTold < window || len(g.triesLocked()) >= g.limitLocked() {
+	if !g.rec.MissingReportedAt.IsZero() && now-g.missingReported < window || len(g.triesLocked()) >= g.limitLocked() {
 		return false, nil
 	}
 	g.missingTries = append(g.missingTries, now)
@@ -22,12 +22,12 @@ func (g *Governor) BeginMissing() (bool, error) {
 
 // EndMissing records what such an attempt came to: whether enrolment has taken note, and otherwise whether the attempt
 // counts against the hour.
-func (g *Governor) EndMissing(told, counts bool) error {
+func (g *Governor) EndMissing(noted, counts bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if told {
-		g.missingTries, g.missingTold = nil, g.cfg.Elapsed()
-		return g.changeLocked(func(r *record) { r.MissingToldAt = g.cfg.Wall() })
+	if noted {
+		g.missingTries, g.missingReported = nil, g.cfg.Elapsed()
+		return g.changeLocked(func(r *record) { r.MissingReportedAt = g.cfg.Wall() })
 	}
 	if !counts && len(g.missingTries) > 0 {
 		g.missingTries = g.missingTries[:len(g.missingTries)-1]
@@ -45,8 +45,8 @@ func (g *Governor) triesLocked() []time.Duration {
 // openMissing reads when enrolment was told last, and when that was tried; a time in the future, as after the clock was
 // set back, counts as now.
 func (g *Governor) openMissing(now time.Duration, wall time.Time) {
-	if at := g.rec.MissingToldAt; !at.IsZero() {
-		g.missingTold = now - max(wall.Sub(at), 0)
+	if at := g.rec.MissingReportedAt; !at.IsZero() {
+		g.missingReported = now - max(wall.Sub(at), 0)
 	}
 	for _, at := range g.rec.MissingTried[max(len(g.rec.MissingTried)-mostPerHour, 0):] {
 		g.missingTries = append(g.missingTries, now-max(wall.Sub(at), 0))

@@ -49,8 +49,8 @@ func (r *runner) expired(ctx context.Context, f failure) (time.Duration, error) 
 // hinted reports whether an open failed without a judgement of the control plane, with a certificate that has expired
 // by this host's clock. The clock may be wrong, so the open is tried again, but slowly.
 func (r *runner) hinted(f failure) bool {
-	_, told := fault.As(f.err)
-	return !told && !is[*expiredError](f.err) && f.cert != nil && r.active == nil && r.pastEnd(f.cert)
+	_, typed := fault.As(f.err)
+	return !typed && !is[*expiredError](f.err) && f.cert != nil && r.active == nil && r.pastEnd(f.cert)
 }
 
 // pastEnd reports whether a certificate has expired by the best estimate of the time.

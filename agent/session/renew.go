@@ -145,15 +145,15 @@ func (r *runner) issued(ctx context.Context, e event) {
 	}
 	r.renewal.request = ""
 	r.renewal.retry.Reset()
-	told := failpoint.Hit("agent.session.issued.after_fsync")
-	if told == nil {
-		told = r.c.out.Request(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_CertificateStored{
+	failed := failpoint.Hit("agent.session.issued.after_fsync")
+	if failed == nil {
+		failed = r.c.out.Request(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_CertificateStored{
 			CertificateStored: &nodev1.CertificateStored{RequestId: e.issued.GetRequestId()},
 		}})
 	}
-	if told != nil {
+	if failed != nil {
 		// The control plane learns of the certificate from the session that opens with it.
-		r.c.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "stored certificate not told", slog.Any("error", told))
+		r.c.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "stored certificate not told", slog.Any("error", failed))
 	}
 	r.renewal.flip = true
 	if !r.opening {

@@ -88,7 +88,7 @@ func (r *runner) otherTrust(ctx context.Context, code commonv1.DiagnosticCode, e
 		// Other trust does not help where a certificate has ended, or the host's clock is wrong.
 		return (!ok || invalid.Reason != x509.Expired) && hook(ctx, false)
 	}
-	if _, told := fault.As(err); told {
+	if _, typed := fault.As(err); typed {
 		return hook(ctx, true)
 	}
 	return false

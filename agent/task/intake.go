@@ -228,7 +228,7 @@ func (e *Executor) verify(ctx context.Context, offer *nodev1.TaskOffer) (Task, b
 		return t, true
 	}
 	if fault.Has(err, commonv1.Reason_REASON_TASK_OUTSIDE_WINDOW) {
-		if entry, known, lookErr := e.deps.Ledger.Get(key); lookErr == nil && known {
+		if entry, known, readErr := e.deps.Ledger.Get(key); readErr == nil && known {
 			e.sendDelivered(&t)
 			e.repeat(ctx, entry)
 			e.dispatch(ctx)
@@ -268,7 +268,7 @@ func (e *Executor) refuse(ctx context.Context, offer *nodev1.TaskOffer, key ledg
 	if key.TaskID == "" || key.Attempt <= 0 {
 		return
 	}
-	if _, known, lookErr := e.deps.Ledger.Get(key); lookErr != nil || known {
+	if _, known, readErr := e.deps.Ledger.Get(key); readErr != nil || known {
 		return
 	}
 	f := fault.From(err)

@@ -37,8 +37,8 @@ func TestALogWithoutItsRecordsIsNotChecked(t *testing.T) {
 		if result.Passed != tt.passed {
 			t.Errorf("%s: passed is %v", tt.name, result.Passed)
 		}
-		if _, told := result.Details["wal_full_page_bytes_per_minute"]; told != (tt.log.unknown == "") {
-			t.Errorf("%s: the bytes of whole pages are told: %v", tt.name, told)
+		if _, reported := result.Details["wal_full_page_bytes_per_minute"]; reported != (tt.log.unknown == "") {
+			t.Errorf("%s: the bytes of whole pages are told: %v", tt.name, reported)
 		}
 		if result.Details["autovacuums"] != int64(3) || result.Details["autoanalyzes"] != int64(2) {
 			t.Errorf("%s: %v vacuums and %v analyzes are told", tt.name, result.Details["autovacuums"],

@@ -72,13 +72,13 @@ func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, 
 	done := make(chan error, 1)
 	started := false
 	err := process.Serve(ctx, in, out, process.Verbs{
-		"start": process.With(func(_ context.Context, told serverConfig) (any, error) {
+		"start": process.With(func(_ context.Context, given serverConfig) (any, error) {
 			cfg := nodeapi.Default()
 			cfg.TrustDomain = nodeapitest.TrustDomain
-			cfg.DatabaseURLFile, cfg.SequencerURLFile = config.SecretFile(told.Database), config.SecretFile(told.Sequencer)
-			cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = told.Files.Cert, told.Files.Key,
-				told.Files.ServiceCA, told.Files.NodeCA
-			cfg.Peers.Recovery, cfg.Peers.Lifecycle = told.Recovery, told.Lifecycle
+			cfg.DatabaseURLFile, cfg.SequencerURLFile = config.SecretFile(given.Database), config.SecretFile(given.Sequencer)
+			cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = given.Files.Cert, given.Files.Key,
+				given.Files.ServiceCA, given.Files.NodeCA
+			cfg.Peers.Recovery, cfg.Peers.Lifecycle = given.Recovery, given.Lifecycle
 			cfg.DrainTimeout = time.Second
 			registry, err := obs.NewRegistry()
 			if err != nil {
@@ -104,9 +104,9 @@ func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, 
 func serveAgents(ctx context.Context, in io.Reader, out io.Writer) error {
 	var f *fleet
 	err := process.Serve(ctx, in, out, process.Verbs{
-		"trust": process.With(func(_ context.Context, told trust) (any, error) {
+		"trust": process.With(func(_ context.Context, given trust) (any, error) {
 			var err error
-			f, err = newFleet(told)
+			f, err = newFleet(given)
 			return nil, err
 		}),
 		"connect": process.With(func(ctx context.Context, cfg agentsConfig) (any, error) {

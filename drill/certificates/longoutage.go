@@ -232,7 +232,7 @@ func reissue(ctx context.Context, m *mesh.Mesh, c *cluster.Cluster, machine *age
 		return 0, err
 	}
 	var left time.Duration
-	err = await.Until(ctx, machine.Name()+" to be connected with another certificate", await.Settle,
+	err = await.Until(ctx, machine.Name()+" to be connected with another certificate", await.Limit,
 		func(ctx context.Context) error {
 			node, err := m.Node(ctx, machine.Name())
 			if err != nil {
@@ -291,7 +291,7 @@ func (o *absence) end(ctx context.Context) {
 		_ = each.held.Machine.Start() // it runs, unless the drill failed
 		// The next drill may stop its agent for longer than a certificate of this one lives.
 		o.run.Left("the certificate", await.Until(ctx, each.held.Machine.Name()+" to have one of the former life",
-			await.Settle, func(ctx context.Context) error {
+			await.Limit, func(ctx context.Context) error {
 				node, err := o.run.Mesh.Node(ctx, each.held.Node)
 				if err == nil && time.Until(node.GetIdentity().GetCertificateNotAfter().AsTime()) < time.Minute {
 					err = errors.New("it has not")

@@ -180,7 +180,7 @@ func (s *chain) prepare(ctx context.Context) error {
 	if err := m.Restart(ctx, s.cluster.Recovery, settings...); err != nil {
 		return err
 	}
-	return await.Until(ctx, "the ingress to trust the present authority", await.Settle, s.trusts)
+	return await.Until(ctx, "the ingress to trust the present authority", await.Limit, s.trusts)
 }
 
 // trusts returns nil if the preflight is ok and each replica of nodeapi trusts the issuer.
@@ -210,7 +210,7 @@ func (s *chain) inject(ctx context.Context) error {
 	if err := pki.WriteFile(s.roots, s.present); err != nil {
 		return err
 	}
-	return await.Until(ctx, "the ingress to have dropped the former root", await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, "the ingress to have dropped the former root", await.Limit, func(ctx context.Context) error {
 		if err := s.trusts(ctx); err != nil {
 			return err
 		}

@@ -41,7 +41,7 @@ func (s *chain) restore(ctx context.Context) error {
 	if err := m.Restart(ctx, s.cluster.Recovery); err != nil {
 		return err
 	}
-	if err := await.Until(ctx, "the former authority to sign", await.Settle, s.signs); err != nil {
+	if err := await.Until(ctx, "the former authority to sign", await.Limit, s.signs); err != nil {
 		return err
 	}
 	for _, machine := range s.cluster.Nodes {
@@ -66,7 +66,7 @@ func (s *chain) restore(ctx context.Context) error {
 			return err
 		}
 	}
-	return await.Until(ctx, "each node to have a certificate of the former authority", await.Settle,
+	return await.Until(ctx, "each node to have a certificate of the former authority", await.Limit,
 		func(ctx context.Context) error { return errors.Join(s.signs(ctx), s.certified(ctx)) })
 }
 

@@ -194,7 +194,7 @@ func tooOld(ctx context.Context, o *absence) error {
 // onHost waits until the agent's record on its host names a missing token, for a cause.
 func (o *absence) onHost(ctx context.Context, cause string) error {
 	file := filepath.Join(o.held.Dir, "state", "diagnostics.json")
-	return await.Until(ctx, "the record of "+cause, await.Settle, func(context.Context) error {
+	return await.Until(ctx, "the record of "+cause, await.Limit, func(context.Context) error {
 		data, err := os.ReadFile(file) // of our own mesh
 		if err != nil {
 			return err
@@ -217,7 +217,7 @@ func (o *absence) onHost(ctx context.Context, cause string) error {
 
 // shown waits until the evidence of the verdict has a detail.
 func (o *absence) shown(ctx context.Context) error {
-	return await.Until(ctx, "the evidence of the verdict", await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, "the evidence of the verdict", await.Limit, func(ctx context.Context) error {
 		node, err := o.run.Mesh.Node(ctx, o.held.Node)
 		if err == nil && !slices.ContainsFunc(node.GetVerdict().GetEvidence(), func(e *recoveryv1.Evidence) bool {
 			return strings.Contains(e.GetDetail(), o.detail)

@@ -263,7 +263,7 @@ func (t *trustRun) state(ctx context.Context, want recoveryv1.PreflightState) er
 }
 
 func (t *trustRun) awaitState(ctx context.Context, want recoveryv1.PreflightState) error {
-	return await.Until(ctx, "the preflight to be "+names.Of(want), await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, "the preflight to be "+names.Of(want), await.Limit, func(ctx context.Context) error {
 		return t.state(ctx, want)
 	})
 }
@@ -319,7 +319,7 @@ func (t *trustRun) repair(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return await.Until(ctx, "the repair", await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, "the repair", await.Limit, func(ctx context.Context) error {
 		answer, err := t.Mesh.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
 		if err != nil {
 			return err
@@ -364,7 +364,7 @@ func (t *trustRun) restored(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return await.Until(ctx, "the material from before", await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, "the material from before", await.Limit, func(ctx context.Context) error {
 		answer, err := t.Mesh.Client.Trust.GetTrust(ctx, &readmodelv1.GetTrustRequest{})
 		if err != nil {
 			return err

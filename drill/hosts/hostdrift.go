@@ -168,7 +168,7 @@ func diagnosedOnly(ctx context.Context, m *mesh.Mesh, held mesh.Held) error {
 	if err != nil {
 		return fmt.Errorf("ask for a probe: %w", err)
 	}
-	err = await.Until(ctx, "the probe of the cordoned node", await.Settle, func(ctx context.Context) error {
+	err = await.Until(ctx, "the probe of the cordoned node", await.Limit, func(ctx context.Context) error {
 		all, err := act.TasksOf(ctx, m, held.Node)
 		if err != nil {
 			return err
@@ -218,7 +218,7 @@ func accepted(ctx context.Context, r *kit.Run, held mesh.Held, root, kernel stri
 			return err
 		}
 		read := cordonedBy(r.Mesh, held.Node, r.Drill.Expect.Reason)
-		err := await.Until(ctx, "the change to be seen", await.Settle, func(ctx context.Context) error {
+		err := await.Until(ctx, "the change to be seen", await.Limit, func(ctx context.Context) error {
 			_, err := read(ctx)
 			return err
 		})
@@ -231,7 +231,7 @@ func accepted(ctx context.Context, r *kit.Run, held mesh.Held, root, kernel stri
 			return fmt.Errorf("accept the facts: %w", err)
 		}
 		r.Note("accepted: %s", answer.GetAccepted())
-		err = await.Until(ctx, "the accepted facts to end the verdict", await.Settle,
+		err = await.Until(ctx, "the accepted facts to end the verdict", await.Limit,
 			func(ctx context.Context) error { return uncordoned(ctx, r.Mesh, held.Node) })
 		if err != nil {
 			return err

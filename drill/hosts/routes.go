@@ -117,19 +117,19 @@ func addressSeen(r *kit.Run, node string) func(context.Context) (kit.Verdict, er
 func addressesBack(ctx context.Context, r *kit.Run, held mesh.Held) error {
 	m := r.Mesh
 	over := func(ctx context.Context) error { return act.Connected(ctx, m, held.Node) }
-	if err := await.Until(ctx, "the new addresses to be known", await.Settle, over); err != nil {
+	if err := await.Until(ctx, "the new addresses to be known", await.Limit, over); err != nil {
 		return err
 	}
 	if err := errors.Join(held.Machine.Stop(ctx), held.Machine.Start()); err != nil {
 		return err
 	}
 	seen := act.VerdictOf(m, held.Node, r.Drill.Expect.Reason)
-	err := await.Until(ctx, "the former addresses to be seen", await.Settle, func(ctx context.Context) error {
+	err := await.Until(ctx, "the former addresses to be seen", await.Limit, func(ctx context.Context) error {
 		_, err := seen(ctx)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return await.Until(ctx, "the former addresses to be known", await.Settle, over)
+	return await.Until(ctx, "the former addresses to be known", await.Limit, over)
 }

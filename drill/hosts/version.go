@@ -135,7 +135,7 @@ func refusedThere(ctx context.Context, r *kit.Run, held mesh.Held, other string)
 	}
 	r.About(op.GetWorkspaceId())
 	defer r.Leave(ctx, op.GetWorkspaceId())
-	err = await.Until(ctx, "the refusal to reach the workspace", await.Settle, func(ctx context.Context) error {
+	err = await.Until(ctx, "the refusal to reach the workspace", await.Limit, func(ctx context.Context) error {
 		ws, err := m.Workspace(ctx, op.GetWorkspaceId())
 		if err == nil && ws.GetLastErrorCode() != "task_type_unsupported" {
 			err = fmt.Errorf("it is %s at %q: %s %s", names.Of(ws.GetState()), ws.GetCurrentStep(), ws.GetLastErrorCode(),
@@ -146,7 +146,7 @@ func refusedThere(ctx context.Context, r *kit.Run, held mesh.Held, other string)
 	if err != nil {
 		return err
 	}
-	err = await.Until(ctx, "the node to want an operator", await.Settle, func(ctx context.Context) error {
+	err = await.Until(ctx, "the node to want an operator", await.Limit, func(ctx context.Context) error {
 		n, err := m.Node(ctx, held.Node)
 		if err == nil && (n.GetReason() != r.Drill.Expect.Reason ||
 			n.GetUserState() != commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED) {

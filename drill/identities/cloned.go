@@ -181,7 +181,7 @@ func (k *clone) prepare(ctx context.Context) error {
 	}
 	// What the API shows may be its session from before: the copy is behind once the next one is admitted.
 	was := k.before.GetSession().GetGeneration()
-	err = await.Until(ctx, "another session of "+k.machine.Name(), await.Settle, func(ctx context.Context) error {
+	err = await.Until(ctx, "another session of "+k.machine.Name(), await.Limit, func(ctx context.Context) error {
 		node, err := m.Node(ctx, k.before.GetNodeId())
 		if is := node.GetSession().GetGeneration(); err == nil && (is <= was || !node.GetConnected()) {
 			err = fmt.Errorf("generation %d, connected %t; it was %d", is, node.GetConnected(), was)
@@ -295,7 +295,7 @@ func (k *clone) apart(ctx context.Context) error {
 // back ends the copy. A machine whose copy was started and that has no new identity yet gets one: neither holder of the
 // old one may be trusted.
 func (k *clone) back(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, await.Settle)
+	ctx, cancel := context.WithTimeout(ctx, await.Limit)
 	defer cancel()
 	if k.copy == nil {
 		return k.machine.Start()

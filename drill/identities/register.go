@@ -81,7 +81,7 @@ func runRegister(ctx context.Context, r *kit.Run) error {
 		return stage.At(stage.Good, err)
 	}
 	identity := filepath.Join(instance, "state", "node.json")
-	if err := await.Until(ctx, "the instance to enrol", await.Settle,
+	if err := await.Until(ctx, "the instance to enrol", await.Limit,
 		func(context.Context) error { _, err := os.Stat(identity); return err }); err != nil {
 		return stage.At(stage.Good, err)
 	}

@@ -20,7 +20,7 @@ func TestAMeshThatIsGoneEndsTheStepsThatPutItRight(t *testing.T) {
 		steps := 0
 		wait := func(ctx context.Context) {
 			steps++
-			_ = await.Until(ctx, "an answer", await.Settle, func(context.Context) error { return errors.New("none") })
+			_ = await.Until(ctx, "an answer", await.Limit, func(context.Context) error { return errors.New("none") })
 		}
 		r := &kit.Run{}
 		r.Finally(ctx, func(ctx context.Context) {

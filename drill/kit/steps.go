@@ -75,11 +75,11 @@ func (r *Run) patience() time.Duration {
 }
 
 // Detect polls the API until it gives a verdict, at most for the detection budget.
-func (r *Run) Detect(ctx context.Context, look func(ctx context.Context) (Verdict, error)) error {
+func (r *Run) Detect(ctx context.Context, detect func(ctx context.Context) (Verdict, error)) error {
 	budget := r.patience()
 	err := await.Until(ctx, "the verdict", max(time.Until(r.FaultAt.Add(budget)), time.Millisecond),
 		func(ctx context.Context) error {
-			v, err := look(ctx)
+			v, err := detect(ctx)
 			if err == nil {
 				r.Verdict = v
 			}

@@ -18,7 +18,7 @@ func (r *Run) Retire(ctx context.Context, id string) error {
 	if _, err := m.Operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION); err != nil {
 		return stage.At(stage.Evidence, err)
 	}
-	if err := m.AwaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, await.Settle); err != nil {
+	if err := m.AwaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, await.Limit); err != nil {
 		return stage.At(stage.Evidence, err)
 	}
 	err := await.Until(ctx, "everything of it to be gone", await.Patience,

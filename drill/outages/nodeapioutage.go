@@ -209,7 +209,7 @@ func (o *blackout) end(ctx context.Context) error {
 // yet would be called down under the scaled one.
 func (o *blackout) putRight(ctx context.Context) {
 	_ = o.end(ctx) // it has ended, unless the drill failed
-	_ = await.Until(ctx, "every node to be back", await.Settle, o.allBack)
+	_ = await.Until(ctx, "every node to be back", await.Limit, o.allBack)
 	before, _ := o.run.Policy.Get(policy.HeartbeatStaleAfterSeconds)
 	o.run.Left("the policy", o.run.Mesh.SetPolicy(ctx, policy.HeartbeatStaleAfterSeconds, before))
 }

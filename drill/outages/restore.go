@@ -64,7 +64,7 @@ func beforeBackup(ctx context.Context, r *kit.Run) (*lost, error) {
 		}
 		*id = op.GetWorkspaceId()
 		r.About(*id)
-		if err := r.Mesh.AwaitState(ctx, *id, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, await.Settle); err != nil {
+		if err := r.Mesh.AwaitState(ctx, *id, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, await.Limit); err != nil {
 			return nil, err
 		}
 	}
@@ -91,7 +91,7 @@ func afterBackup(ctx context.Context, r *kit.Run, l *lost) error {
 		l.gone:      commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 		l.made:      commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 	} {
-		if err := m.AwaitState(ctx, id, state, await.Settle); err != nil {
+		if err := m.AwaitState(ctx, id, state, await.Limit); err != nil {
 			return err
 		}
 	}
@@ -148,12 +148,12 @@ func runRestored(ctx context.Context, r *kit.Run) error {
 		return err
 	}
 	if r.Control != kit.Mutated {
-		if n, err := agents.Await(ctx, m.Client, c.Nodes, await.Settle); err != nil || n < len(c.Nodes) {
+		if n, err := agents.Await(ctx, m.Client, c.Nodes, await.Limit); err != nil || n < len(c.Nodes) {
 			return stage.At(stage.Verdict, errors.Join(err, fmt.Errorf("%d of %d machines are connected", n, len(c.Nodes))))
 		}
 		// Its agent lost its session with the services, restore or not: the state that its user sees counts once the agent is
 		// back.
-		err := await.Until(ctx, "the bystander's agent", await.Settle, func(ctx context.Context) error {
+		err := await.Until(ctx, "the bystander's agent", await.Limit, func(ctx context.Context) error {
 			w, err := m.Workspace(ctx, mesh.Tenant+"/"+mesh.Bystander)
 			if err == nil && !w.GetAgentConnected() {
 				err = errors.New("it is not connected")
@@ -349,7 +349,7 @@ func declaredRestore(ctx context.Context, r *kit.Run, l *lost) error {
 	if _, err := m.Operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
 		return err
 	}
-	if err := m.AwaitState(ctx, l.recreated, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, await.Settle); err != nil {
+	if err := m.AwaitState(ctx, l.recreated, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, await.Limit); err != nil {
 		return err
 	}
 	w, err := m.Workspace(ctx, l.recreated)
@@ -373,7 +373,7 @@ func declaredRestore(ctx context.Context, r *kit.Run, l *lost) error {
 	if _, err := m.Operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
 		return err
 	}
-	err = await.Until(ctx, "the workspace to serve in a higher epoch", await.Settle, func(ctx context.Context) error {
+	err = await.Until(ctx, "the workspace to serve in a higher epoch", await.Limit, func(ctx context.Context) error {
 		now, err := m.Workspace(ctx, l.recreated)
 		if err != nil {
 			return err

@@ -96,7 +96,7 @@ func runRollback(ctx context.Context, r *kit.Run) error {
 		return err
 	}
 	present := slices.DeleteFunc(slices.Clone(c.Nodes), func(a *agents.Agent) bool { return a == h.away })
-	if n, err := agents.Await(ctx, m.Client, present, await.Settle); err != nil || n < len(present) {
+	if n, err := agents.Await(ctx, m.Client, present, await.Limit); err != nil || n < len(present) {
 		return stage.At(stage.Verdict, errors.Join(err, fmt.Errorf("%d of %d machines are connected", n, len(present))))
 	}
 	if err := errors.Join(h.bystander(ctx), h.notBlamed(ctx)); err != nil {
@@ -184,7 +184,7 @@ func (h *history) leave(ctx context.Context, c *cluster.Cluster) error {
 	if err := h.away.Kill9(); err != nil {
 		return err
 	}
-	return await.Until(ctx, h.away.Name()+" to be away", await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, h.away.Name()+" to be away", await.Limit, func(ctx context.Context) error {
 		node, err := h.run.Mesh.Node(ctx, h.absent)
 		if err == nil && node.GetConnected() {
 			err = errors.New("it is connected")
@@ -247,7 +247,7 @@ func (h *history) verdict(ctx context.Context) (kit.Verdict, error) {
 // bystander waits until the agent of the bystander is back, whose session ended with the services, and its user sees a
 // normal workspace.
 func (h *history) bystander(ctx context.Context) error {
-	return await.Until(ctx, "the bystander's agent", await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, "the bystander's agent", await.Limit, func(ctx context.Context) error {
 		w, err := h.run.Mesh.Workspace(ctx, mesh.Tenant+"/"+mesh.Bystander)
 		if err == nil && (!w.GetAgentConnected() || w.GetUserState() != commonv1.UserState_USER_STATE_NORMAL) {
 			err = fmt.Errorf("it is connected %t, %s to its user", w.GetAgentConnected(), names.Of(w.GetUserState()))

@@ -137,7 +137,7 @@ func dwellsShortly(ctx context.Context, r *kit.Run, held mesh.Held, dwell time.D
 	if err := r.Mesh.SetPolicy(ctx, policy.TrustDwellSeconds, strconv.Itoa(seconds)); err != nil {
 		return back, err
 	}
-	return back, await.Until(ctx, "the agent to know the dwell", await.Settle, func(context.Context) error {
+	return back, await.Until(ctx, "the agent to know the dwell", await.Limit, func(context.Context) error {
 		data, err := os.ReadFile(filepath.Join(held.Dir, "state", attempts.File)) // of our own mesh
 		if err != nil {
 			return err

@@ -59,7 +59,7 @@ func runRace(ctx context.Context, r *kit.Run) error {
 	defer x.Dismiss()
 	races := []func(context.Context) error{x.Plain}
 	if m.Own() && r.Control == kit.None { // the controls are about the race and its verifier, and need only one round
-		races = append(races, x.Flush, x.Beside, x.Hold)
+		races = append(races, x.Flush, x.Beside, x.Pause)
 	}
 	for _, run := range append(races, x.Check) {
 		if err := run(ctx); err != nil {

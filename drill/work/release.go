@@ -34,7 +34,7 @@ func ReleaseFailed() kit.Drill {
 			"wants an operator",
 		Recovers: "the first hold by retry-release after the machine's return; the second by force-release with evidence " +
 			"while it is away (a wrong fence and orphans " +
-			"that nobody acknowledged are refused), and the machine reaps the orphans and is uncordoned as it returns",
+			"that were not acknowledged are refused), and the machine reaps the orphans and is uncordoned as it returns",
 		Needs: "its own mesh: a machine whose agent can be killed",
 		Expect: kit.Verdict{
 			Reason: "release_failed", UserState: "operator_action_required", Owner: "lifecycle",
@@ -99,27 +99,28 @@ func oneRelease(ctx context.Context, r *kit.Run, c *cluster.Cluster,
 		return stage.At(stage.Injected, err)
 	}
 	r.Evidence(op.GetOperationId())
-	var hold *lifecyclev1.Allocation
+	var allocated *lifecyclev1.Allocation
 	err = r.Detect(ctx, func(ctx context.Context) (kit.Verdict, error) {
 		var err error
-		if hold, err = newestAllocation(ctx, m, h.ID); err != nil {
+		if allocated, err = newestAllocation(ctx, m, h.ID); err != nil {
 			return kit.Verdict{}, err
 		}
-		return failedRelease(ctx, m, h, hold)
+		return failedRelease(ctx, m, h, allocated)
 	})
 	if err != nil {
 		return err
 	}
-	r.Evidence(hold.GetAllocationId())
-	r.Note("allocation %s is %s, occupancy %s: %s", hold.GetAllocationId(), names.Of(hold.GetState()), hold.GetOccupancy(),
-		hold.GetLastError())
+	r.Evidence(allocated.GetAllocationId())
+	r.Note("allocation %s is %s, occupancy %s: %s", allocated.GetAllocationId(), names.Of(allocated.GetState()),
+		allocated.GetOccupancy(),
+		allocated.GetLastError())
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
 	if err := mesh.Answers(ctx, h.URL); err != nil {
 		return stage.At(stage.Verdict, fmt.Errorf("the fault went away before it was seen: the workload has ended: %w", err))
 	}
-	return way(ctx, r, h, hold)
+	return way(ctx, r, h, allocated)
 }
 
 // newestAllocation returns the newest allocation of a workspace.
@@ -138,7 +139,9 @@ func newestAllocation(ctx context.Context, m *mesh.Mesh, id string) (*lifecyclev
 
 // failedRelease returns the complete verdict on an allocation whose release has failed: occupied for cleanup, with a
 // reason, on a machine that takes nothing new.
-func failedRelease(ctx context.Context, m *mesh.Mesh, h mesh.Held, hold *lifecyclev1.Allocation) (kit.Verdict, error) {
+func failedRelease(
+	ctx context.Context, m *mesh.Mesh, h mesh.Held, allocated *lifecyclev1.Allocation,
+) (kit.Verdict, error) {
 	ws, err := m.Workspace(ctx, h.ID)
 	if err != nil {
 		return kit.Verdict{}, err
@@ -147,27 +150,28 @@ func failedRelease(ctx context.Context, m *mesh.Mesh, h mesh.Held, hold *lifecyc
 	if err != nil {
 		return kit.Verdict{}, err
 	}
-	v := kit.Verdict{Reason: names.Of(hold.GetState()), UserState: names.Of(ws.GetUserState())}
-	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || hold.GetOccupancy() != "cleanup" ||
-		hold.GetLastError() == "" ||
+	v := kit.Verdict{Reason: names.Of(allocated.GetState()), UserState: names.Of(ws.GetUserState())}
+	if allocated.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED ||
+		allocated.GetOccupancy() != "cleanup" ||
+		allocated.GetLastError() == "" ||
 		!node.GetGate().GetCordoned() {
 		return v, fmt.Errorf("the hold is %s, its occupancy %s, its error %q; the machine is cordoned: %t; the workspace "+
 			"is %s at %q: %s", v.Reason,
-			hold.GetOccupancy(), hold.GetLastError(), node.GetGate().GetCordoned(), names.Of(ws.GetState()),
+			allocated.GetOccupancy(), allocated.GetLastError(), node.GetGate().GetCordoned(), names.Of(ws.GetState()),
 			ws.GetCurrentStep(), ws.GetWhyWaiting())
 	}
 	return v, nil
 }
 
 // retried is the first remedy: the machine returns, and the release is tried again.
-func retried(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.Allocation) error {
+func retried(ctx context.Context, r *kit.Run, h mesh.Held, allocated *lifecyclev1.Allocation) error {
 	if err := startAgain(ctx, r, h); err != nil {
 		return err
 	}
 	retry := func(ctx context.Context) error {
 		_, err := await.Answer(ctx, "retry-release", func(ctx context.Context) (*readmodelv1.RetryReleaseResponse, error) {
 			return r.Mesh.Client.Release.RetryRelease(ctx, &readmodelv1.RetryReleaseRequest{
-				Request: &lifecyclev1.RetryReleaseRequest{AllocationId: hold.GetAllocationId(), Reason: "drill"},
+				Request: &lifecyclev1.RetryReleaseRequest{AllocationId: allocated.GetAllocationId(), Reason: "drill"},
 			})
 		})
 		return err
@@ -175,10 +179,10 @@ func retried(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.All
 	if err := retry(ctx); err != nil {
 		return stage.At(stage.Recover, err)
 	}
-	tried := hold.GetFence()
+	tried := allocated.GetFence()
 	return r.Recovered(ctx, "released after the machine's return: no claim, no workload is left, the machine takes "+
 		"new work", func(ctx context.Context) error {
-		err := freed(ctx, r.Mesh, h, hold)
+		err := freed(ctx, r.Mesh, h, allocated)
 		if err == nil {
 			return nil
 		}
@@ -196,30 +200,30 @@ func retried(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.All
 
 // forced is the second remedy: the allocation is given up with evidence while the machine is disconnected, and cleaned
 // when it returns.
-func forced(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.Allocation) error {
+func forced(ctx context.Context, r *kit.Run, h mesh.Held, allocated *lifecyclev1.Allocation) error {
 	m := r.Mesh
 	force := func(ctx context.Context, dry bool, fence int64, orphans ...string) (*lifecyclev1.ForceReleaseResponse,
 		error,
 	) {
 		resp, err := m.Client.Release.ForceRelease(ctx,
 			&readmodelv1.ForceReleaseRequest{Request: &lifecyclev1.ForceReleaseRequest{
-				AllocationId: hold.GetAllocationId(), ExpectedFence: fence,
+				AllocationId: allocated.GetAllocationId(), ExpectedFence: fence,
 				FencedProof: commonv1.FencedProof_FENCED_PROOF_NETWORK_ISOLATED, AckOrphans: orphans,
 				Reason: "drill: the machine's agent is gone", DryRun: dry,
 			}})
 		return resp.GetResponse(), err
 	}
 	shown, err := m.Client.Release.GetAllocation(ctx,
-		&readmodelv1.GetAllocationRequest{AllocationId: hold.GetAllocationId()})
+		&readmodelv1.GetAllocationRequest{AllocationId: allocated.GetAllocationId()})
 	if err != nil {
 		return stage.At(stage.Recover, err)
 	}
-	hold = shown.GetAllocation()
-	if _, err := force(ctx, false, hold.GetFence()+1); !act.Refused(err) {
+	allocated = shown.GetAllocation()
+	if _, err := force(ctx, false, allocated.GetFence()+1); !act.Refused(err) {
 		return stage.At(stage.Recover, fmt.Errorf("a force-release with another fence was to be refused and was answered %w",
 			cmp.Or(err, errors.New("yes"))))
 	}
-	if _, err := force(ctx, false, hold.GetFence()); !act.Refused(err) {
+	if _, err := force(ctx, false, allocated.GetFence()); !act.Refused(err) {
 		return stage.At(stage.Recover,
 			fmt.Errorf("a force-release without its orphans acknowledged was to be refused and was answered %w",
 				cmp.Or(err, errors.New("yes"))))
@@ -228,20 +232,20 @@ func forced(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.Allo
 	for _, c := range shown.GetClaims() {
 		orphans = append(orphans, c.GetClaimId())
 	}
-	if plan, err := force(ctx, true, hold.GetFence(), orphans...); err == nil {
+	if plan, err := force(ctx, true, allocated.GetFence(), orphans...); err == nil {
 		orphans = nil
 		for _, c := range plan.GetClaims() {
 			orphans = append(orphans, c.GetClaimId())
 		}
 	}
 	_, err = await.Answer(ctx, "force-release", func(ctx context.Context) (*lifecyclev1.ForceReleaseResponse, error) {
-		return force(ctx, false, hold.GetFence(), orphans...)
+		return force(ctx, false, allocated.GetFence(), orphans...)
 	})
 	if err != nil {
 		return stage.At(stage.Recover, err)
 	}
 	r.Evidence(orphans...)
-	if err := await.Until(ctx, "the hold to be released on a cordoned machine", await.Settle,
+	if err := await.Until(ctx, "the hold to be released on a cordoned machine", await.Limit,
 		func(ctx context.Context) error { return givenUp(ctx, m, h) }); err != nil {
 		return stage.At(stage.Recover, err)
 	}
@@ -251,7 +255,7 @@ func forced(ctx context.Context, r *kit.Run, h mesh.Held, hold *lifecyclev1.Allo
 	}
 	return r.Recovered(ctx, "the machine is back and has reaped the orphans: no claim, no workload is left, it takes "+
 		"new work", func(ctx context.Context) error {
-		return freed(ctx, m, h, hold)
+		return freed(ctx, m, h, allocated)
 	})
 }
 
@@ -263,7 +267,7 @@ func startAgain(ctx context.Context, r *kit.Run, h mesh.Held) error {
 // givenUp checks that an allocation is released on a person's attestation: the uncleaned remains are orphaned and the
 // machine takes no new work.
 func givenUp(ctx context.Context, m *mesh.Mesh, h mesh.Held) error {
-	hold, err := newestAllocation(ctx, m, h.ID)
+	allocated, err := newestAllocation(ctx, m, h.ID)
 	if err != nil {
 		return err
 	}
@@ -276,24 +280,25 @@ func givenUp(ctx context.Context, m *mesh.Mesh, h mesh.Held) error {
 	if err != nil {
 		return err
 	}
-	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || !orphaned ||
+	if allocated.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || !orphaned ||
 		!node.GetGate().GetCordoned() {
 		return fmt.Errorf("it is %s: %s, of %d claims one is orphaned: %t, the machine is cordoned: %t",
-			names.Of(hold.GetState()), hold.GetLastError(), len(claims), orphaned, node.GetGate().GetCordoned())
+			names.Of(allocated.GetState()), allocated.GetLastError(), len(claims), orphaned, node.GetGate().GetCordoned())
 	}
 	return nil
 }
 
 // freed checks that nothing of an allocation is left: at the API, and in the machine's own list of processes.
 func freed(ctx context.Context, m *mesh.Mesh, h mesh.Held, was *lifecyclev1.Allocation) error {
-	hold, err := newestAllocation(ctx, m, h.ID)
+	allocated, err := newestAllocation(ctx, m, h.ID)
 	if err != nil {
 		return err
 	}
-	if hold.GetAllocationId() != was.GetAllocationId() ||
-		hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || hold.GetOccupancy() != "none" {
-		return fmt.Errorf("the hold is %s, its occupancy %s: %s", names.Of(hold.GetState()), hold.GetOccupancy(),
-			hold.GetLastError())
+	if allocated.GetAllocationId() != was.GetAllocationId() ||
+		allocated.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || allocated.GetOccupancy() != "none" {
+		return fmt.Errorf("the hold is %s, its occupancy %s: %s", names.Of(allocated.GetState()),
+			allocated.GetOccupancy(),
+			allocated.GetLastError())
 	}
 	ws, err := m.Workspace(ctx, h.ID)
 	if err != nil {

@@ -176,7 +176,7 @@ func (l *lostResult) prepare(ctx context.Context) error {
 	l.pid = l.machine.PID()
 	l.process = host.Kernel(l.pid)
 	return await.Until(ctx, l.machine.Name()+" to be connected over the wire, and "+l.other+" to be cordoned",
-		await.Settle, l.prepared)
+		await.Limit, l.prepared)
 }
 
 func (l *lostResult) prepared(ctx context.Context) error {
@@ -229,7 +229,7 @@ func (l *lostResult) inject(ctx context.Context) error {
 		return err
 	}
 	l.run.About(l.op.GetWorkspaceId())
-	err = await.Until(ctx, "the workload to be started", await.Settle, func(context.Context) error {
+	err = await.Until(ctx, "the workload to be started", await.Limit, func(context.Context) error {
 		kept := l.wire.KeptUp()
 		if l.starts = l.started(); len(l.starts) == 0 {
 			l.wire.PassUp(kept) // what the agent had sent before it started the workload
@@ -241,7 +241,7 @@ func (l *lostResult) inject(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = await.Until(ctx, "the result to be kept back", await.Settle, func(context.Context) error {
+	err = await.Until(ctx, "the result to be kept back", await.Limit, func(context.Context) error {
 		if l.wire.KeptUp() == l.kept {
 			return errors.New("the agent has sent nothing since the start")
 		}
@@ -271,7 +271,7 @@ func (l *lostResult) passResult(ctx context.Context) error {
 	l.wire.KeepDown(true)
 	before := l.wire.KeptDown()
 	l.wire.KeepUp(false)
-	return await.Until(ctx, "the result to arrive and its acknowledgement to be kept back", await.Settle,
+	return await.Until(ctx, "the result to arrive and its acknowledgement to be kept back", await.Limit,
 		func(ctx context.Context) error {
 			task, err := l.task(ctx)
 			if err == nil && (task.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED || l.wire.KeptDown() == before) {

@@ -282,7 +282,7 @@ func late(ended <-chan outcome, cause error) []error {
 
 func asFailure(o outcome) error {
 	if o.err == nil {
-		return fmt.Errorf("task %q ended although nobody asked it to", o.name)
+		return fmt.Errorf("task %q ended although it was not asked to", o.name)
 	}
 	return fmt.Errorf("task %q: %w", o.name, o.err)
 }

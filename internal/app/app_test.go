@@ -50,7 +50,7 @@ func TestFirstFailureStopsTheRestAndIsNamed(t *testing.T) {
 		want string
 	}{
 		{"error", func(context.Context) error { return boom }, `task "bad": boom`},
-		{"nil before shutdown", func(context.Context) error { return nil }, `task "bad" ended although nobody asked it to`},
+		{"nil before shutdown", func(context.Context) error { return nil }, `task "bad" ended although it was not asked to`},
 		{"panic", func(context.Context) error { panic(boom) }, `task "bad": panic: boom`},
 	}
 	for _, tt := range tests {

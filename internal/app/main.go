@@ -79,7 +79,7 @@ func watchSignals(
 // awaitForce waits for a signal that forces the stop, and reports false if the process ended its work before such a
 // signal came.
 func awaitForce(ctx context.Context, logger *slog.Logger, signals <-chan os.Signal, quit <-chan struct{}) bool {
-	first, told := time.Now(), false
+	first, warned := time.Now(), false
 	for {
 		select {
 		case s := <-signals:
@@ -88,10 +88,10 @@ func awaitForce(ctx context.Context, logger *slog.Logger, signals <-chan os.Sign
 					slog.String("signal", s.String()))
 				return true
 			}
-			if !told {
+			if !warned {
 				logger.WarnContext(ctx, "already stopping; a signal after the grace forces the stop",
 					slog.String("signal", s.String()), slog.Duration("grace", RepeatGrace))
-				told = true
+				warned = true
 			}
 		case <-quit:
 			return false

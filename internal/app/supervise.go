@@ -40,7 +40,7 @@ func Supervise(ctx context.Context, logger *slog.Logger, name string, backoff Ba
 			failures = 0
 		}
 		if err == nil {
-			err = errors.New("ended although nobody asked it to")
+			err = errors.New("ended although it was not asked to")
 		}
 		delay := backoff.delay(failures)
 		failures++

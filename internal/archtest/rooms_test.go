@@ -159,6 +159,10 @@ func readingRooms() []wall {
 	readers := []string{r + "view", r + "watch", r + "gateway", r + "escalation"}
 	return []wall{
 		{
+			name: "the audit log and the projections know no reader", from: []string{r + "auditlog", r + "project"},
+			to: append([]string{r + "list", r + "lookup", r + "status"}, readers...), product: true,
+		},
+		{
 			name: "the status of an object knows neither lists nor references", from: []string{r + "status"},
 			to: append([]string{r + "list", r + "lookup"}, readers...), product: true,
 		},
@@ -180,15 +184,16 @@ func identityRooms() []wall {
 		name: "identities know neither who enrols nor how lifecycle is told", from: []string{r + "identity"},
 		to: []string{r + "authority", r + "enrol", r + "fences", r + "instance"}, product: true,
 	}, {
-		name: "opened sessions, keys and their nodes are decided without the records of nodes",
-		from: []string{r + "identity/opened", r + "identity/joinkeys", r + "identity/keyowner"},
+		name: "sessions, keys and their nodes are decided without the records of nodes",
+		from: []string{r + "identity/judge", r + "identity/opened", r + "identity/joinkeys", r + "identity/keyowner"},
 		to:   []string{r + "identity"}, product: true,
 	}, {
 		name: "which instance may enrol is decided without knowing how one does", from: []string{r + "instance"},
 		to: []string{r + "enrol", r + "tokens"}, product: true,
 	}, {
-		name: "the roots that replicas are sent are kept without knowing why", from: []string{r + "trust/roots"},
-		to: []string{r + "trust", r + "trust/canary"}, product: true,
+		name: "roots and signing issuers are kept without knowing why",
+		from: []string{r + "trust/roots", r + "trust/signing"},
+		to:   []string{r + "trust", r + "trust/canary"}, product: true,
 	}, {
 		name: "what follows from evidence is decided without knowing how it is kept", from: []string{r + "drift"},
 		to: []string{r + "drift/collect", r + "drift/judge"}, product: true,

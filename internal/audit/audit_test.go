@@ -276,7 +276,7 @@ func TestCountsOutliveWhatIsUndone(t *testing.T) {
 }
 
 // Refusals and rounds run concurrently, and every refusal is counted once.
-func TestCountingAndTellingAtOnce(t *testing.T) {
+func TestCountingAndReportingAtOnce(t *testing.T) {
 	w := newWorld(t)
 	ctx := person(testkit.Context(t))
 	entry := audit.Entry{Action: "node.enrol", Outcome: audit.Refused, SubjectType: "node", SubjectID: "n", Reason: "no"}

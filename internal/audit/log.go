@@ -358,7 +358,7 @@ func (l *Log) summariseBatch(ctx context.Context, tx pgx.Tx) (int, bool, error) 
 	}
 	wrote := false
 	for _, w := range list {
-		if w.Count == w.Told {
+		if w.Count == w.Reported {
 			if _, err := pg.Exec(ctx, tx, endWindow.For(l.deps.Schema), w.Key); err != nil {
 				return 0, false, fmt.Errorf("end audit window: %w", err)
 			}

@@ -20,12 +20,12 @@ type window struct {
 
 // passed is a row of a window whose time has passed.
 type passed struct {
-	Key     string    `db:"key"`
-	Entry   []byte    `db:"entry"`
-	Count   int64     `db:"count"`
-	Told    int64     `db:"told"`
-	FirstAt time.Time `db:"first_at"`
-	LastAt  time.Time `db:"last_at"`
+	Key      string    `db:"key"`
+	Entry    []byte    `db:"entry"`
+	Count    int64     `db:"count"`
+	Reported int64     `db:"told"`
+	FirstAt  time.Time `db:"first_at"`
+	LastAt   time.Time `db:"last_at"`
 }
 
 var (

@@ -52,21 +52,21 @@ func TestJobsRunAgainWhateverBecameOfTheLastRun(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
 	good, bad, panics := make(chan struct{}, 16), make(chan struct{}, 16), make(chan struct{}, 16)
-	tell := func(c chan struct{}) {
+	notify := func(c chan struct{}) {
 		select {
 		case c <- struct{}{}:
 		default:
 		}
 	}
 	stop := start(t, testkit.DB(t),
-		background.Job{Name: "good", Every: time.Second, Run: func(context.Context) error { tell(good); return nil }},
+		background.Job{Name: "good", Every: time.Second, Run: func(context.Context) error { notify(good); return nil }},
 		background.Job{
 			Name: "bad", Every: time.Second,
-			Run: func(context.Context) error { tell(bad); return errors.New("no") },
+			Run: func(context.Context) error { notify(bad); return errors.New("no") },
 		},
 		background.Job{
 			Name: "panics", Every: time.Second,
-			Run: func(context.Context) error { tell(panics); panic("really not") },
+			Run: func(context.Context) error { notify(panics); panic("really not") },
 		})
 	defer stop()
 	for _, c := range []chan struct{}{good, bad, panics, good, bad, panics} {

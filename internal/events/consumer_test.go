@@ -135,11 +135,11 @@ func TestPoisonIsParkedAndReplayed(t *testing.T) {
 		}
 		return nil
 	}
-	var told []string
+	var applied []string
 	var committed []string
 	c := newConsumer(t, events.ConsumerDeps{
 		Pool:      d.Pool(pg.RoleReadmodel),
-		Parked:    func(r events.Record, err error) { told = append(told, r.Kind) },
+		Parked:    func(r events.Record, err error) { applied = append(applied, r.Kind) },
 		Committed: func(rs []events.Record) { committed = append(committed, kinds(rs)...) },
 	}, events.ConsumerConfig{Name: "probe", Schema: "readmodel"})
 	if err := c.Drain(ctx, apply); err != nil {
@@ -148,7 +148,7 @@ func TestPoisonIsParkedAndReplayed(t *testing.T) {
 	if diff := cmp.Diff([]string{"good1", "good5"}, projected(t, d)); diff != "" {
 		t.Fatal(diff)
 	}
-	if diff := cmp.Diff([]string{"refused", "sql", "panics"}, told); diff != "" {
+	if diff := cmp.Diff([]string{"refused", "sql", "panics"}, applied); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"good", "good"}, committed); diff != "" {

@@ -242,11 +242,11 @@ func write(ctx context.Context, d *testkit.Database, writer, i int, rng *rand.Ra
 		if id, err = events.Append(ctx, tx, event("changed", aggregate, version)); err != nil {
 			return err
 		}
-		hold := rng.Float64() * 0.01
+		pause := rng.Float64() * 0.01
 		if rng.IntN(25) == 0 && strings.HasPrefix(aggregate, "own") {
-			hold = 0.3 // it commits many rounds later
+			pause = 0.3 // it commits many rounds later
 		}
-		if _, err := tx.Exec(ctx, "SELECT pg_sleep($1)", hold); err != nil {
+		if _, err := tx.Exec(ctx, "SELECT pg_sleep($1)", pause); err != nil {
 			return err
 		}
 		if abort {

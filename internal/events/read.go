@@ -73,10 +73,10 @@ func Horizon(ctx context.Context, q pg.Querier) (int64, error) {
 // position to read on from, which passes over events of other kinds. At the end of the log it equals the horizon.
 func Read(ctx context.Context, q pg.Querier, after int64, kinds []string, limit int) ([]Record, int64, error) {
 	var records []Record
-	for look := limit; ; look = max(limit, min(4*look, mostExamined)) {
+	for span := limit; ; span = max(limit, min(4*span, mostExamined)) {
 		// The numbers are read first: the events of all numbers that this statement sees are visible to every later
 		// statement.
-		part, err := numbersAfter(ctx, q, after, look)
+		part, err := numbersAfter(ctx, q, after, span)
 		if err != nil {
 			return nil, after, err
 		}

@@ -176,13 +176,13 @@ func TestATransactionHasItsIDBeforeItDrawsASeq(t *testing.T) {
 }
 
 // waiters counts the sessions that wait for an advisory lock of this database, and those that hold one.
-func waiters(t *testing.T, conn *pgx.Conn) (waiting, holding int) {
+func waiters(t *testing.T, conn *pgx.Conn) (waiting, holders int) {
 	t.Helper()
 	must(t, conn.QueryRow(t.Context(),
 		`SELECT count(*) FILTER (WHERE NOT granted), count(*) FILTER (WHERE granted) FROM pg_locks
 		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database
-			WHERE datname = current_database())`).Scan(&waiting, &holding))
-	return waiting, holding
+			WHERE datname = current_database())`).Scan(&waiting, &holders))
+	return waiting, holders
 }
 
 // While a sequencer numbers, one other waits for it and the rest return; the one that waited numbers the events that
@@ -218,8 +218,8 @@ func TestOneSequencerWaitsForAllOthers(t *testing.T) {
 	cancel()
 	must(t, <-first)
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if waiting, holding := waiters(t, admin); waiting != 0 || holding != 1 {
-			return fmt.Errorf("%d wait, %d locks are held", waiting, holding)
+		if waiting, holders := waiters(t, admin); waiting != 0 || holders != 1 {
+			return fmt.Errorf("%d wait, %d locks are held", waiting, holders)
 		}
 		return nil
 	})
@@ -292,7 +292,7 @@ func TestANotificationThatFailedIsSentAgain(t *testing.T) {
 
 // A sequencer that has left its events to another, which waits for its turn, does not rely on it for longer than a
 // poll: the other may die.
-func TestACoveredSequencerLooksAgain(t *testing.T) {
+func TestACoveredSequencerReadsAgain(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	admin, err := pgx.Connect(ctx, d.AdminURL())

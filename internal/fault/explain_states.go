@@ -69,7 +69,7 @@ var states = []Explanation{
 	{
 		Code: "operation_joined", Meaning: "an operation that serves the request was under way: the request was joined to " +
 			"it and began nothing",
-		Impact: "none: one operation runs, whoever asked", Owner: "lifecycle",
+		Impact: "none: one operation runs, for all callers who asked", Owner: "lifecycle",
 		NextAction: "wait for the operation whose id was answered",
 		Action:     commonv1.Action_ACTION_WAIT,
 	},

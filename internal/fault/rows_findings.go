@@ -21,9 +21,9 @@ func ExplainIncident(kind commonv1.IncidentKind) Explanation {
 func IncidentCatalogue() []Explanation { return explainAll(ExplainIncident) }
 
 const (
-	cordoned  = "the node takes no new workspace while it is open; what runs goes on"
-	notTold   = "none by itself: what runs goes on"
-	seeBefore = "`gpuaas findings get ID` shows what should be and what is; "
+	cordoned     = "the node takes no new workspace while it is open; what runs goes on"
+	harmsNothing = "none by itself: what runs goes on"
+	seeBefore    = "`gpuaas findings get ID` shows what should be and what is; "
 )
 
 // findingRows are never written after the process starts.
@@ -51,7 +51,7 @@ var findingRows = map[commonv1.FindingKind]Explanation{
 	},
 	commonv1.FindingKind_FINDING_KIND_RESOURCE_WITHOUT_CLAIM: {
 		Meaning: "something exists for a workspace that no claim of it holds",
-		Impact:  notTold + ", and nothing would clean it up", Owner: ownerOperator,
+		Impact:  harmsNothing + ", and nothing would clean it up", Owner: ownerOperator,
 		NextAction: seeBefore + "find out who made it, and drop it once it is not needed", Action: stop,
 	},
 	commonv1.FindingKind_FINDING_KIND_SUCCESSIVE_PROVISIONS: {
@@ -98,7 +98,7 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_SIGNING_KEYS: {
 		Meaning: "a replica does not hold a key with which the mesh signs",
-		Impact:  "what is signed by that key waits at that replica; nobody is refused for good", Owner: ownerControl,
+		Impact:  "what is signed by that key waits at that replica; nothing is refused for good", Owner: ownerControl,
 		NextAction: "give the replica the key's file (docs/keys.md)", Action: wait,
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_ISSUER_UNTRUSTED: {

@@ -18,7 +18,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_IDENTITY_HELD: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 3 * time.Second, Owner: ownerRecovery,
 		Public: "the node's identity is on hold",
-		Remedy: "look at the node's verdict; reactivate it, or have someone with the security role fence it if it was copied",
+		Remedy: "look at the node's verdict; reactivate it, or have a person with the security role fence it if it was copied",
 		Impact: "the node gets no work; its running workloads go on",
 	},
 	commonv1.Reason_REASON_IDENTITY_QUARANTINED: {
@@ -30,7 +30,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerSecurity,
 		Public: "the node's identity is revoked or fenced",
-		Remedy: "someone with the security role reactivates it; to enrol it anew, issue a bundle then " +
+		Remedy: "a person with the security role reactivates it; to enrol it anew, issue a bundle then " +
 			"(`gpuaas nodes bundle NODE`)",
 		Impact: "the node gets no work and no session; its running workloads go on",
 	},
@@ -99,14 +99,14 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_TOKEN_CONSUMED: {
 		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerSecurity,
 		Public: "the token was used before with another key",
-		Remedy: "find out who used it; then someone with the security role reactivates the node, and a fresh bundle " +
+		Remedy: "find out who used it; then a person with the security role reactivates the node, and a fresh bundle " +
 			"(`gpuaas nodes bundle NODE`) brings it back",
 		Impact: "the token's family is revoked and an alarm is raised",
 	},
 	commonv1.Reason_REASON_TOKEN_NOT_YET_VALID: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerRecovery,
 		Public: "the token is not valid yet",
-		Remedy: "wait until its time; check the clock of whoever issued it",
+		Remedy: "wait until its time; check the clock of its issuer",
 		Impact: "only this request: no token was used",
 	},
 	commonv1.Reason_REASON_JOIN_STATE_LOST: {

@@ -35,7 +35,7 @@ var requestRows = map[commonv1.Reason]Row{
 	},
 	commonv1.Reason_REASON_CONFLICT: {
 		Code: connect.CodeAborted, Action: wait, RetryAfter: 100 * time.Millisecond, Owner: ownerCaller,
-		Public: "it was changed by someone else in the meantime",
+		Public: "it was changed by another request in the meantime",
 		Remedy: "read it again and decide anew",
 		Impact: "only this request: the other change stands",
 	},
@@ -56,7 +56,7 @@ var requestRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_PERMISSION_DENIED: {
 		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerCaller,
 		Public: "the caller may not do this",
-		Remedy: "ask someone who holds the role that it needs",
+		Remedy: "ask a person who has the role that it needs",
 		Impact: "only this request; the attempt is audited",
 	},
 	commonv1.Reason_REASON_RATE_LIMITED: {
@@ -136,7 +136,7 @@ var peopleRows = map[commonv1.Reason]Row{
 	},
 	commonv1.Reason_REASON_LAST_SECURITY_PERSON: {
 		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerSecurity,
-		Public: "no other person with the role security remains for a day: without one nobody could make or end people",
+		Public: "no other person with the role security remains for a day: without one, no person could make or end people",
 		Remedy: "make another person with the role security first, for more than a day",
 		Impact: "only this request: the person goes on; the attempt is audited",
 	},

@@ -84,14 +84,14 @@ func TestAcquireReleaseExtend(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
 	server := testkit.Redis(t)
-	l, look := open(t, server, patient), raw(t, server)
+	l, redis := open(t, server, patient), raw(t, server)
 	ws, first, second := ids.New(), ids.New(), ids.New()
 
 	if out := l.Acquire(ctx, ws, first); out.Kind != lock.Won {
 		t.Fatalf("first: %+v", out)
 	}
 	key := "gpuaas:ws:" + ws + ":op"
-	if ttl := look.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 30*time.Second {
+	if ttl := redis.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 30*time.Second {
 		t.Errorf("expiry %v", ttl)
 	}
 	if out := l.Acquire(ctx, ws, first); out.Kind != lock.Won {
@@ -148,24 +148,24 @@ func TestValuesAreNotBelieved(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
 	server := testkit.Redis(t)
-	l, look := open(t, server, patient), raw(t, server)
+	l, redis := open(t, server, patient), raw(t, server)
 	ws, run := ids.New(), ids.New()
 	key := "gpuaas:ws:" + ws + ":op"
 	for _, value := range []string{
 		"", "-1", "99999999999999999999", "'; DROP TABLE workspace; --",
 		"0197b3f0-0000-4abc-8000-0000000000ff",
 	} {
-		if err := look.Set(ctx, key, value, 0).Err(); err != nil {
+		if err := redis.Set(ctx, key, value, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
 		if out := l.Acquire(ctx, ws, run); out != (lock.Outcome{}) {
 			t.Errorf("value %q: %+v", value, out)
 		}
 	}
-	if err := look.Del(ctx, key).Err(); err != nil {
+	if err := redis.Del(ctx, key).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := look.LPush(ctx, key, "x").Err(); err != nil {
+	if err := redis.LPush(ctx, key, "x").Err(); err != nil {
 		t.Fatal(err)
 	}
 	if out := l.Acquire(ctx, ws, run); out != (lock.Outcome{}) {
@@ -190,12 +190,12 @@ func TestFlushGivesTheLockToTheNext(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
 	server := testkit.Redis(t)
-	l, look := open(t, server, patient), raw(t, server)
+	l, redis := open(t, server, patient), raw(t, server)
 	ws, first, second := ids.New(), ids.New(), ids.New()
 	if out := l.Acquire(ctx, ws, first); out.Kind != lock.Won {
 		t.Fatalf("first: %+v", out)
 	}
-	if err := look.FlushAll(ctx).Err(); err != nil {
+	if err := redis.FlushAll(ctx).Err(); err != nil {
 		t.Fatal(err)
 	}
 	// This is why Redis decides nothing: now two runs have got Won.

@@ -97,13 +97,13 @@ func TestAWatchedPartDoesNotMakeAProcessLessReady(t *testing.T) {
 
 // A process that has just started is sampled again sooner than after the regular two seconds, so that it does not stay
 // reported as down for that long; one that has everything it needs is not sampled more often.
-func TestWhatIsNeededIsLookedAtSoonWhileItIsDown(t *testing.T) {
+func TestWhatIsNeededIsCheckedSoonWhileItIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var loaded atomic.Bool
-		var looks atomic.Int64
+		var checks atomic.Int64
 		h := obs.NewHealth()
 		h.Ready("authority", func(context.Context) error {
-			looks.Add(1)
+			checks.Add(1)
 			if !loaded.Load() {
 				return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "not read yet")
 			}
@@ -119,11 +119,11 @@ func TestWhatIsNeededIsLookedAtSoonWhileItIsDown(t *testing.T) {
 		loaded.Store(true)
 		time.Sleep(300 * time.Millisecond)
 		synctest.Wait()
-		if got := h.Parts(); got[0].GetState() != isOK || looks.Load() != 2 {
-			t.Errorf("a third of a second later, after %d looks: %v", looks.Load(), got)
+		if got := h.Parts(); got[0].GetState() != isOK || checks.Load() != 2 {
+			t.Errorf("a third of a second later, after %d looks: %v", checks.Load(), got)
 		}
 		time.Sleep(10 * time.Second)
-		if n := looks.Load(); n != 7 {
+		if n := checks.Load(); n != 7 {
 			t.Errorf("%d looks in ten seconds more", n-2)
 		}
 		stop()

@@ -29,10 +29,10 @@ func TestSuspicionsAreKeptWhenTheyGetASource(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	suspect := func(source, since string, looks int) error {
+	suspect := func(source, since string, scans int) error {
 		_, err := d.Pool(pg.RoleLifecycle).Exec(ctx, `
 			INSERT INTO lifecycle.suspicion (kind, subject_type, subject_id, source, since, looks)
-			VALUES ('node_occupied_without_allocation', 'node', 'one', $1, $2::timestamptz, $3)`, source, since, looks)
+			VALUES ('node_occupied_without_allocation', 'node', 'one', $1, $2::timestamptz, $3)`, source, since, scans)
 		return err
 	}
 	stand := func() string {

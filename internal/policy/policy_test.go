@@ -291,12 +291,12 @@ func TestSourceFollowsAndKeepsTheLastGood(t *testing.T) {
 	})
 }
 
-// told implements the hints of a connection that listens: nothing is missed, so nothing is read before a hint.
-type told struct{ hint chan struct{} }
+// notified implements the hints of a connection that listens: nothing is missed, so nothing is read before a hint.
+type notified struct{ hint chan struct{} }
 
-func (h told) C() <-chan struct{} { return h.hint }
+func (h notified) C() <-chan struct{} { return h.hint }
 
-func (h told) Pace(ctx context.Context, _, wake <-chan struct{}, _ time.Duration) bool {
+func (h notified) Pace(ctx context.Context, _, wake <-chan struct{}, _ time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
@@ -310,7 +310,7 @@ func (h told) Pace(ctx context.Context, _, wake <-chan struct{}, _ time.Duration
 func TestAFailedReadIsMadeAgainWithoutAHint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &stored{}
-		hints := told{hint: make(chan struct{})}
+		hints := notified{hint: make(chan struct{})}
 		source := policy.NewSource(db.load, slog.New(slog.DiscardHandler), policy.SourceConfig{Hints: hints})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)

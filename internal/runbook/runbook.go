@@ -96,7 +96,7 @@ var rows = []Row{
 	},
 	{
 		Step:   "Drop per-tenant schema",
-		Cause:  "the workload database does not answer, or somebody still holds the schema",
+		Cause:  "the workload database does not answer, or a session still has the schema open",
 		Advice: "look at the workload database and its open sessions; " + patience,
 	},
 	{

@@ -33,12 +33,12 @@ func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 	if err := createAll(t.ctx, c, []*request{w}); err != nil {
 		t.Fatal(err)
 	}
-	look := func(ctx context.Context) (*readmodelv1.Workspace, error) {
+	read := func(ctx context.Context) (*readmodelv1.Workspace, error) {
 		resp, err := c.Client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: w.workspace})
 		return resp.GetWorkspace(), err
 	}
 	t.must("the stall to be seen", 4*time.Minute, func(ctx context.Context) error {
-		ws, err := look(ctx)
+		ws, err := read(ctx)
 		if err == nil && ws.GetEpoch() == 1 &&
 			(!ws.GetStalled() || ws.GetUserState() != commonv1.UserState_USER_STATE_TEMPORARY) {
 			err = fmt.Errorf("it is %s, stalled %v, at %q: %s", names.Of(ws.GetUserState()), ws.GetStalled(),
@@ -47,7 +47,7 @@ func TestAnInstanceThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
 		return err
 	})
 	t.must("another epoch to begin", 4*time.Minute, func(ctx context.Context) error {
-		ws, err := look(ctx)
+		ws, err := read(ctx)
 		if err == nil && ws.GetEpoch() != 2 {
 			err = fmt.Errorf("it is %s in epoch %d, at %q: %s", names.Of(ws.GetState()), ws.GetEpoch(), ws.GetCurrentStep(),
 				ws.GetWhyWaiting())

@@ -6,7 +6,7 @@ import "github.com/gpuaas/mesh/internal/pg"
 // values that Arguments makes up. Most insert one row, and read by its key at most. What they cost is in the benches
 // of the operations that they are part of.
 var refused = map[string]bool{
-	"allocation.account_instance": true, "allocation.hold_devices": true, "allocation.hold_slot_again": true,
+	"allocation.account_instance": true, "allocation.bind_devices": true, "allocation.reserve_slot_again": true,
 	"allocation.insert_allocation_row": true, "allocation.insert_instance": true,
 	"allocation.note_unaccounted_rows": true, "ask.want": true, "audit.count_in_window": true,
 	"audit.close_windows": true, "churn.set_buckets": true, "claims.change": true, "claims.intend": true,
@@ -21,8 +21,8 @@ var refused = map[string]bool{
 	"keyset.insert_key": true, "keyset.insert_repeat": true, "keyset.insert_rotation": true,
 	"launchlog.accept": true, "launchlog.advance": true, "launchlog.remember_report": true,
 	"notify.put_impacts": true, "operation.insert_operation_key": true, "people.insert_person": true,
-	"people.insert_session": true, "profiles.insert": true, "project.insert_audit": true,
-	"project.insert_checkpoint": true, "project.keep_events": true, "project.upsert": true,
+	"people.insert_session": true, "profiles.insert": true, "auditlog.insert_audit": true,
+	"auditlog.insert_checkpoint": true, "project.keep_events": true, "project.upsert": true,
 	"provision.insert_handle": true, "reap.count_try": true, "reap.insert_ended_instance": true,
 	"rig.insert_tenant": true, "rollback.insert_incident": true, "saga.start_run": true,
 	"spec.limit_counting": true, "status.drop_parked": true, "status.forget_consumer": true,

@@ -22,7 +22,7 @@ var whole = map[string]float64{
 	"project.empty_table":   22,
 	"project.drop_replaced": 40,
 	"project.take_rebuilt":  40,
-	"project.compare_told":  40,
+	"project.compare_reported":  40,
 	// Reads all workspaces, and runs by the index of those that are live.
 	"project.compare_counts": 10,
 	"fleet.compare_counts":   4, // once an hour
@@ -126,7 +126,7 @@ var reasons = map[string]string{
 	"profiles.list":               aggregate,
 	"workspace.after":             repair, "project.compare": repair, "project.empty_table": repair,
 	"project.drop_replaced": repair, "project.compare_counts": repair,
-	"project.take_rebuilt": repair, "project.compare_told": repair, "project.recount_workspaces": repair,
+	"project.take_rebuilt": repair, "project.compare_reported": repair, "project.recount_workspaces": repair,
 	"fleet.compare_counts": seldom, "fleet.recount_counts": repair,
 	"events.measure_lag": aggregate,
 }

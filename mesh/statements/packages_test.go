@@ -54,6 +54,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/lifecycle/workspace"
 	_ "github.com/gpuaas/mesh/services/nodeapi/facts"
 	_ "github.com/gpuaas/mesh/services/readmodel"
+	_ "github.com/gpuaas/mesh/services/readmodel/auditlog"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/meshstatus"
 	_ "github.com/gpuaas/mesh/services/readmodel/gateway/people"
@@ -86,6 +87,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/tokens"
 	_ "github.com/gpuaas/mesh/services/recovery/trust"
 	_ "github.com/gpuaas/mesh/services/recovery/trust/roots"
+	_ "github.com/gpuaas/mesh/services/recovery/trust/signing"
 	_ "github.com/gpuaas/mesh/services/recovery/watchdog"
 	_ "github.com/gpuaas/mesh/services/recovery/wave"
 )

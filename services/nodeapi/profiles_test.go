@@ -33,8 +33,8 @@ func answer(fingerprint string, has *commonv1.ProfileFacts, refused *commonv1.De
 	}}}
 }
 
-// told sends a heartbeat and returns the fingerprint in its answer, and the offers that came before.
-func (a *agent) told() (string, []string) {
+// profile sends a heartbeat and returns the fingerprint in its answer, and the offers that came before.
+func (a *agent) profile() (string, []string) {
 	a.t.Helper()
 	var offers []string
 	a.send(beat(1))
@@ -83,8 +83,8 @@ func TestProfilesAreOfferedOnce(t *testing.T) {
 	}
 	former, none, moved := connect("profile"), connect(""), k.node()
 	k.raised(former)
-	if told, offers := former.told(); told != "profile" || len(offers) != 0 {
-		t.Fatalf("told %s, offered %v", told, offers)
+	if profile, offers := former.profile(); profile != "profile" || len(offers) != 0 {
+		t.Fatalf("told %s, offered %v", profile, offers)
 	}
 	k.backend.SendProfiles(version("site", "profile", 1, false, true), version("site", "next", 2, true, false),
 		version("edge", "other", 1, true, true))
@@ -94,14 +94,14 @@ func TestProfilesAreOfferedOnce(t *testing.T) {
 	// Its version is retiring, which is valid: it is told nothing else, and not offered the same version again.
 	late := connect("unknown")
 	late.offered("next") // by then the versions that were sent last are known
-	if told, offers := former.told(); told != "profile" || len(offers) != 0 {
-		t.Errorf("told %s, offered %v again", told, offers)
+	if profile, offers := former.profile(); profile != "profile" || len(offers) != 0 {
+		t.Errorf("told %s, offered %v again", profile, offers)
 	}
-	if told, offers := none.told(); len(offers) != 0 {
-		t.Errorf("an agent that reports no profile is told %s and offered %v", told, offers)
+	if profile, offers := none.profile(); len(offers) != 0 {
+		t.Errorf("an agent that reports no profile is told %s and offered %v", profile, offers)
 	}
-	if told, _ := late.told(); told != "profile" { // as recovery has answered its opening
-		t.Errorf("told %s", told)
+	if profile, _ := late.profile(); profile != "profile" { // as recovery has answered its opening
+		t.Errorf("told %s", profile)
 	}
 	// The same content under a higher number is another version: the agent may have refused it as an older one.
 	k.backend.SendProfiles(version("site", "profile", 1, false, false), version("site", "next", 3, true, true),
@@ -113,8 +113,8 @@ func TestProfilesAreOfferedOnce(t *testing.T) {
 	again.open(reporting("profile"))
 	again.offered("next")
 	has := connect("next")
-	if told, offers := has.told(); told != "next" || len(offers) != 0 {
-		t.Errorf("told %s, offered %v", told, offers)
+	if profile, offers := has.profile(); profile != "next" || len(offers) != 0 {
+		t.Errorf("told %s, offered %v", profile, offers)
 	}
 	// A node of another profile is offered that one.
 	k.backend.Change(moved.id, func(n *recoveryv1.NodeAuthority) { n.Profile = "edge" })
@@ -124,8 +124,8 @@ func TestProfilesAreOfferedOnce(t *testing.T) {
 	// A version that is not valid any more is told the active one.
 	k.backend.SendProfiles(version("edge", "other", 1, true, true))
 	testkit.Eventually(t, patience, func() error {
-		if told, offers := has.told(); told != "profile" || len(offers) != 0 {
-			return fmt.Errorf("told %s, offered %v", told, offers)
+		if profile, offers := has.profile(); profile != "profile" || len(offers) != 0 {
+			return fmt.Errorf("told %s, offered %v", profile, offers)
 		}
 		return nil
 	})
@@ -150,8 +150,8 @@ func TestAnswersToOffers(t *testing.T) {
 	k.event("the profile that was taken", a.session, func(e testkit.Event) bool {
 		return e.Text("profile", "fingerprint") == "next" && e.Text("profile", "api_host") == "api :1"
 	})
-	if told, _ := a.told(); told != "next" {
-		t.Errorf("told %s", told)
+	if profile, _ := a.profile(); profile != "next" {
+		t.Errorf("told %s", profile)
 	}
 	b.send(answer("next", &commonv1.ProfileFacts{Fingerprint: "next"}, &commonv1.Denial{
 		Reason: commonv1.Reason_REASON_PROFILE_UNVERIFIED, Message: "the node API is not trusted" + strings.Repeat(".", 600),
@@ -163,8 +163,8 @@ func TestAnswersToOffers(t *testing.T) {
 	if cut := k.counter(r, "agent_diagnostics_cut_total", `cause="size"`); cut != 0 {
 		t.Errorf("%g entries count as sent by agents and cut", cut)
 	}
-	if told, _ := b.told(); told != "profile" {
-		t.Errorf("told %s", told)
+	if profile, _ := b.profile(); profile != "profile" {
+		t.Errorf("told %s", profile)
 	}
 	for _, e := range testkit.Events(t, k.db.Pool(pg.RoleReadmodel), `kind = 'session.changed'`) {
 		if f := e.Text("profile", "fingerprint"); f == "forged" || f == "twice" ||

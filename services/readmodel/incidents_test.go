@@ -35,8 +35,8 @@ func (k *kit) incidents(token string) readmodelv1connect.IncidentServiceClient {
 	return readmodelv1connect.NewIncidentServiceClient(k.http(token, true), k.url())
 }
 
-// tell appends an event as the watchdog would.
-func (k *kit) tell(kind, aggregate, id string, version int64, m proto.Message) string {
+// announce appends an event as the watchdog would.
+func (k *kit) announce(kind, aggregate, id string, version int64, m proto.Message) string {
 	k.t.Helper()
 	return k.AppendRaw(pg.RoleRecovery,
 		events.Event{Kind: kind, AggregateType: aggregate, AggregateID: id, AggregateVersion: version, Payload: m})
@@ -49,7 +49,7 @@ func (k *kit) recovery(of projecttest.Tenant, at time.Time) *recoveryv1.Recovery
 		DetectedAt: timestamppb.New(at), Trigger: commonv1.RecoveryTrigger_RECOVERY_TRIGGER_STALLED,
 		Outcome: commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD, Version: 1,
 	}
-	k.tell("recovery_record.changed", "recovery_record", r.GetRecordId(), 1, r)
+	k.announce("recovery_record.changed", "recovery_record", r.GetRecordId(), 1, r)
 	return r
 }
 
@@ -73,11 +73,11 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 		IncidentId: ids.New(), Kind: commonv1.IncidentKind_INCIDENT_KIND_STEP_CLASS, OpenedAt: timestamppb.New(now),
 		ClosedAt: timestamppb.New(now), Version: 2,
 	}
-	k.tell("incident.changed", "incident", open.GetIncidentId(), 1, open)
-	k.tell("incident.changed", "incident", closed.GetIncidentId(), 2, closed)
-	k.tell("incident.changed", "incident", closed.GetIncidentId(), 1,
+	k.announce("incident.changed", "incident", open.GetIncidentId(), 1, open)
+	k.announce("incident.changed", "incident", closed.GetIncidentId(), 2, closed)
+	k.announce("incident.changed", "incident", closed.GetIncidentId(), 1,
 		&recoveryv1.Incident{IncidentId: closed.GetIncidentId()}) // old news
-	pos := k.tell("brake.changed", "brake", "fleet", 1,
+	pos := k.announce("brake.changed", "brake", "fleet", 1,
 		&recoveryv1.Brake{Engaged: true, Affected: 5, Limit: 2, IncidentId: open.GetIncidentId(), Version: 1})
 	k.Number()
 

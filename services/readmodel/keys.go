@@ -7,7 +7,7 @@ import (
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc/assertion"
-	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/auditlog"
 )
 
 // asserter returns the signer of the assertions that name the person on whose behalf this service calls. It uses the
@@ -25,7 +25,7 @@ func (s *Service) asserter(ctx context.Context) (*assertion.Signer, error) {
 			}
 			asserter.Replace(v.Signing)
 			asserter.Guard(v.Confirmed)
-			s.audit.UseKeys(project.CheckpointKeys{Signing: v.Signing, Verify: v.Verify, Confirmed: v.Confirmed})
+			s.audit.UseKeys(auditlog.CheckpointKeys{Signing: v.Signing, Verify: v.Verify, Confirmed: v.Confirmed})
 			return nil
 		},
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/readmodel/auditlog"
 	"github.com/gpuaas/mesh/services/readmodel/notify"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
@@ -48,11 +49,11 @@ func (s *Service) addProjector(context.Context) error {
 func (s *Service) addAudit(context.Context) error {
 	b := s.base
 	var err error
-	s.audit, err = project.NewAudit(project.Deps{Logger: b.Logger, DB: b.DB, Numbered: b.Numbered, Wake: b.Wake})
+	s.audit, err = auditlog.New(auditlog.Deps{Logger: b.Logger, DB: b.DB, Numbered: b.Numbered, Wake: b.Wake})
 	if err != nil {
 		return err
 	}
-	b.Consumes(project.AuditConsumerName)
+	b.Consumes(auditlog.ConsumerName)
 	b.Add(app.Task{Name: "audit-log", Run: s.audit.Run})
 	return nil
 }

@@ -50,7 +50,7 @@ func person(name, tenant string, roles ...string) *readmodelv1.CreatePersonReque
 }
 
 // Only a person with the role security and a role that includes another role may give that role.
-func TestRolesAreGivenByThoseWhoHoldThem(t *testing.T) {
+func TestRolesAreGivenByThoseWhoHaveThem(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
 	const (

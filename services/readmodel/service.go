@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/readmodel/auditlog"
 	"github.com/gpuaas/mesh/services/readmodel/gateway"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
 	"github.com/gpuaas/mesh/services/readmodel/project"
@@ -33,7 +34,7 @@ type Service struct {
 	sessions  *people.Sessions
 	refusals  *gateway.Refusals
 	projector *project.Projector
-	audit     *project.Audit
+	audit     *auditlog.Log
 	reader    *view.Reader
 	hub       *watch.Hub
 	clients   clients

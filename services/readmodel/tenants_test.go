@@ -115,7 +115,7 @@ func (k *kit) marked(x projecttest.Tenant) []string {
 		Outcome: commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD, Cause: hiddenText,
 		WithheldBecause: "17 of 40 workspaces: " + hiddenText, UserImpact: "none on " + x.NodeID,
 	}
-	k.tell("recovery_record.changed", "recovery_record", record.GetRecordId(), 1, record)
+	k.announce("recovery_record.changed", "recovery_record", record.GetRecordId(), 1, record)
 	k.audited(x,
 		audit.Entry{
 			Action: "workspace.recreate", Reason: "moved off " + x.NodeID, NodeID: x.NodeID,
@@ -309,8 +309,8 @@ func (k *kit) answers(token string, x projecttest.Tenant) map[string]string {
 	return out
 }
 
-// toldByOwners makes the owners return the markers as well, in answers and then in refusals.
-func (k *kit) toldByOwners(x projecttest.Tenant, refusal commonv1.Reason) {
+// refusedByOwners makes the owners return the markers as well, in answers and then in refusals.
+func (k *kit) refusedByOwners(x projecttest.Tenant, refusal commonv1.Reason) {
 	k.owners.refuse(nil)
 	if refusal != 0 {
 		k.owners.refuse(fault.New(refusal, "machine "+hiddenNode+" does not answer",
@@ -348,7 +348,7 @@ func TestTenantsSeeNoMachines(t *testing.T) {
 		for _, refusal := range []commonv1.Reason{
 			0, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, commonv1.Reason_REASON_NODE_NOT_CONNECTED,
 		} {
-			k.toldByOwners(k.A, refusal)
+			k.refusedByOwners(k.A, refusal)
 			for name, body := range k.answers(token, k.A) {
 				if name == "NotificationService/ListNotifications" && !strings.Contains(body, k.A.WorkspaceID) {
 					t.Errorf("%s tells %v nothing: %s", name, roles, body)
@@ -422,7 +422,7 @@ func TestActionsOfATenantDuringARepair(t *testing.T) {
 		k.check(err)
 		for _, o := range got.GetActions() {
 			if o.GetKind() == commonv1.OperationKind_OPERATION_KIND_RETRY { // which lifecycle refuses for the node
-				if told := o.GetReason() == commonv1.Reason_REASON_HOST_RUNTIME_DRIFT; o.GetPossible() || told != possible ||
+				if shown := o.GetReason() == commonv1.Reason_REASON_HOST_RUNTIME_DRIFT; o.GetPossible() || shown != possible ||
 					len(o.GetUnmet()) != 1 {
 					t.Errorf("%v, to operators: %v", o, possible)
 				}

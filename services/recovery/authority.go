@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/castore"
-	"github.com/gpuaas/mesh/services/recovery/trust"
+	"github.com/gpuaas/mesh/services/recovery/trust/signing"
 )
 
 // openAuthority opens the authority that the configuration names, unless there is one already, and notes what it signs.
@@ -20,7 +20,7 @@ func (s *Service) openAuthority(ctx context.Context) error {
 	}
 	s.witness = &ca.Witness{Signer: s.signer}
 	if rotating, ok := s.signer.(ca.Rotating); ok {
-		s.witness.Signer = trust.Follow(s.base.DB, s.base.Numbered, rotating)
+		s.witness.Signer = signing.Follow(s.base.DB, s.base.Numbered, rotating)
 	}
 	s.base.Health.Watch("ca", s.witness.Check)
 	return nil

@@ -118,8 +118,8 @@ func TestAPersonRotatesTheKeyOfJoinStates(t *testing.T) {
 		}
 		return nil
 	})
-	if told, err := keys.Sweep(m.ctx, m.db.Pool(pg.RoleRecovery)); err != nil || !told {
-		t.Fatalf("no incident: %v, %v", told, err)
+	if appended, err := keys.Sweep(m.ctx, m.db.Pool(pg.RoleRecovery)); err != nil || !appended {
+		t.Fatalf("no incident: %v, %v", appended, err)
 	}
 	var summary string
 	err := m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx,

@@ -56,8 +56,8 @@ func (s *Service) jobs(deps background.Deps) []background.Job {
 			return nil
 		}},
 		{Name: "storage", Every: storage.Every, Timeout: time.Minute, Run: func(ctx context.Context) error {
-			told, err := room.Measure(ctx)
-			if told {
+			changed, err := room.Measure(ctx)
+			if changed {
 				wake.Notify()
 			}
 			return err
@@ -91,8 +91,8 @@ func (s *Service) jobs(deps background.Deps) []background.Job {
 			return err
 		}},
 		{Name: "key-incidents", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
-			told, err := keys.Sweep(ctx, deps.Pool)
-			if told {
+			changed, err := keys.Sweep(ctx, deps.Pool)
+			if changed {
 				wake.Notify()
 			}
 			return err

@@ -49,11 +49,11 @@ func (s *Service) addTrust(context.Context) error {
 // announcedRoots returns the roots of the profile that agents are told, with those of the services' issuer, which
 // agents learn of when it has changed. It returns nil if there are none.
 func (s *Service) announcedRoots() *pki.Bundle {
-	told, err := pki.DecodeCertificates(s.profiles.Default().GetCaBundlePem())
+	published, err := pki.DecodeCertificates(s.profiles.Default().GetCaBundlePem())
 	if err != nil {
 		return nil
 	}
-	all, err := pki.NewBundle(slices.Concat(told, s.base.Services.Roots())...)
+	all, err := pki.NewBundle(slices.Concat(published, s.base.Services.Roots())...)
 	if err != nil {
 		return nil
 	}

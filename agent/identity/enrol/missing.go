@@ -17,25 +17,25 @@ import (
 	"github.com/gpuaas/mesh/internal/recoverykey"
 )
 
-// Missing is what TellMissing has come to.
+// Missing is what ReportMissing has come to.
 type Missing struct {
-	Told   bool          // enrolment has taken note
+	Noted  bool          // enrolment has taken note
 	Counts bool          // it has not, and the attempt counts against the limit of an hour
 	Wait   time.Duration // the least time until the next attempt; zero if it was told
 	Answer error         // enrolment refuses each such request
 }
 
-// TellMissing reports to enrolment, over the pinned way, that this host is the node of an expired certificate, and that
-// it has no recovery token to send, or has lost the key that proves the token. Only the refusal as
+// ReportMissing reports to enrolment, over the pinned way, that this host is the node of an expired certificate, and
+// that it has no recovery token to send, or has lost the key that proves the token. Only the refusal as
 // recovery_token_missing shows that enrolment has taken note: a build that does not know the request refuses it as
 // another invalid one.
-func (e *Enroller) TellMissing(ctx context.Context, nodeID string, cert *tls.Certificate, keyLost bool) Missing {
-	err := e.tellMissing(ctx, nodeID, cert, keyLost)
+func (e *Enroller) ReportMissing(ctx context.Context, nodeID string, cert *tls.Certificate, keyLost bool) Missing {
+	err := e.reportMissing(ctx, nodeID, cert, keyLost)
 	if fault.Has(err, commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING) {
 		e.retry.Reset()
 		e.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "enrolment told that no recovery token is held",
 			slog.Any("answer", err))
-		return Missing{Told: true, Answer: err}
+		return Missing{Noted: true, Answer: err}
 	}
 	_, answered := fault.As(err)
 	untrusted := endpoints.Untrusts(err) || errors.Is(err, pki.ErrIdentity)
@@ -49,7 +49,7 @@ func (e *Enroller) TellMissing(ctx context.Context, nodeID string, cert *tls.Cer
 	return out
 }
 
-func (e *Enroller) tellMissing(ctx context.Context, nodeID string, cert *tls.Certificate, keyLost bool) error {
+func (e *Enroller) reportMissing(ctx context.Context, nodeID string, cert *tls.Certificate, keyLost bool) error {
 	key, ok := cert.PrivateKey.(crypto.Signer)
 	if !ok {
 		return fmt.Errorf("certificate has a key of type %T", cert.PrivateKey)

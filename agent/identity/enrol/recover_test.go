@@ -215,11 +215,12 @@ func TestWithoutItsKeyNoTokenIsSent(t *testing.T) {
 	}
 }
 
-// TestEnrolmentIsToldOfAMissingToken: with a proof of the certificate's key, and it counts as told once enrolment has
-// taken note. Until then it is told again after a wait, and what was decided otherwise counts against the hour.
-func TestEnrolmentIsToldOfAMissingToken(t *testing.T) {
+// TestAMissingTokenIsReportedToEnrolment: with a proof of the certificate's key, and it counts as reported once
+// enrolment has taken note. Until then it is reported again after a wait, and what was decided otherwise counts against
+// the hour.
+func TestAMissingTokenIsReportedToEnrolment(t *testing.T) {
 	for reason, want := range map[commonv1.Reason]enrol.Missing{
-		commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: {Told: true},
+		commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: {Noted: true},
 		commonv1.Reason_REASON_INVALID_ARGUMENT:       {Counts: true}, // of a recovery of an earlier build
 		commonv1.Reason_REASON_RATE_LIMITED:           {},
 		commonv1.Reason_REASON_UNAVAILABLE:            {},
@@ -233,8 +234,8 @@ func TestEnrolmentIsToldOfAMissingToken(t *testing.T) {
 				return nil, fault.ToConnect(fault.New(reason, ""), "")
 			}
 			cert := h.store.Certificate()
-			got := h.enroller().TellMissing(t.Context(), h.nodeID, cert, true)
-			if got.Told != want.Told || got.Counts != want.Counts || (got.Wait > 0) == want.Told ||
+			got := h.enroller().ReportMissing(t.Context(), h.nodeID, cert, true)
+			if got.Noted != want.Noted || got.Counts != want.Counts || (got.Wait > 0) == want.Noted ||
 				!fault.Has(got.Answer, reason) || len(h.requests) != 1 {
 				t.Fatalf("%v: %+v, %d requests", reason, got, len(h.requests))
 			}

@@ -143,7 +143,7 @@ func become(o Order) (int, error) {
 	for k, v := range o.Env {
 		env = append(env, k+"="+v)
 	}
-	path, err := lookUp(o.Argv[0], o.Env["PATH"])
+	path, err := findProgram(o.Argv[0], o.Env["PATH"])
 	if err != nil {
 		return 127, err
 	}
@@ -156,9 +156,9 @@ func become(o Order) (int, error) {
 	return code, fmt.Errorf("execute %q: %w", o.Argv[0], err)
 }
 
-// lookUp returns the path of a command. It looks up one without a slash in the workload's own PATH, as the workload's
-// own user.
-func lookUp(command, path string) (string, error) {
+// findProgram returns the path of a command. It looks up one without a slash in the workload's own PATH, as the
+// workload's own user.
+func findProgram(command, path string) (string, error) {
 	if strings.Contains(command, "/") {
 		return command, nil
 	}

@@ -49,8 +49,8 @@ func bootstrapped() *readmodelv1.WatchResponse {
 	}
 }
 
-// hold keeps a stream open until the client ends it.
-func hold(ctx context.Context) error {
+// keepOpen keeps a stream open until the client ends it.
+func keepOpen(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
@@ -263,7 +263,7 @@ func TestCreateWaits(t *testing.T) {
 				return err
 			}
 		}
-		return hold(ctx)
+		return keepOpen(ctx)
 	})
 	// The end of the last step comes after the workspace's own change, so the client reads the timeline.
 	timelines(f, [][]*readmodelv1.TimelineItem{
@@ -358,7 +358,7 @@ func TestWaitSurvives(t *testing.T) {
 			if err := out(itemFrame("t", workspaceItem(workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)))); err != nil {
 				return err
 			}
-			return hold(ctx)
+			return keepOpen(ctx)
 		}
 	})
 	got := call(t, "workspaces", "wait", "demo2", "--for", "state=active", "--timeout", "20s", "-o", "name").wants(t, 0)
@@ -436,7 +436,7 @@ func TestWaitEndsWhereNothingLeadsOn(t *testing.T) {
 		if err := out(itemFrame("t", workspaceItem(workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)))); err != nil {
 			return err
 		}
-		return hold(ctx)
+		return keepOpen(ctx)
 	})
 	call(t, "workspaces", "wait", "demo2", "--timeout", "0").wants(t, 0)
 }
@@ -522,7 +522,7 @@ func TestProbe(t *testing.T) {
 					return err
 				}
 			}
-			return hold(ctx)
+			return keepOpen(ctx)
 		})
 		got := call(t, "nodes", "probe", "node-1").wants(t, tt.code)
 		lines := strings.Split(strings.TrimSpace(got.out), "\n")
@@ -540,7 +540,7 @@ func TestProbe(t *testing.T) {
 		if err := out(bootstrapped()); err != nil {
 			return err
 		}
-		return hold(ctx)
+		return keepOpen(ctx)
 	})
 	always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(commonv1.TaskState_TASK_STATE_SUCCEEDED, queued,
 		commonv1.TaskState_TASK_STATE_SUCCEEDED)})
@@ -566,7 +566,7 @@ func TestWatchEnds(t *testing.T) {
 			return err
 		}
 		cancel()
-		return hold(ctx)
+		return keepOpen(ctx)
 	})
 	got := callIn(ctx, nil, "nodes", "watch", "-o", "jsonl")
 	if got.code != 130 || strings.Count(got.err, "\n") != 1 || !strings.Contains(got.err, `"reason":"cancelled"`) {

@@ -356,7 +356,7 @@ func TestInterruptedWaits(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			f.watching(func(ctx context.Context, _ *readmodelv1.WatchRequest, _ send) error {
 				cancel()
-				return hold(ctx)
+				return keepOpen(ctx)
 			})
 			got := callIn(ctx, nil, append(strings.Fields(line), "-o", form)...).wants(t, 130)
 			cancel()

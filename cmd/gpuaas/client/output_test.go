@@ -204,13 +204,13 @@ func stock(f *fake) {
 			Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, OrphanedAt: at(2), OrphanedBy: "op", OrphanReason: "gone",
 		},
 	}})
-	hold := &lifecyclev1.Allocation{
+	allocated := &lifecyclev1.Allocation{
 		AllocationId: allocID, WorkspaceId: workspaceID, Epoch: 1,
 		State: commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, Occupancy: "cleanup",
 		GpuDeviceIds: []string{"gpu-0", "gpu-1"}, Fence: 4, StateAt: at(3), LastError: "the machine did not answer",
 	}
-	always(f, "ListAllocations", &readmodelv1.ListAllocationsResponse{Items: []*lifecyclev1.Allocation{hold}})
-	always(f, "GetAllocation", &readmodelv1.GetAllocationResponse{Allocation: hold, Claims: []*lifecyclev1.Claim{
+	always(f, "ListAllocations", &readmodelv1.ListAllocationsResponse{Items: []*lifecyclev1.Allocation{allocated}})
+	always(f, "GetAllocation", &readmodelv1.GetAllocationResponse{Allocation: allocated, Claims: []*lifecyclev1.Claim{
 		{
 			ClaimId: claimID, WorkspaceId: workspaceID, Kind: "storage", Name: "ws-1",
 			Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, IntentAt: at(1), ConfirmedAt: at(2),

@@ -39,7 +39,7 @@ func TestStepsOfACreateThatFailsAtOnce(t *testing.T) {
 					return err
 				}
 			}
-			return hold(ctx)
+			return keepOpen(ctx)
 		})
 		got := call(t, "workspaces", "create", "demo2", "--tenant", "acme", "--wait").wants(t, 5)
 		want := "  step 1/2 reserve_slot: succeeded in 1s\n  step 2/2 launch_box: failed in 1s: no such image\n" +

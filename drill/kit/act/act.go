@@ -116,7 +116,7 @@ func RestartMachine(ctx context.Context, m *mesh.Mesh, held mesh.Held, env strin
 	if err := m.StartMachine(ctx, held.Machine); err != nil {
 		return err
 	}
-	return await.Until(ctx, held.Machine.Name()+" to be normal", await.Settle,
+	return await.Until(ctx, held.Machine.Name()+" to be normal", await.Limit,
 		func(ctx context.Context) error { return Connected(ctx, m, held.Node) })
 }
 

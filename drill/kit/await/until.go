@@ -13,9 +13,9 @@ import (
 // Patience is how long a request is repeated whose answers are lost while a replica is replaced.
 const Patience = time.Minute
 
-// Settle is how long a condition before a fault or after its repair may take; it is no budget of the drill: the machine
+// Limit is how long a condition before a fault or after its repair may take; it is no budget of the drill: the machine
 // may be busy.
-const Settle = 3 * time.Minute
+const Limit = 3 * time.Minute
 
 // Sleep sleeps for as long as a fault is to last.
 func Sleep(ctx context.Context, d time.Duration) error {

@@ -22,7 +22,7 @@ var ErrLate = errors.New("the instance had enrolled before its environment was c
 // anew.
 func FirstEnvironment(ctx context.Context, file string) ([]byte, error) {
 	var env []byte
-	err := await.Until(ctx, "the instance's environment", await.Settle, func(ctx context.Context) error {
+	err := await.Until(ctx, "the instance's environment", await.Limit, func(ctx context.Context) error {
 		var err error
 		for range 20 {
 			if env, err = os.ReadFile(file); err == nil { // of our own mesh

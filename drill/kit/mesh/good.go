@@ -19,7 +19,7 @@ import (
 // Good waits until the mesh is as it should be before a fault: all parts well, all machines connected, and the
 // bystander active.
 func (m *Mesh) Good(ctx context.Context) error {
-	if err := await.Until(ctx, "every part of the mesh to be well", await.Settle, m.Well); err != nil {
+	if err := await.Until(ctx, "every part of the mesh to be well", await.Limit, m.Well); err != nil {
 		return err
 	}
 	if err := m.ReleaseBrake(ctx); err != nil {
@@ -83,12 +83,12 @@ func (m *Mesh) bystander(ctx context.Context) error {
 		if _, err := m.Create(ctx, Bystander, nil); err != nil {
 			return fmt.Errorf("make the workspace that nothing is to happen to: %w", err)
 		}
-		if err := m.AwaitState(ctx, ref, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, await.Settle); err != nil {
+		if err := m.AwaitState(ctx, ref, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, await.Limit); err != nil {
 			return err
 		}
 	}
 	// It is compared with afterwards, so it must not be on its way back from an earlier drill.
-	return await.Until(ctx, "the workspace that nothing is to happen to", await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, "the workspace that nothing is to happen to", await.Limit, func(ctx context.Context) error {
 		w, err := m.Workspace(ctx, ref)
 		if err == nil && (w.GetUserState() != commonv1.UserState_USER_STATE_NORMAL ||
 			w.GetManagement().GetState() != readmodelv1.LayerState_LAYER_STATE_CONNECTED) {
@@ -118,7 +118,7 @@ func (m *Mesh) Restart(ctx context.Context, replicas []*cluster.Process, env ...
 		if err := p.Signal(syscall.SIGTERM); err != nil {
 			return fmt.Errorf("end %s: %w", p.Name, err)
 		}
-		if err := await.Until(ctx, p.Name+" to be started again", await.Settle, func(ctx context.Context) error {
+		if err := await.Until(ctx, p.Name+" to be started again", await.Limit, func(ctx context.Context) error {
 			if p.Starts() == starts {
 				return errors.New("it is not")
 			}
@@ -127,5 +127,5 @@ func (m *Mesh) Restart(ctx context.Context, replicas []*cluster.Process, env ...
 			return err
 		}
 	}
-	return await.Until(ctx, "every part of the mesh to be well again", await.Settle, m.Well)
+	return await.Until(ctx, "every part of the mesh to be well again", await.Limit, m.Well)
 }

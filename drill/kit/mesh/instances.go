@@ -73,7 +73,7 @@ func (m *Mesh) OneLife(workspaceID string, epoch int64) error {
 // so that the next step is not missed.
 func (m *Mesh) AwaitLaunch(ctx context.Context, id string, epoch int64) (int, error) {
 	var pid int
-	err := await.Until(ctx, "the launch of the instance", await.Settle, func(context.Context) error {
+	err := await.Until(ctx, "the launch of the instance", await.Limit, func(context.Context) error {
 		for range 20 {
 			var err error
 			if pid, err = m.InstancePID(id, epoch); err == nil {

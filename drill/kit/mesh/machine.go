@@ -69,7 +69,7 @@ func (m *Mesh) StartMachine(ctx context.Context, machine *agents.Agent) error {
 	if err := machine.Start(); err != nil {
 		return err
 	}
-	return await.Until(ctx, machine.Name()+" to be connected again", await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, machine.Name()+" to be connected again", await.Limit, func(ctx context.Context) error {
 		node, err := m.Node(ctx, machine.Name())
 		if err == nil && (!node.GetConnected() || !node.GetGate().GetAdmitted()) {
 			err = errors.New("it is not")

@@ -50,7 +50,7 @@ func (m *Mesh) NothingLeft(ctx context.Context, id string) error {
 
 // AwaitServing waits until a workspace is fully serving in an epoch.
 func (m *Mesh) AwaitServing(ctx context.Context, id string, epoch int64) error {
-	return await.Until(ctx, fmt.Sprintf("epoch %d to serve", epoch), await.Settle,
+	return await.Until(ctx, fmt.Sprintf("epoch %d to serve", epoch), await.Limit,
 		func(ctx context.Context) error { return m.Serving(ctx, id, epoch) })
 }
 

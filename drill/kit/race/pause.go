@@ -18,15 +18,15 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// holds is how often the drill tries to stop a holder: a run is parked most of the time, and a parked run loses nothing
+// pauses is how often the drill tries to stop a holder: a run is parked most of the time, and a parked run loses nothing
 // when its last holder stops.
-const holds = 20
+const pauses = 20
 
-// Hold races until a replica that had leased the run was stopped for longer than the lease, and another continued the
+// Pause races until a replica that had leased the run was stopped for longer than the lease, and another continued the
 // run meanwhile.
-func (x *Race) Hold(ctx context.Context) error {
-	return x.repeat(ctx, holds, "holder paused past its lease", x.paused,
-		fmt.Errorf("in %d rounds no run was held by the replica that was stopped", holds))
+func (x *Race) Pause(ctx context.Context) error {
+	return x.repeat(ctx, pauses, "holder paused past its lease", x.paused,
+		fmt.Errorf("in %d rounds no run was held by the replica that was stopped", pauses))
 }
 
 // paused stops the replica that has leased the run for longer than the run's lease, and reports whether the run's

@@ -33,12 +33,12 @@ func (x *Race) detects(ctx context.Context) error {
 	if f, err := x.twoInstances(ctx); err != nil || f != nil {
 		return stage.At(stage.Evidence, errors.Join(err, openTwo(f)))
 	}
-	look := "1s"
+	period := "1s"
 	if x.r.Control == kit.Mutated {
-		look = "1h"
+		period = "1h"
 	}
 	err = m.Restart(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=1h", "GPUAAS_LIFECYCLE_FINDING_GRACE=1s",
-		"GPUAAS_LIFECYCLE_FINDING_SWEEP="+look)
+		"GPUAAS_LIFECYCLE_FINDING_SWEEP="+period)
 	if err != nil {
 		return errors.Join(stage.At(stage.Evidence, err), x.asBefore(ctx, c))
 	}
@@ -46,7 +46,7 @@ func (x *Race) detects(ctx context.Context) error {
 	if err := x.asBefore(ctx, c); err != nil || seen != nil {
 		return stage.At(stage.Evidence, errors.Join(seen, err))
 	}
-	err = await.Until(ctx, "the second instance to be ended and the finding to be resolved", await.Settle,
+	err = await.Until(ctx, "the second instance to be ended and the finding to be resolved", await.Limit,
 		func(ctx context.Context) error {
 			f, err := x.twoInstances(ctx)
 			return errors.Join(err, openTwo(f))

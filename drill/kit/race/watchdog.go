@@ -156,7 +156,7 @@ func (x *Race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, er
 // detected waits for the watchdog's record of the instance, before the watchdog's request.
 func (x *Race) detected(ctx context.Context) (*recoveryv1.RecoveryRecord, error) {
 	var record *recoveryv1.RecoveryRecord
-	err := await.Until(ctx, "the watchdog to miss the instance", x.r.Policy.HeartbeatStaleAfter()+await.Settle,
+	err := await.Until(ctx, "the watchdog to miss the instance", x.r.Policy.HeartbeatStaleAfter()+await.Limit,
 		func(ctx context.Context) error {
 			var err error
 			record, err = x.recovery(ctx, "")

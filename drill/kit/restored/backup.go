@@ -49,7 +49,7 @@ func Take(ctx context.Context, m *mesh.Mesh, c *cluster.Cluster) (*Backup, error
 	if err != nil {
 		return nil, fmt.Errorf("copy the database: %w", err)
 	}
-	return b, await.Until(ctx, "every part of the mesh to be well after the backup", await.Settle, m.Well)
+	return b, await.Until(ctx, "every part of the mesh to be well after the backup", await.Limit, m.Well)
 }
 
 // copyWhole copies a directory with owners and modes.
@@ -90,7 +90,7 @@ func startAll(ctx context.Context, c *cluster.Cluster) error {
 		}
 	}
 	// A process that was stopped on purpose has ended as well: the number of its ends proves nothing here.
-	return await.Until(ctx, "every service to be ready", await.Settle, func(ctx context.Context) error {
+	return await.Until(ctx, "every service to be ready", await.Limit, func(ctx context.Context) error {
 		for _, p := range c.Processes() {
 			if err := p.Ready(ctx); err != nil {
 				return err
@@ -128,7 +128,7 @@ func (b *Backup) HideNewer(c *cluster.Cluster) error {
 
 // ShowNewer restores the newer launch log and the agents' access, and accepts the evidence that they then report.
 func (b *Backup) ShowNewer(ctx context.Context, m *mesh.Mesh, c *cluster.Cluster) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), await.Settle)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), await.Limit)
 	defer cancel()
 	var errs []error
 	for _, p := range c.Lifecycle {

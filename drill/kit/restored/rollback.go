@@ -39,7 +39,7 @@ func Accept(ctx context.Context, m *mesh.Mesh) error {
 // AwaitMode waits until rollback mode is set, and returns it.
 func AwaitMode(ctx context.Context, m *mesh.Mesh) (*recoveryv1.RollbackMode, error) {
 	var mode *recoveryv1.RollbackMode
-	err := await.Until(ctx, "rollback mode", await.Settle, func(ctx context.Context) error {
+	err := await.Until(ctx, "rollback mode", await.Limit, func(ctx context.Context) error {
 		answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
 		if mode = answer.GetRollback(); err == nil && !mode.GetActive() {
 			err = errors.New("it is not set")

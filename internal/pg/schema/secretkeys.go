@@ -9,9 +9,9 @@ import (
 
 // SecretKeyUse counts the rows of one kind that need a key of workload secrets.
 type SecretKeyUse struct {
-	Key  string // its id; "(none)" for rows that are sealed under no key yet
-	Rows int64
-	What string
+	Key  string `db:"key"` // its id; "(none)" for rows that are sealed under no key yet
+	Rows int64  `db:"n"`
+	What string `db:"what"`
 }
 
 // SecretKeyUses returns which keys of workload secrets the rows need, by key and kind of row. It returns no rows if the
@@ -27,13 +27,13 @@ func SecretKeyUses(ctx context.Context, ownerURL string) ([]SecretKeyUse, error)
 		!known {
 		return nil, err
 	}
-	rows, err := pool.Query(ctx, `SELECT replace(k, '!', '(none)'), sum(u.n)::bigint, u.what
+	rows, err := pool.Query(ctx, `SELECT replace(k, '!', '(none)') AS key, sum(u.n)::bigint AS n, u.what
 		FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
 		WHERE k <> '' GROUP BY k, u.what ORDER BY k, u.what`)
 	if err != nil {
 		return nil, fmt.Errorf("count rows by key: %w", err)
 	}
-	out, err := pgx.CollectRows(rows, pgx.RowToStructByPos[SecretKeyUse])
+	out, err := pgx.CollectRows(rows, pgx.RowToStructByName[SecretKeyUse])
 	if err != nil {
 		return nil, fmt.Errorf("count rows by key: %w", err)
 	}

@@ -214,7 +214,7 @@ func (v *Verifier) Verify(header, procedure string) (Assertion, error) {
 	case age < -skew:
 		return Assertion{}, Refuse("it comes from the future")
 	case out.Subject == "" || out.Nonce == "":
-		return Assertion{}, Refuse("it names nobody")
+		return Assertion{}, Refuse("it names no person")
 	}
 	return out, nil
 }

@@ -239,7 +239,7 @@ func TestEveryMethodRefusesWhoIsNotInItsList(t *testing.T) {
 
 // The same with a port that admits clients without a certificate: the allow-list must hold without the handshake's
 // help.
-func TestAllowListsHoldWhereCertificatesAreOptional(t *testing.T) {
+func TestAllowListsApplyWhereCertificatesAreOptional(t *testing.T) {
 	f := start(t, &backend{}, func(_ *port.Deps, cfg *port.Config) { cfg.TLS.Optional = true })
 	rpctest.RefusesEveryMethod(t, rpctest.Target{
 		URL: f.server.URL(), Service: "recovery", Authorities: f.Authorities, Services: f.server.Services(),

@@ -158,19 +158,19 @@ func (h *health) watch(
 // end the probe for the others.
 func (h *health) status(ctx context.Context) healthv1.HealthCheckResponse_ServingStatus {
 	h.mu.Lock()
-	age, looking, last := time.Since(h.at), h.probing, h.last
+	age, underWay, last := time.Since(h.at), h.probing, h.last
 	switch {
-	case age < healthFresh, looking != nil && age < healthStale:
+	case age < healthFresh, underWay != nil && age < healthStale:
 		h.mu.Unlock()
 		return last
-	case looking == nil:
+	case underWay == nil:
 		h.probing = make(chan struct{})
 		h.mu.Unlock()
 		return h.probe(ctx)
 	}
 	h.mu.Unlock()
 	select {
-	case <-looking:
+	case <-underWay:
 	case <-ctx.Done():
 		return healthv1.HealthCheckResponse_NOT_SERVING
 	}

@@ -131,11 +131,11 @@ func TestReflectionHasPlacesOfItsOwn(t *testing.T) {
 }
 
 // While a probe runs, all other callers get the result of the last probe.
-func TestHealthIsAnsweredWhileItIsLookedAt(t *testing.T) {
+func TestHealthIsReturnedWhileItIsChecked(t *testing.T) {
 	entered, let := make(chan struct{}), make(chan struct{})
-	var looks int
+	var checks int
 	server, client := strange(t, port.Config{}, func(context.Context) bool {
-		if looks++; looks > 1 {
+		if checks++; checks > 1 {
 			close(entered)
 			<-let
 		}

@@ -54,9 +54,9 @@ func checker(
 // Health is the result of the process's own check, which is run once for many callers.
 func TestHealthForStrangers(t *testing.T) {
 	var up atomic.Bool
-	var looks atomic.Int64
+	var checks atomic.Int64
 	server, client := strange(t, port.Config{}, func(context.Context) bool {
-		looks.Add(1)
+		checks.Add(1)
 		return up.Load()
 	})
 	check := checker(client, server.URL())
@@ -86,8 +86,8 @@ func TestHealthForStrangers(t *testing.T) {
 			t.Errorf("ready: %s", got)
 		}
 	}
-	if most := int64(time.Since(began)/time.Second) + 2; looks.Load() > most {
-		t.Errorf("%d looks for %d questions in %s", looks.Load(), asked, time.Since(began))
+	if most := int64(time.Since(began)/time.Second) + 2; checks.Load() > most {
+		t.Errorf("%d looks for %d questions in %s", checks.Load(), asked, time.Since(began))
 	}
 	_, err := check.CallUnary(t.Context(), connect.NewRequest(&healthv1.HealthCheckRequest{Service: "gpuaas.none"}))
 	if connect.CodeOf(err) != connect.CodeNotFound ||
@@ -146,7 +146,7 @@ func TestReflectionForStrangers(t *testing.T) {
 		return nil
 	})
 	// Two bodies that never come take all places, and release them.
-	hold := func() (*io.PipeWriter, chan error) {
+	occupy := func() (*io.PipeWriter, chan error) {
 		body, writer := io.Pipe()
 		done := make(chan error, 1)
 		req, err := http.NewRequestWithContext(
@@ -169,7 +169,7 @@ func TestReflectionForStrangers(t *testing.T) {
 		return writer, done
 	}
 	for range 2 {
-		writer, done := hold()
+		writer, done := occupy()
 		t.Cleanup(func() { _ = writer.Close() })
 		select {
 		case <-done:

@@ -51,11 +51,11 @@ var raiseAllocation = pg.Define(pg.RoleLifecycle, "allocation.raise_allocation",
 // AnnounceOrphans appends the event of the allocation of an epoch again after the number of its orphans has changed:
 // the event has that number.
 func AnnounceOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
-	told, err := All(ctx, tx, raiseAllocation, workspaceID, epoch)
+	raised, err := All(ctx, tx, raiseAllocation, workspaceID, epoch)
 	if err != nil {
 		return fmt.Errorf("count orphans of allocation: %w", err)
 	}
-	return Announce(ctx, tx, told)
+	return Announce(ctx, tx, raised)
 }
 
 // Announce appends the events of allocations.

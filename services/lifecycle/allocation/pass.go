@@ -61,7 +61,7 @@ func Pass(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []claims.Claim, k
 	return allocateAgain(ctx, tx, env, a, *slot)
 }
 
-var holdSlotAgain = pg.Define(pg.RoleLifecycle, "allocation.hold_slot_again", `
+var reserveSlotAgain = pg.Define(pg.RoleLifecycle, "allocation.reserve_slot_again", `
 		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id,
 			instance_id, slot, gpus, occupancy)
 		VALUES ($1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+Columns)
@@ -74,7 +74,7 @@ func allocateAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was Allocation
 	if err := claimSlot(ctx, tx, env, was.NodeID, allocationID); err != nil {
 		return err
 	}
-	now, err := One(ctx, tx, holdSlotAgain,
+	now, err := One(ctx, tx, reserveSlotAgain,
 		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot,
 		was.GPUs)
 	if err != nil {

@@ -107,7 +107,7 @@ func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocation
 var leasedDevices = pg.Define(pg.RoleLifecycle, "allocation.held_devices",
 	`SELECT device_id FROM lifecycle.gpu_hold WHERE node_id = $1`)
 
-var holdDevices = pg.Define(pg.RoleLifecycle, "allocation.hold_devices",
+var bindDevices = pg.Define(pg.RoleLifecycle, "allocation.bind_devices",
 	`INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) SELECT $1, d, $3 FROM unnest($2::text[]) d`)
 
 var bindAllocation = pg.Define(pg.RoleLifecycle, "allocation.bind_allocation",
@@ -117,9 +117,9 @@ var bindAllocation = pg.Define(pg.RoleLifecycle, "allocation.bind_allocation",
 // Bound reports whether the allocation is bound to a node and has all its GPUs.
 func (a Allocation) Bound() bool { return a.NodeID != "" && len(a.Devices) >= int(a.GPUs) }
 
-// HoldDevices binds GPUs of the node to the allocation, unless it is bound. The table's key refuses a device that
+// BindDevices binds GPUs of the node to the allocation, unless it is bound. The table's key refuses a device that
 // another allocation holds. The step enters the stage next with them.
-func HoldDevices(ctx context.Context, env *saga.Env, a Allocation, g gate.Gate, next string) (Allocation, error) {
+func BindDevices(ctx context.Context, env *saga.Env, a Allocation, g gate.Gate, next string) (Allocation, error) {
 	if a.Bound() {
 		return a, nil
 	}
@@ -146,7 +146,7 @@ func HoldDevices(ctx context.Context, env *saga.Env, a Allocation, g gate.Gate, 
 				fmt.Sprintf("the node has %d free GPUs, %d are needed", len(free), want), nil)
 		}
 		if want > 0 {
-			if err := pg.Queue(ctx, tx, holdDevices, g.NodeID, free[:want], a.ID); err != nil {
+			if err := pg.Queue(ctx, tx, bindDevices, g.NodeID, free[:want], a.ID); err != nil {
 				return fmt.Errorf("hold devices: %w", err)
 			}
 		}

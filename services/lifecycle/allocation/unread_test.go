@@ -47,7 +47,7 @@ func TestUnknownValuesStopNoOtherAllocation(t *testing.T) {
 	allocations, instances := testkit.SetAside(t, "allocation"), testkit.SetAside(t, "instance")
 	// told returns the states of what the events of a kind have told since the last call.
 	from := 0
-	told := func(kind string) map[string]string {
+	announced := func(kind string) map[string]string {
 		t.Helper()
 		list := testkit.Events(t, pool, `kind = $1`, kind)
 		out := map[string]string{}
@@ -75,7 +75,7 @@ func TestUnknownValuesStopNoOtherAllocation(t *testing.T) {
 	in(func(ctx context.Context, tx pgx.Tx) error {
 		return MoveDeadlines(ctx, tx, []string{odd, plain}, []float64{1, 1})
 	})
-	if got := told("allocation.changed"); len(got) != 1 || got[plain] != "ALLOCATION_STATE_RELEASING" {
+	if got := announced("allocation.changed"); len(got) != 1 || got[plain] != "ALLOCATION_STATE_RELEASING" {
 		t.Errorf("deadlines that were moved were told of %v", got)
 	}
 	in(func(ctx context.Context, tx pgx.Tx) error {
@@ -86,13 +86,13 @@ func TestUnknownValuesStopNoOtherAllocation(t *testing.T) {
 		}
 		return nil
 	})
-	if got := told("allocation.changed"); len(got) != 1 || got[plain] == "" {
+	if got := announced("allocation.changed"); len(got) != 1 || got[plain] == "" {
 		t.Errorf("orphans were told of %v", got)
 	}
 	if n, err := FailLate(ctx, pool); err != nil || n != 1 {
 		t.Errorf("%d releases are late: %v", n, err)
 	}
-	if got := told("allocation.changed"); len(got) != 1 || got[plain] != "ALLOCATION_STATE_RELEASE_FAILED" {
+	if got := announced("allocation.changed"); len(got) != 1 || got[plain] != "ALLOCATION_STATE_RELEASE_FAILED" {
 		t.Errorf("late releases were told of %v", got)
 	}
 	for workspace, want := range map[string]string{odd: "releasing", plain: "release_failed"} {

@@ -90,8 +90,8 @@ func (s *Sweeper) applyKeys(ctx context.Context, source string, keys []finding.K
 		}
 		var sights []finding.Sight
 		for _, k := range there {
-			if note := noted[k]; seen[k].Certain || note.ripe {
-				sights = append(sights, finding.Sight{Seen: seen[k], Scans: note.scans})
+			if note := noted[k]; seen[k].Certain || note.Ripe {
+				sights = append(sights, finding.Sight{Seen: seen[k], Scans: note.Scans})
 			}
 		}
 		var err error
@@ -145,13 +145,14 @@ var noteSuspicions = pg.Define(pg.RoleLifecycle, "findings.note_suspicions", `
 		SELECT x.kind, x.subject_type, x.subject_id, $1
 			FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
 		ON CONFLICT (kind, subject_type, subject_id, source) DO UPDATE SET looks = s.looks + 1, seen_at = mesh.clock()
-		RETURNING s.kind, s.subject_type, s.subject_id, s.looks,
+		RETURNING s.kind, s.subject_type, s.subject_id, s.looks AS scans,
 			s.looks > 1 AND mesh.clock() - s.since >= make_interval(secs => $5) AS ripe`)
 
 // noted is a suspicion as a scan has noted it.
 type noted struct {
-	scans int64 // how many scans of the source have seen it
-	ripe  bool  // it has been seen in two scans that are further apart than the grace
+	finding.Key
+	Scans int64 `db:"scans"` // how many scans of the source have seen it
+	Ripe  bool  `db:"ripe"`  // it has been seen in two scans that are further apart than the grace
 }
 
 // queueSuspicions adds the statement to a batch that records what a scan saw as suspicions of its source. Those that
@@ -164,12 +165,10 @@ func (s *Sweeper) queueSuspicions(b *pg.Batch, source string, keys []finding.Key
 	}
 	c := finding.ColumnsOf(keys)
 	b.Queue(noteSuspicions, source, c.Kinds, c.Types, c.Subjects, s.cfg.Grace.Seconds()).Query(func(rows pgx.Rows) error {
-		var k finding.Key
-		var one noted
-		_, err := pgx.ForEachRow(rows, []any{&k.Kind, &k.SubjectType, &k.SubjectID, &one.scans, &one.ripe}, func() error {
-			out[k] = one
-			return nil
-		})
+		all, err := pgx.CollectRows(rows, pgx.RowToStructByName[noted])
+		for _, n := range all {
+			out[n.Key] = n
+		}
 		return err
 	})
 	return out

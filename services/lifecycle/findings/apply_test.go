@@ -98,16 +98,16 @@ func TestAScanIsAppliedInFewRoundTrips(t *testing.T) {
 		return b.text(`SELECT coalesce(md5(string_agg(f.ctid::text, ' ' ORDER BY f.finding_id)), '')
 			FROM lifecycle.finding f`)
 	}
-	told := func() int {
+	events := func() int {
 		n, _ := strconv.Atoi(b.text(`SELECT count(*)::text FROM events.event WHERE kind = 'finding.changed'`))
 		return n
 	}
 	for _, step := range []struct {
-		what  string
-		seen  []finding.Seen
-		trips int // of each transaction
-		want  Swept
-		told  int
+		what   string
+		seen   []finding.Seen
+		trips  int // of each transaction
+		want   Swept
+		events int
 	}{
 		{"opened", seen, 3, Swept{Opened: many, Open: many}, many},
 		{"seen twice", seen, 3, Swept{Open: many}, 2 * many},
@@ -130,8 +130,8 @@ func TestAScanIsAppliedInFewRoundTrips(t *testing.T) {
 		if got != step.want {
 			t.Errorf("%s: %+v, want %+v", step.what, got, step.want)
 		}
-		if n := told(); n != step.told {
-			t.Errorf("%s: %d events, want %d", step.what, n, step.told)
+		if n := events(); n != step.events {
+			t.Errorf("%s: %d events, want %d", step.what, n, step.events)
 		}
 		if now := rows(); step.what == "seen for the third time" && now != before {
 			t.Error("rows that did not change were written")

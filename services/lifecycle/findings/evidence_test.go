@@ -126,9 +126,10 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 		}
 		all.Write(text)
 	}
-	told := all.String()
-	if strings.Contains(told, "hunter2") || !strings.Contains(told, obs.Redacted) || !strings.Contains(told, `"web"`) {
-		t.Errorf("the finding tells %s", told)
+	printed := all.String()
+	if strings.Contains(printed, "hunter2") || !strings.Contains(printed, obs.Redacted) ||
+		!strings.Contains(printed, `"web"`) {
+		t.Errorf("the finding tells %s", printed)
 	}
 	// The row is put back in two statements, and the finding ends with the second.
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.saga_run SET attempts = 0, signal = signal - 1 WHERE id = $1`, run)
@@ -230,7 +231,7 @@ func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
 }
 
 // A scan reads no row as long as the triggers are not changed, however many rows there are.
-func TestAQuietLookReadsNoRow(t *testing.T) {
+func TestAQuietScanReadsNoRow(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()

@@ -134,7 +134,7 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 			Help: "Findings that this replica opened, by kind.",
 		}, []string{"kind"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "finding_looks_failed_total", Help: "Looks that could not be finished and so concluded nothing, by look.",
+			Name: "finding_looks_failed_total", Help: "Scans that could not be finished and so concluded nothing, by detector.",
 		}, []string{"look"}),
 	}
 	if err := errors.Join(deps.Metrics.Register(s.open), deps.Metrics.Register(s.opened),
@@ -230,11 +230,14 @@ func (s *Sweeper) check(ctx context.Context, d detector, standing []string, tota
 }
 
 var countOpen = pg.Define(pg.RoleLifecycle, "findings.count_open",
-	`SELECT f.kind, count(*) FROM lifecycle.finding f WHERE f.resolved_at IS NULL GROUP BY f.kind`)
+	`SELECT f.kind, count(*) AS n FROM lifecycle.finding f WHERE f.resolved_at IS NULL GROUP BY f.kind`)
 
 // Measure sets the metric of open findings from the database. Every replica calls it, also those that do not sweep.
 func (s *Sweeper) Measure(ctx context.Context) error {
-	rows, err := pg.Query(ctx, s.deps.DB, countOpen)
+	open, err := pg.All[struct {
+		Kind string `db:"kind"`
+		N    int64  `db:"n"`
+	}](ctx, s.deps.DB, countOpen)
 	if err != nil {
 		return fmt.Errorf("count findings: %w", err)
 	}
@@ -242,11 +245,8 @@ func (s *Sweeper) Measure(ctx context.Context) error {
 	for _, kind := range names.Spellings[commonv1.FindingKind]() {
 		counts[kind] = 0
 	}
-	var kind string
-	var n int64
-	if _, err := pgx.ForEachRow(rows, []any{&kind, &n},
-		func() error { counts[kind] = float64(n); return nil }); err != nil {
-		return fmt.Errorf("count findings: %w", err)
+	for _, c := range open {
+		counts[c.Kind] = float64(c.N)
 	}
 	for kind, n := range counts {
 		s.open.WithLabelValues(kind).Set(n)

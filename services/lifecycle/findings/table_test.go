@@ -143,9 +143,9 @@ func TestTheTableOfEdits(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, rest, _ := strings.Cut(string(doc), "<!-- edits -->\n")
-	told, _, _ := strings.Cut(rest, "<!-- end of edits -->")
-	if made := strings.Join(table, "\n") + "\n"; made != told {
-		t.Errorf("docs/findings.md tells another table (-told +made):\n%s\n%s", cmp.Diff(told, made), made)
+	listed, _, _ := strings.Cut(rest, "<!-- end of edits -->")
+	if made := strings.Join(table, "\n") + "\n"; made != listed {
+		t.Errorf("docs/findings.md tells another table (-told +made):\n%s\n%s", cmp.Diff(listed, made), made)
 	}
 }
 

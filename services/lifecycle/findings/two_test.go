@@ -121,7 +121,7 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			looks := func() string {
+			scans := func() string {
 				return b.text(`SELECT coalesce(max(looks), 0)::text FROM lifecycle.suspicion WHERE subject_id = $1`, id)
 			}
 			twice := func() map[string]finding.Row {
@@ -129,13 +129,13 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 				for range 2 {
 					within, cancel := context.WithCancel(t.Context())
 					swept := make(chan error, 1)
-					before := looks()
+					before := scans()
 					go func() {
 						_, err := b.sweeper.SweepTwoInstances(within)
 						swept <- err
 					}()
 					testkit.Eventually(t, 2*time.Minute, func() error {
-						if looks() == before {
+						if scans() == before {
 							return errors.New("the scan of the placement that answers is not applied")
 						}
 						return nil

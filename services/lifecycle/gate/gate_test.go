@@ -83,14 +83,14 @@ func TestOnlyTheNewestAdmittedSessionRaisesTheGate(t *testing.T) {
 	node, instance, replica := k.node(), ids.New(), ids.New()
 	denied := func(what string, r *lifecyclev1.SessionReady, want commonv1.Reason) {
 		t.Helper()
-		before, told := k.get(node), len(k.versions(node))
+		before, events := k.get(node), len(k.versions(node))
 		res := k.ready(replica, r)[0]
 		if res.GetAccepted() || res.GetDenial().GetReason() != want ||
 			res.GetDenial().GetAction() == commonv1.Action_ACTION_UNSPECIFIED {
 			t.Errorf("%s: %v, want %v", what, res, want)
 		}
 		if after := k.get(node); after.Version != before.Version || after.SessionID != before.SessionID ||
-			len(k.versions(node)) != told {
+			len(k.versions(node)) != events {
 			t.Errorf("%s: the gate changed: %+v", what, after)
 		}
 	}

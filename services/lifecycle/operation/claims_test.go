@@ -19,9 +19,9 @@ type claimRow struct {
 	Kind, Name, Ref string
 	Epoch           int64
 	Confirmed       bool
-	// Told reports whether the newest event about the claim has it confirmed.
-	Told bool
-	ID   string
+	// Announced reports whether the newest event about the claim has it confirmed.
+	Announced bool
+	ID        string
 }
 
 func (p *cluster) claims(workspaceID, which string) []claimRow {
@@ -40,7 +40,7 @@ func (p *cluster) claims(workspaceID, which string) []claimRow {
 	for i, c := range out {
 		for _, e := range testkit.Events(p.t, p.db.Pool(pg.RoleLifecycle), `aggregate_type = 'claim' AND aggregate_id = $1`,
 			c.ID) {
-			out[i].Told = e.Text("confirmed_at") != ""
+			out[i].Announced = e.Text("confirmed_at") != ""
 		}
 		out[i].ID = ""
 	}
@@ -67,7 +67,7 @@ func TestEveryClaimOfWhatStandsIsConfirmed(t *testing.T) {
 			for epoch := int64(1); epoch <= 2; epoch++ {
 				var have []string
 				for _, c := range p.claims(id, `c.released_at IS NULL`) {
-					if have = append(have, c.Kind); !c.Confirmed || !c.Told || c.Ref == "" || c.Epoch != epoch {
+					if have = append(have, c.Kind); !c.Confirmed || !c.Announced || c.Ref == "" || c.Epoch != epoch {
 						t.Errorf("in epoch %d the claim is %+v", epoch, c)
 					}
 				}
@@ -119,17 +119,17 @@ func TestClaimsOfEarlierBuildsAreConfirmed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	told := 0
+	announced := 0
 	confirmer := &allocation.ClaimConfirmer{
 		Logger: testkit.Logger(t), DB: p.db.Pool(pg.RoleLifecycle),
-		Committed: func() { told++ },
+		Committed: func() { announced++ },
 	}
-	if n, err := confirmer.Sweep(t.Context()); err != nil || n != 3 || told != 1 {
-		t.Fatalf("%d claims are confirmed, in %d commits, not 3 in one: %v", n, told, err)
+	if n, err := confirmer.Sweep(t.Context()); err != nil || n != 3 || announced != 1 {
+		t.Fatalf("%d claims are confirmed, in %d commits, not 3 in one: %v", n, announced, err)
 	}
 	for _, id := range works {
 		for _, c := range p.claims(id, `c.released_at IS NULL AND c.kind IN ('slot', 'identity')`) {
-			if !c.Confirmed || !c.Told || c.Ref == "" {
+			if !c.Confirmed || !c.Announced || c.Ref == "" {
 				t.Errorf("the claim is %+v", c)
 			}
 		}

@@ -42,7 +42,7 @@ var joinableRun = pg.DefineDynamic(pg.RoleLifecycle, "operation.joinable_run", f
 	return joinableSQL
 }, false, true)
 
-const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.state
+const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.state AS workspace_state
 	FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
 	WHERE r.workspace_id = $1 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.kind = ANY ($2)
 		AND r.state IN ('pending', 'running', 'waiting')
@@ -64,16 +64,21 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 	if h.outcome.Kind == lock.Held {
 		args = append(args, h.outcome.RunID)
 	}
-	var run runs.Run
-	var tenantID, state string
-	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.outcome.Kind == lock.Held), args...).Scan(&run.ID, &tenantID,
-		&run.Kind, &run.Epoch, &state); err != nil {
+	run, err := pg.One[struct {
+		ID       string `db:"id"`
+		TenantID string `db:"tenant_id"`
+		Kind     string `db:"kind"`
+		Epoch    int64  `db:"epoch"`
+		State    string `db:"workspace_state"`
+	}](ctx, s.deps.DB, joinableRun.For(h.outcome.Kind == lock.Held), args...)
+	if err != nil {
 		return nil, false // not conclusive: the full transaction decides, and returns the error
 	}
-	if person, ok := rpc.PersonFrom(ctx); ok && person.TenantID != "" && person.TenantID != tenantID {
+	if person, ok := rpc.PersonFrom(ctx); ok && person.TenantID != "" && person.TenantID != run.TenantID {
 		return nil, false
 	}
-	return joined(workspace.Row{ID: h.workspaceID, State: state}, run), true
+	return joined(workspace.Row{ID: h.workspaceID, State: run.State},
+		runs.Run{ID: run.ID, Kind: run.Kind, Epoch: run.Epoch}), true
 }
 
 // updateLock makes the lock store name the run that serves the request, so that the next request finds that run at

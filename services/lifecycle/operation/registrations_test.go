@@ -18,7 +18,7 @@ import (
 func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
-	told := func(node string, fence, epoch int64, count int32, why string) {
+	reported := func(node string, fence, epoch int64, count int32, why string) {
 		t.Helper()
 		_, err := p.world.gates.ApplyFence(t.Context(), &lifecyclev1.ApplyFenceRequest{
 			NodeId: node, FenceEpoch: fence, Admitted: true, InstanceId: ids.New(), WorkspaceId: id, Epoch: epoch,
@@ -36,22 +36,22 @@ func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing
 		}
 	}
 	node := p.workspace(id).NodeID
-	told(node, 1, 1, 3, "mint_consumed")
+	reported(node, 1, 1, 3, "mint_consumed")
 	shows("while its box has a session", 0, "", "")
 	// The session of the instance has ended: now its refusals are the reason why no task is done.
 	if _, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(),
 		`UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1`, node); err != nil {
 		t.Fatal(err)
 	}
-	told(node, 1, 1, 3, "mint_consumed")
+	reported(node, 1, 1, 3, "mint_consumed")
 	shows("without a session", 3, "register_failing", "mint_consumed")
-	told(node, 1, 1, 2, "mint_consumed")
+	reported(node, 1, 1, 2, "mint_consumed")
 	shows("told late", 3, "register_failing", "mint_consumed")
-	told(ids.New(), 9, 7, 9, "epoch_superseded")
+	reported(ids.New(), 9, 7, 9, "epoch_superseded")
 	shows("of another epoch", 3, "register_failing", "mint_consumed")
-	told(node, 2, 1, 0, "")
+	reported(node, 2, 1, 0, "")
 	shows("once it has registered", 0, "", "")
-	told(node, 2, 1, 1, "mint_consumed")
+	reported(node, 2, 1, 1, "mint_consumed")
 	shows("refused again", 1, "register_failing", "mint_consumed")
 	err := pg.InTx(t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		return allocation.Registrations{Wakes: p.seats[0].core.Wakes}.Registered(ctx, tx, id, 1)

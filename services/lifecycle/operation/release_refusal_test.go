@@ -13,7 +13,7 @@ import (
 func TestTheRefusalOfAReleaseHasANextAction(t *testing.T) {
 	for _, state := range names.All[commonv1.AllocationState]() {
 		f := &failedRelease{}
-		f.hold.State = state
+		f.allocated.State = state
 		err := f.refusal()
 		if state == commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 			if err != nil {

@@ -62,14 +62,14 @@ func (a *Allocations) RetryRelease(ctx context.Context,
 			return err
 		}
 		if req.GetDryRun() {
-			res.Allocation = f.hold.Proto()
+			res.Allocation = f.allocated.Proto()
 			res.Operation = foretold(f.workspace, kRetryRelease, retryReleaseConsequence)
 			return nil
 		}
 		if res.Operation, err = s.retryRelease(ctx, tx, f); err != nil {
 			return err
 		}
-		if res.Allocation, err = allocationNow(ctx, tx, f.hold); err != nil {
+		if res.Allocation, err = allocationNow(ctx, tx, f.allocated); err != nil {
 			return err
 		}
 		return f.record(ctx, tx, entry, res.GetOperation())
@@ -109,15 +109,15 @@ func (a *Allocations) ForceRelease(ctx context.Context,
 		for _, c := range f.claims {
 			res.Claims = append(res.Claims, c.Proto())
 		}
-		res.Allocation = f.hold.Proto()
+		res.Allocation = f.allocated.Proto()
 		if err := f.refusal(); err != nil {
 			return err
 		}
-		if f.hold.Fence != req.GetExpectedFence() {
+		if f.allocated.Fence != req.GetExpectedFence() {
 			return fault.New(commonv1.Reason_REASON_CONFLICT,
-				fmt.Sprintf("the allocation has changed since: its fence is %d, and %d was expected", f.hold.Fence,
+				fmt.Sprintf("the allocation has changed since: its fence is %d, and %d was expected", f.allocated.Fence,
 					req.GetExpectedFence()),
-				fault.Unmet(fmt.Sprintf("the fence is %d, not %d", f.hold.Fence, req.GetExpectedFence())),
+				fault.Unmet(fmt.Sprintf("the fence is %d, not %d", f.allocated.Fence, req.GetExpectedFence())),
 				fault.Remedy("look at the allocation again, and force the fence that you see"))
 		}
 		if req.GetDryRun() {
@@ -131,7 +131,7 @@ func (a *Allocations) ForceRelease(ctx context.Context,
 		if res.Operation, err = s.startRelease(ctx, tx, f, kForceRelease, w); err != nil {
 			return err
 		}
-		if res.Allocation, err = allocationNow(ctx, tx, f.hold); err != nil {
+		if res.Allocation, err = allocationNow(ctx, tx, f.allocated); err != nil {
 			return err
 		}
 		return f.record(ctx, tx, entry, res.GetOperation())
@@ -151,7 +151,7 @@ const retryReleaseConsequence = "cleans up again what the release has left; the 
 
 // failedRelease is an allocation with what must be known to release it.
 type failedRelease struct {
-	hold      allocation.Allocation
+	allocated allocation.Allocation
 	workspace workspace.Row
 	run       runs.Run
 	open      bool
@@ -176,30 +176,30 @@ func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID st
 	read := failedAllocation
 	if change {
 		read = allocationToFree
-		if err := lockBeforeHold(ctx, tx, allocationID); err != nil {
+		if err := lockBeforeAllocation(ctx, tx, allocationID); err != nil {
 			return nil, err
 		}
 	}
-	f.hold, err = allocation.One(ctx, tx, read, allocationID)
+	f.allocated, err = allocation.One(ctx, tx, read, allocationID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such allocation")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read allocation: %w", err)
 	}
-	if f.workspace, err = tenants.Workspace(ctx, tx, f.hold.WorkspaceID); err != nil {
+	if f.workspace, err = tenants.Workspace(ctx, tx, f.allocated.WorkspaceID); err != nil {
 		return nil, err
 	}
-	if f.run, f.open, err = runs.Live(ctx, tx, f.hold.WorkspaceID); err != nil {
+	if f.run, f.open, err = runs.Live(ctx, tx, f.allocated.WorkspaceID); err != nil {
 		return nil, err
 	}
-	if f.claims, err = claims.Live(ctx, tx, f.hold.WorkspaceID); err != nil {
+	if f.claims, err = claims.Live(ctx, tx, f.allocated.WorkspaceID); err != nil {
 		return nil, err
 	}
 	f.claims = slices.DeleteFunc(f.claims, func(c claims.Claim) bool {
 		// rows of this database, released with the allocation
 		return c.Kind == allocation.KindSlot || c.Kind == allocation.KindInstance &&
-			!placement.HasOwnInstance(f.hold.Placement)
+			!placement.HasOwnInstance(f.allocated.Placement)
 	})
 	return f, nil
 }
@@ -207,9 +207,9 @@ func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID st
 var workspaceOfAllocation = pg.Define(pg.RoleLifecycle, "operation.workspace_of_allocation",
 	`SELECT a.workspace_id::text FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
 
-// lockBeforeHold locks what comes before an allocation in the order of locks: the gates of the nodes that its workspace
-// is on, the run that owns the workspace, and the workspace.
-func lockBeforeHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
+// lockBeforeAllocation locks what comes before an allocation in the order of locks: the gates of the nodes that its
+// workspace is on, the run that owns the workspace, and the workspace.
+func lockBeforeAllocation(ctx context.Context, tx pgx.Tx, allocationID string) error {
 	workspaceID, err := pg.Value[string](ctx, tx, workspaceOfAllocation, allocationID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil // the caller refuses it
@@ -232,8 +232,8 @@ func lockBeforeHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
 // unmet returns the conditions that keep the allocation from being released.
 func (f *failedRelease) unmet() []string {
 	var out []string
-	if f.hold.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
-		out = append(out, "the allocation is "+names.Of(f.hold.State)+", not release_failed")
+	if f.allocated.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+		out = append(out, "the allocation is "+names.Of(f.allocated.State)+", not release_failed")
 	}
 	if f.open && f.run.State != "stuck" {
 		out = append(out, saga.IsOpen(&f.run))
@@ -250,7 +250,7 @@ func (f *failedRelease) refusal() error {
 	if f.open {
 		options = append(options, fault.Conflicting(f.run.ID))
 	}
-	if f.hold.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+	if f.allocated.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 		options = append(options, fault.Remedy("only a release that failed is retried or forced; a workspace releases its "+
 			"allocation by `gpuaas workspaces decommission WS --reason TEXT`"))
 	}
@@ -291,8 +291,8 @@ func (f *failedRelease) forceConsequence() string {
 }
 
 func (f *failedRelease) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *lifecyclev1.Operation) error {
-	e.TenantID, e.WorkspaceID, e.AllocationID, e.NodeID, e.WorkflowID = f.hold.TenantID, f.hold.WorkspaceID, f.hold.ID,
-		f.hold.NodeID, op.GetOperationId()
+	e.TenantID, e.WorkspaceID, e.AllocationID = f.allocated.TenantID, f.allocated.WorkspaceID, f.allocated.ID
+	e.NodeID, e.WorkflowID = f.allocated.NodeID, op.GetOperationId()
 	_, err := audit.Record(ctx, tx, e)
 	return err
 }
@@ -311,10 +311,10 @@ func allocationNow(ctx context.Context, tx pgx.Tx, a allocation.Allocation) (*li
 // retryRelease resumes the stuck run, or begins a run of its own where none is open. Claims that were given up before
 // are tried again too.
 func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedRelease) (*lifecyclev1.Operation, error) {
-	if err := claims.ReadoptOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
+	if err := claims.ReadoptOrphans(ctx, tx, f.workspace.ID, f.allocated.Epoch); err != nil {
 		return nil, err
 	}
-	if err := allocation.AnnounceOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
+	if err := allocation.AnnounceOrphans(ctx, tx, f.workspace.ID, f.allocated.Epoch); err != nil {
 		return nil, err
 	}
 	if !f.open {

@@ -195,7 +195,7 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 		int(now.Orphans) != left() {
 		t.Errorf("its hold is %+v", now)
 	}
-	told := func() int {
+	announced := func() int {
 		list := testkit.Events(t, p.db.Pool(pg.RoleLifecycle), `kind = 'allocation.changed' AND aggregate_id = $1`, a.ID)
 		if len(list) == 0 {
 			t.Fatal("no event of the allocation")
@@ -206,7 +206,7 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 		}
 		return int(now.GetOrphans())
 	}
-	if n := told(); n < 2 || n != left() {
+	if n := announced(); n < 2 || n != left() {
 		t.Errorf("the log tells of %d orphans, there are %d", n, left())
 	}
 	orphans := func() int {
@@ -234,7 +234,7 @@ func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 		}
 		return nil
 	})
-	if n := told(); n != left() {
+	if n := announced(); n != left() {
 		t.Errorf("the log tells of %d orphans after they were reaped, there are %d", n, left())
 	}
 	if got := p.world.standing(); len(got) != 1 {

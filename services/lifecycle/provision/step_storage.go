@@ -84,7 +84,7 @@ const (
 	stageReserve       = "reserve"
 	stageLaunch        = "launch"
 	stageConnect       = "connect"
-	stageHoldDevices   = "hold_devices"
+	stageBindDevices   = "hold_devices"
 	stageMakeDirectory = "make_directory"
 )
 
@@ -119,7 +119,7 @@ func (s *Steps) allocateStages() []stage {
 			return p.instance.State == commonv1.InstanceState_INSTANCE_STATE_LIVE
 		}},
 		{name: stageConnect, do: s.connect, stands: func(p *place) bool { return p.gate.SessionEpoch != 0 }},
-		{name: stageHoldDevices, do: s.holdDevices, stands: func(p *place) bool { return p.allocation.Bound() }},
+		{name: stageBindDevices, do: s.bindDevices, stands: func(p *place) bool { return p.allocation.Bound() }},
 		{name: stageMakeDirectory, do: s.makeDirectory},
 	}
 }
@@ -189,10 +189,10 @@ func (s *Steps) connect(ctx context.Context, _ *saga.Env, p *place) (string, err
 	return "", nil
 }
 
-// holdDevices binds the allocation to the node and GPUs of it.
-func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, p *place) (string, error) {
+// bindDevices binds the allocation to the node and GPUs of it.
+func (s *Steps) bindDevices(ctx context.Context, env *saga.Env, p *place) (string, error) {
 	var err error
-	p.allocation, err = allocation.HoldDevices(ctx, env, p.allocation, p.gate, stageMakeDirectory)
+	p.allocation, err = allocation.BindDevices(ctx, env, p.allocation, p.gate, stageMakeDirectory)
 	return "", err
 }
 

@@ -203,7 +203,7 @@ const replacedSQL = `EXISTS (SELECT 1 FROM lifecycle.resource_claim l
 				AND (l.orphaned_at IS NULL OR l.epoch > c.epoch OR l.epoch = c.epoch AND l.id > c.id))`
 
 var orphanStands = pg.Define(pg.RoleLifecycle, "reap.orphan_stands", `
-		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL, `+replacedSQL+`
+		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL AS orphaned, `+replacedSQL+` AS replaced
 		FROM lifecycle.resource_claim c WHERE c.id = $1`)
 
 // inspect locks the workspace of an orphan and checks it once more: free reports that it is still given up, that no
@@ -225,16 +225,25 @@ func (l leftBehind) inspect(ctx context.Context, tx pgx.Tx) (free, replaced bool
 	if _, open, err := runs.Live(ctx, tx, l.WorkspaceID); err != nil || open {
 		return false, false, err
 	}
-	err = pg.QueryRow(ctx, tx, orphanStands, l.ClaimID).Scan(&free, &replaced)
+	now, err := pg.One[struct {
+		Orphaned bool `db:"orphaned"`
+		Replaced bool `db:"replaced"`
+	}](ctx, tx, orphanStands, l.ClaimID)
 	if err != nil {
-		return false, false, fmt.Errorf("look at orphan: %w", err)
+		return false, false, fmt.Errorf("read orphan: %w", err)
 	}
-	return free, replaced, nil
+	return now.Orphaned, now.Replaced, nil
 }
 
 var workloadsLeft = pg.Define(pg.RoleLifecycle, "reap.workloads_left",
 	`SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = $1 AND c.node_id = $2 AND c.kind = $3
 			AND c.epoch = $4 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)`)
+
+// numbers are what an agent and a schema compare: those of the workspace now.
+type numbers struct {
+	Epoch int64 `db:"epoch"`
+	OpSeq int64 `db:"op_seq"`
+}
 
 var drawOpSeq = pg.Define(pg.RoleLifecycle, "reap.draw_op_seq",
 	`UPDATE lifecycle.workspace SET op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1
@@ -251,8 +260,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 	// The op_seq is above that of every earlier task of this workspace, so that the agent takes this task for the newest.
 	// Nothing of a later epoch has this name on this machine, so the task may have the newest epoch: an agent that has
 	// seen that epoch would refuse an older one.
-	var opSeq, epoch int64
-	err := pg.QueryRow(ctx, tx, drawOpSeq, l.WorkspaceID).Scan(&opSeq, &epoch)
+	drawn, err := pg.One[numbers](ctx, tx, drawOpSeq, l.WorkspaceID)
 	if err != nil {
 		return false, fmt.Errorf("draw number of operation: %w", err)
 	}
@@ -264,7 +272,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 		kind, payload = commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE, &nodev1.StorageRelease{Name: l.Name}
 	}
 	_, err = task.Enqueue(ctx, tx, task.Spec{
-		Type: kind, NodeID: l.NodeID, WorkspaceID: l.WorkspaceID, TenantID: l.TenantID, Epoch: epoch, OpSeq: opSeq,
+		Type: kind, NodeID: l.NodeID, WorkspaceID: l.WorkspaceID, TenantID: l.TenantID, Epoch: drawn.Epoch, OpSeq: drawn.OpSeq,
 		IdempotencyKey: l.Key, Payload: payload, CreatedBy: "reaper",
 	})
 	return err == nil, err

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
@@ -14,14 +12,15 @@ import (
 
 // Owner is what lifecycle's database has about one (workspace, epoch) of a driver's list.
 type Owner struct {
-	Known    bool  // the workspace is in the database
-	Epoch    int64 // the last epoch that was drawn for it
-	RunOpen  bool  // a run owns the workspace, stuck ones included
-	RunEpoch int64
+	Known    bool  `db:"-"`        // the workspace is in the database
+	Epoch    int64 `db:"epoch"`    // the last epoch that was drawn for it
+	RunOpen  bool  `db:"run_open"` // a run owns the workspace, stuck ones included
+	RunEpoch int64 `db:"run_epoch"`
 	// Instance is the state of the instance's row, empty if there is none; InstanceID is the instance that it names.
-	Instance, InstanceID string
-	Held                 bool // a claim on this instance is neither released nor given up
-	GivenUp              bool // a claim on this instance was given up and is not known to be gone
+	Instance   string `db:"instance_state"`
+	InstanceID string `db:"instance_id"`
+	Claimed    bool   `db:"claimed"`  // a claim on this instance is neither released nor given up
+	GivenUp    bool   `db:"given_up"` // a claim on this instance was given up and is not known to be gone
 }
 
 // another reports whether the row of the instance's epoch names another instance than b.
@@ -55,7 +54,7 @@ func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 		return Unknown, fmt.Sprintf("epoch %d was never drawn here, the last one is %d", b.Epoch, o.Epoch)
 	case b.Epoch == o.Epoch && o.another(b):
 		return Unknown, fmt.Sprintf("epoch %d was drawn here for instance %s", b.Epoch, o.InstanceID)
-	case o.RunOpen && o.RunEpoch == b.Epoch, o.Held:
+	case o.RunOpen && o.RunEpoch == b.Epoch, o.Claimed:
 		// Between its launch and the record of it, an instance is owned by its run; a live claim is adopted by a retry, or
 		// undone.
 		return Owned, ""
@@ -73,14 +72,14 @@ func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 }
 
 var ownersOfInstances = pg.Define(pg.RoleLifecycle, "reap.owners_of_instances", `
-		SELECT b.n::int, w.epoch, r.id IS NOT NULL, coalesce(r.epoch, 0), coalesce(i.state, ''),
-			coalesce(i.instance_id::text, ''),
+		SELECT b.n::int AS n, w.epoch, r.id IS NOT NULL AS run_open, coalesce(r.epoch, 0) AS run_epoch,
+			coalesce(i.state, '') AS instance_state, coalesce(i.instance_id::text, '') AS instance_id,
 			EXISTS (SELECT 1 FROM lifecycle.resource_claim c
 				WHERE c.workspace_id = b.workspace_id AND c.kind = $3 AND c.epoch = b.epoch
-				AND c.released_at IS NULL AND c.orphaned_at IS NULL),
+				AND c.released_at IS NULL AND c.orphaned_at IS NULL) AS claimed,
 			EXISTS (SELECT 1 FROM lifecycle.resource_claim c
 				WHERE c.workspace_id = b.workspace_id AND c.kind = $3 AND c.epoch = b.epoch
-				AND c.released_at IS NULL AND c.orphaned_at IS NOT NULL)
+				AND c.released_at IS NULL AND c.orphaned_at IS NOT NULL) AS given_up
 		FROM unnest($1::uuid[], $2::bigint[]) WITH ORDINALITY AS b (workspace_id, epoch, n)
 		JOIN lifecycle.workspace w ON w.id = b.workspace_id
 		LEFT JOIN lifecycle.saga_run r ON r.workspace_id = b.workspace_id
@@ -102,22 +101,16 @@ func OwnersOf(ctx context.Context, q pg.Querier, instances []placement.Instance)
 	if len(workspaces) == 0 {
 		return out, nil
 	}
-	rows, err := pg.Query(ctx, q, ownersOfInstances, workspaces, epochs, allocation.KindInstance)
+	owners, err := pg.All[struct {
+		N int `db:"n"` // which of the instances that were asked for, from 1 on
+		Owner
+	}](ctx, q, ownersOfInstances, workspaces, epochs, allocation.KindInstance)
 	if err != nil {
 		return nil, fmt.Errorf("read owners of instances: %w", err)
 	}
-	var n int
-	var o Owner
-	_, err = pgx.ForEachRow(rows, []any{
-		&n, &o.Epoch, &o.RunOpen, &o.RunEpoch, &o.Instance, &o.InstanceID, &o.Held,
-		&o.GivenUp,
-	}, func() error {
+	for _, o := range owners {
 		o.Known = true
-		out[at[n-1]] = o
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read owners of instances: %w", err)
+		out[at[o.N-1]] = o.Owner
 	}
 	return out, nil
 }

@@ -51,16 +51,16 @@ func TestBelongs(t *testing.T) {
 			}, Owned,
 		},
 		"a live instance owns it": {
-			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live", Held: true}, Owned,
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live", Claimed: true}, Owned,
 		},
 		"a live instance owns it without a claim": {
 			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live"}, Owned,
 		},
 		"a retry adopts what is held": {
-			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "launching", Held: true}, Owned,
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "launching", Claimed: true}, Owned,
 		},
 		"held in an earlier epoch, it is undone by who holds": {
-			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 2, Instance: "ended", Held: true}, Owned,
+			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 2, Instance: "ended", Claimed: true}, Owned,
 		},
 		"given up, and no run left": {
 			placement.Instance{Epoch: 1}, Owner{Known: true, Epoch: 1, Instance: "live", GivenUp: true}, Orphan,
@@ -84,7 +84,7 @@ func TestBelongs(t *testing.T) {
 		},
 		"ended under a run that has not yet recorded it": {
 			placement.Instance{Epoch: 1, EndedAt: ended}, Owner{
-				Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", Held: true,
+				Known: true, Epoch: 1, RunOpen: true, RunEpoch: 1, Instance: "ending", Claimed: true,
 			}, Owned,
 		},
 		"ended and never recorded at all": {

@@ -155,7 +155,7 @@ var instanceClaimed = pg.Define(pg.RoleLifecycle, "reap.instance_claimed",
 				AND b.released_at IS NULL AND b.orphaned_at IS NULL)`)
 
 var numbersOfWorkspace = pg.Define(pg.RoleLifecycle, "reap.numbers_of_workspace",
-	`SELECT id::text, epoch, op_seq FROM lifecycle.workspace WHERE id = $1`)
+	`SELECT epoch, op_seq FROM lifecycle.workspace WHERE id = $1`)
 
 var countTry = pg.Define(pg.RoleLifecycle, "reap.count_try", `
 			INSERT INTO lifecycle.orphan_try AS t (claim_id, tries, next_at)
@@ -194,10 +194,11 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (schema.Writer, 
 			}
 		}
 		todo = true
-		err = pg.QueryRow(ctx, tx, numbersOfWorkspace, l.WorkspaceID).Scan(&w.WorkspaceID, &w.Epoch, &w.OpSeq)
+		now, err := pg.One[numbers](ctx, tx, numbersOfWorkspace, l.WorkspaceID)
 		if err != nil {
 			return fmt.Errorf("read numbers of workspace: %w", err)
 		}
+		w.WorkspaceID, w.Epoch, w.OpSeq = l.WorkspaceID, now.Epoch, now.OpSeq
 		_, err = pg.Exec(ctx, tx, countTry, l.ClaimID, ReapAgain.Seconds(), ReapAgainMost.Seconds())
 		if err != nil {
 			return fmt.Errorf("count try: %w", err)

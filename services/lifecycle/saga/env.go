@@ -103,18 +103,20 @@ func (e *Env) Proceed(ctx context.Context) error {
 // confirmLease locks the run's row against the next lease, and confirms that this attempt's driver has it and that
 // rollback mode is not set.
 func (e *Env) confirmLease(ctx context.Context, tx pgx.Tx) error {
-	var mine, still bool
 	// Comparing the fence alone would let an abandoned step write for a run that has parked or ended since: such a run
 	// keeps its fence.
-	err := pg.QueryRow(ctx, tx, lockLeasedRun, e.RunID, e.Fence, e.Step, names.Of(e.Direction)).Scan(&mine, &still)
+	run, err := pg.One[struct {
+		Leased     bool `db:"leased"`
+		RolledBack bool `db:"rolled_back"`
+	}](ctx, tx, lockLeasedRun, e.RunID, e.Fence, e.Step, names.Of(e.Direction))
 	if err != nil {
-		return fmt.Errorf("hold run %s: %w", e.RunID, err)
+		return fmt.Errorf("lock run %s: %w", e.RunID, err)
 	}
-	if !mine {
+	if !run.Leased {
 		e.core.stats.FencedOut.Add(1)
 		return ErrFenced
 	}
-	if still {
+	if run.RolledBack {
 		return ErrPaused
 	}
 	return nil

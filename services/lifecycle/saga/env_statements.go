@@ -7,17 +7,18 @@ import (
 
 // Statements of a step's environment.
 var (
-	lockLeasedRun = pg.Define(pg.RoleLifecycle, "saga.hold_run", `
-		SELECT r.fence = $2 AND r.owner IS NOT NULL AND r.step = $3 AND r.phase = $4, mesh.rolled_back()
+	lockLeasedRun = pg.Define(pg.RoleLifecycle, "saga.lock_leased_run", `
+		SELECT r.fence = $2 AND r.owner IS NOT NULL AND r.step = $3 AND r.phase = $4 AS leased,
+			mesh.rolled_back() AS rolled_back
 		FROM lifecycle.saga_run r WHERE r.id = $1 FOR SHARE`)
 	readProgress = pg.Define(pg.RoleLifecycle, "saga.read_progress", `
-		SELECT COALESCE(o.progress->>'note' = $6, false), COALESCE((
+		SELECT COALESCE(o.progress->>'note' = $6, false) AS reported, COALESCE((
 			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
 			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' AND `+runs.SameTry("p")+`
-			ORDER BY p.attempt DESC LIMIT 1), true), COALESCE((
+			ORDER BY p.attempt DESC LIMIT 1), true) AS new_of_try, COALESCE((
 			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
 			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' ORDER BY p.attempt DESC
-				LIMIT 1), true)
+				LIMIT 1), true) AS new_of_step
 		FROM lifecycle.saga_run r
 		CROSS JOIN LATERAL (SELECT r.id AS run_id, $3::int AS step, $4::text AS dir, $5::int AS attempt) s
 		LEFT JOIN lifecycle.saga_step o ON o.run_id = s.run_id AND o.step = s.step AND o.dir = s.dir AND o.attempt = s.attempt

@@ -25,9 +25,9 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	defer close(held)
 	steps := sagatest.PureSteps("wait", "wedged")
 	steps[0].StallAfter, steps[0].Budget = 100*time.Hour, 1000*time.Hour
-	var looks atomic.Int32
+	var calls atomic.Int32
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
-		if looks.Add(1) > 1 {
+		if calls.Add(1) > 1 {
 			return saga.Done(nil), nil
 		}
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: "nothing moves", WakeOnSignal: true}), nil

@@ -18,21 +18,23 @@ import (
 // attempt which only gets as far as the one before leaves the flag.
 func (e *Env) Progress(ctx context.Context, note string) error {
 	dir := names.Of(e.Direction)
-	var said, moved, news bool
 	// Only this driver writes this attempt's progress: the values read here are still current below, or the fence differs.
-	err := pg.QueryRow(ctx, e.core.db, readProgress,
-		e.RunID, e.Fence, e.Step, dir, e.Attempt, note).Scan(&said, &moved, &news)
+	last, err := pg.One[struct {
+		Reported  bool `db:"reported"`    // by this attempt, as its last text
+		NewOfTry  bool `db:"new_of_try"`  // it differs from the last text of the attempts that continue each other
+		NewOfStep bool `db:"new_of_step"` // it differs from the last text of all attempts of the step
+	}](ctx, e.core.db, readProgress, e.RunID, e.Fence, e.Step, dir, e.Attempt, note)
 	switch {
 	case pg.IsNoRows(err):
 		return ErrFenced
 	case err != nil:
 		return fmt.Errorf("read progress: %w", err)
-	case said:
+	case last.Reported:
 		return nil
 	}
 	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
 		var buffer runs.Buffer
-		r, err := pg.One[runs.Run](ctx, tx, progressRun, e.RunID, e.Fence, moved, news)
+		r, err := pg.One[runs.Run](ctx, tx, progressRun, e.RunID, e.Fence, last.NewOfTry, last.NewOfStep)
 		if pg.IsNoRows(err) {
 			return ErrFenced
 		}
@@ -42,7 +44,7 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 		if err := runs.KeepOpen(ctx, tx, e.RunID); err != nil {
 			return err
 		}
-		a, err := pg.One[runs.Attempt](ctx, tx, progressStep, e.RunID, e.Step, dir, e.Attempt, note, moved)
+		a, err := pg.One[runs.Attempt](ctx, tx, progressStep, e.RunID, e.Step, dir, e.Attempt, note, last.NewOfTry)
 		if pg.IsNoRows(err) {
 			return ErrFenced
 		}

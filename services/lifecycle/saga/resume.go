@@ -20,6 +20,12 @@ type Resumed struct {
 	Stood              time.Duration
 }
 
+// pause is the pause of a run that has ended.
+type pause struct {
+	RunID   string  `db:"run_id"`
+	Seconds float64 `db:"seconds"`
+}
+
 // Resume lets paused runs go on once rollback mode is over. It moves their deadlines on by the length of their pauses,
 // and returns how many runs go on.
 func (c *Core) Resume(ctx context.Context) (int, error) {
@@ -52,24 +58,14 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 		if err != nil || len(paused) == 0 {
 			return err
 		}
-		rows, err := pg.Query(ctx, tx, endPauses, paused)
+		ended, err := pg.All[pause](ctx, tx, endPauses, paused)
 		if err != nil {
 			return fmt.Errorf("end pauses: %w", err)
 		}
-		var runIDs []string
-		var stood []float64
-		var id string
-		var seconds float64
-		if _, err := pgx.ForEachRow(rows, []any{&id, &seconds}, func() error {
-			runIDs, stood = append(runIDs, id), append(stood, seconds)
-			return nil
-		}); err != nil {
-			return fmt.Errorf("end pauses: %w", err)
-		}
-		if n = len(runIDs); n == 0 {
+		if n = len(ended); n == 0 {
 			return nil
 		}
-		return c.extendDeadlines(ctx, tx, runIDs, stood)
+		return c.extendDeadlines(ctx, tx, ended)
 	})
 	return n, err
 }
@@ -88,7 +84,9 @@ func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
 
 // extendDeadlines makes runs due, and postpones the deadlines of the runs and their attempts, and by Resumed those of
 // their tasks, by the length of each run's pause.
-func (c *Core) extendDeadlines(ctx context.Context, tx pgx.Tx, runIDs []string, stood []float64) error {
+func (c *Core) extendDeadlines(ctx context.Context, tx pgx.Tx, ended []pause) error {
+	runIDs := pg.Column(ended, func(p pause) string { return p.RunID })
+	stood := pg.Column(ended, func(p pause) float64 { return p.Seconds })
 	moved, err := pg.All[runs.Run](ctx, tx, extendRuns, runIDs, stood)
 	if err != nil {
 		return fmt.Errorf("move deadlines of runs: %w", err)
@@ -104,10 +102,10 @@ func (c *Core) extendDeadlines(ctx context.Context, tx pgx.Tx, runIDs []string, 
 	list := make([]Resumed, 0, len(moved))
 	for i := range moved {
 		buffer.Run(&moved[i])
-		for k, id := range runIDs {
-			if id == moved[i].ID {
-				length := time.Duration(stood[k] * float64(time.Second))
-				list = append(list, Resumed{RunID: id, WorkspaceID: moved[i].WorkspaceID, Stood: length})
+		for _, p := range ended {
+			if p.RunID == moved[i].ID {
+				length := time.Duration(p.Seconds * float64(time.Second))
+				list = append(list, Resumed{RunID: p.RunID, WorkspaceID: moved[i].WorkspaceID, Stood: length})
 			}
 		}
 	}

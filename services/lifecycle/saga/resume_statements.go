@@ -15,7 +15,8 @@ var (
 			WHERE r.id = ANY ($1::uuid[]) AND p.since IS NOT NULL AND NOT mesh.rolled_back()
 				ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED)
 		UPDATE lifecycle.run_pause p SET since = NULL, total = p.total + due.stood FROM due
-		WHERE p.run_id = due.id AND p.since IS NOT NULL RETURNING p.run_id, extract(epoch FROM due.stood)::float8`)
+		WHERE p.run_id = due.id AND p.since IS NOT NULL RETURNING p.run_id::text,
+			extract(epoch FROM due.stood)::float8 AS seconds`)
 	pausedRuns = pg.Define(pg.RoleLifecycle, "saga.paused_runs", `
 		SELECT p.run_id FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
 		WHERE p.since IS NOT NULL AND NOT mesh.rolled_back() ORDER BY p.run_id LIMIT $1`)

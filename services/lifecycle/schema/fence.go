@@ -90,8 +90,8 @@ func ShareGrants(ctx context.Context, tx pgx.Tx) error {
 const disarmWait = "2s"
 
 var roleAndLogin = pg.Define(pg.RoleWorkloadAdmin, "schema.role_and_login", `
-			SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles
-				WHERE rolname = $1 AND rolcanlogin)`)
+			SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1) AS has_role,
+				EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin) AS may_log_in`)
 
 var boundLockWait = pg.Define(pg.RoleWorkloadAdmin, "schema.bound_lock_wait",
 	`SET LOCAL lock_timeout = '`+disarmWait+`'`)
@@ -166,8 +166,7 @@ func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w Writer,
 	change func(ctx context.Context, tx pgx.Tx, login bool) error,
 ) error {
 	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
-		var fenced, mine, role, login bool
-		err := pg.QueryRow(ctx, tx, fenceTableExists).Scan(&fenced)
+		fenced, err := pg.Value[bool](ctx, tx, fenceTableExists)
 		if err != nil || !fenced {
 			return err
 		}
@@ -175,7 +174,7 @@ func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w Writer,
 			return err
 		}
 		// The row stays locked until the role is changed: a later operation that gives the login back comes after.
-		err = pg.QueryRow(ctx, tx, lockFence.For(struct{}{}), name, w.WorkspaceID, w.Epoch, w.OpSeq).Scan(&mine)
+		mine, err := pg.Value[bool](ctx, tx, lockFence.For(struct{}{}), name, w.WorkspaceID, w.Epoch, w.OpSeq)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			return nil
@@ -184,11 +183,14 @@ func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w Writer,
 		case !mine:
 			return passed()
 		}
-		err = pg.QueryRow(ctx, tx, roleAndLogin, name).Scan(&role, &login)
-		if err != nil || !role {
+		role, err := pg.One[struct {
+			Exists bool `db:"has_role"`
+			Login  bool `db:"may_log_in"`
+		}](ctx, tx, roleAndLogin, name)
+		if err != nil || !role.Exists {
 			return err
 		}
-		return change(ctx, tx, login)
+		return change(ctx, tx, role.Login)
 	})
 }
 
@@ -206,8 +208,8 @@ func DropFenced(ctx context.Context, db *pgxpool.Pool, name string, w Writer) er
 }
 
 var makersOfSchema = pg.Define(pg.RoleWorkloadAdmin, "schema.makers_of_schema", `
-		SELECT n.oid IS NOT NULL, coalesce(obj_description(n.oid, 'pg_namespace'), ''),
-			coalesce(shobj_description(r.oid, 'pg_authid'), '')
+		SELECT n.oid IS NOT NULL AS has_schema, coalesce(obj_description(n.oid, 'pg_namespace'), '') AS schema_note,
+			coalesce(shobj_description(r.oid, 'pg_authid'), '') AS role_note
 		FROM (SELECT $1::name AS name) x LEFT JOIN pg_namespace n ON n.nspname = x.name
 			LEFT JOIN pg_roles r ON r.rolname = x.name`)
 
@@ -223,11 +225,15 @@ func DropOwn(ctx context.Context, db *pgxpool.Pool, name string, w Writer, own f
 		if err := PassFence(ctx, tx, name, w, false); err != nil {
 			return err
 		}
-		var bySchema, byRole string
-		if err := pg.QueryRow(ctx, tx, makersOfSchema, name).Scan(&kept, &bySchema, &byRole); err != nil {
+		made, err := pg.One[struct {
+			Schema     bool   `db:"has_schema"`
+			SchemaNote string `db:"schema_note"`
+			RoleNote   string `db:"role_note"`
+		}](ctx, tx, makersOfSchema, name)
+		if err != nil {
 			return fmt.Errorf("read makers of schema: %w", err)
 		}
-		if kept = kept && !own(bySchema); kept {
+		if kept = made.Schema && !own(made.SchemaNote); kept {
 			note := "COMMENT ON SCHEMA " + pgx.Identifier{name}.Sanitize() + " IS 'kept by operation " + w.RunID + "'"
 			if _, err := pg.Exec(ctx, tx, changeSchema.For(note)); err != nil {
 				return fmt.Errorf("note that schema is kept: %w", err)
@@ -237,7 +243,7 @@ func DropOwn(ctx context.Context, db *pgxpool.Pool, name string, w Writer, own f
 		if err := PassFence(ctx, tx, name, w, true); err != nil {
 			return err
 		}
-		return Drop(ctx, tx, name, !own(byRole))
+		return Drop(ctx, tx, name, !own(made.RoleNote))
 	})
 	return kept, err
 }

@@ -16,28 +16,30 @@ import (
 func Make(ctx context.Context, tx pgx.Tx, name, verifier string, w Writer) (int, error) {
 	id := pgx.Identifier{name}.Sanitize()
 	version := 0
-	var role, schema bool
-	err := pg.QueryRow(ctx, tx, schemaAndRole, name).Scan(&role, &schema)
+	exists, err := pg.One[struct {
+		Role   bool `db:"has_role"`
+		Schema bool `db:"has_schema"`
+	}](ctx, tx, schemaAndRole, name)
 	if err != nil {
-		return 0, fmt.Errorf("look for role and schema: %w", err)
+		return 0, fmt.Errorf("read role and schema: %w", err)
 	}
 	// DDL takes no parameters. What stands there is the password's verifier: the password itself is in no statement, so in
 	// no log either. Only a superuser may name the SUPERUSER attribute in an ALTER, even to deny it: a role has it only
 	// from CREATE ROLE.
 	ddl := "ALTER ROLE " + id + " LOGIN INHERIT"
-	if !role {
+	if !exists.Role {
 		ddl = "CREATE ROLE " + id + " LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE INHERIT CONNECTION LIMIT 20"
 	}
 	ddl += " PASSWORD '" + verifier + "'"
 	statements := []string{ddl}
-	if !role && w.RunID != "" {
+	if !exists.Role && w.RunID != "" {
 		statements = append(statements, "COMMENT ON ROLE "+id+" IS '"+w.Note()+"'")
 	}
-	if !schema {
+	if !exists.Schema {
 		statements = append(statements, "CREATE SCHEMA "+id,
 			"CREATE TABLE "+id+".schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())")
 	}
-	if !schema && w.RunID != "" {
+	if !exists.Schema && w.RunID != "" {
 		statements = append(statements, "COMMENT ON SCHEMA "+id+" IS '"+w.Note()+"'")
 	}
 	statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id,
@@ -122,7 +124,8 @@ var tenantMigrations = []string{
 var tenantTables = []string{"schema_version", "workspace_info", "kv"}
 
 var schemaAndRole = pg.Define(pg.RoleWorkloadAdmin, "schema.schema_and_role",
-	`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`)
+	`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1) AS has_role,
+		EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1) AS has_schema`)
 
 // inTenantSchema is why statements over the tables of a workspace's schema are not prepared on a migrated database.
 const inTenantSchema = "it reads or writes a table in the schema of one workspace"

@@ -180,7 +180,8 @@ func For(ctx context.Context, q pg.Querier, ref string, lockRow bool) (Tenant, e
 }
 
 var usageWithin = pg.Define(pg.RoleLifecycle, "tenants.usage_within", `
-		SELECT count(*), coalesce(sum((w.spec->>'gpus')::bigint), 0), coalesce(sum((w.spec->>'storage_bytes')::bigint), 0)
+		SELECT count(*)::int AS workspaces, coalesce(sum((w.spec->>'gpus')::bigint), 0)::bigint AS gpus,
+			coalesce(sum((w.spec->>'storage_bytes')::bigint), 0)::bigint AS storage_bytes
 		FROM lifecycle.workspace w WHERE w.id::text <> $2 AND w.id = ANY (ARRAY(
 			SELECT u.id FROM lifecycle.workspace u WHERE u.tenant_id = $1 AND u.standing = 2
 			UNION SELECT a.workspace_id FROM lifecycle.allocation a WHERE a.tenant_id = $1 AND a.state <> 'released'))`)
@@ -188,23 +189,26 @@ var usageWithin = pg.Define(pg.RoleLifecycle, "tenants.usage_within", `
 // Within enforces the quota of a tenant, whose row the caller has locked. What a failed workspace still has allocated
 // counts; the workspace with the id except does not.
 func Within(ctx context.Context, tx pgx.Tx, t Tenant, except string, spec *lifecyclev1.WorkspaceSpec) error {
-	var count int32
-	var gpus, storage int64
-	err := pg.QueryRow(ctx, tx, usageWithin, t.ID, except).Scan(&count, &gpus, &storage)
+	used, err := pg.One[struct {
+		Workspaces   int32 `db:"workspaces"`
+		GPUs         int64 `db:"gpus"`
+		StorageBytes int64 `db:"storage_bytes"`
+	}](ctx, tx, usageWithin, t.ID, except)
 	if err != nil {
-		return fmt.Errorf("count what the tenant holds: %w", err)
+		return fmt.Errorf("count what the tenant has: %w", err)
 	}
 	var unmet []string
-	if count+1 > t.Quota.Workspaces {
-		unmet = append(unmet, fmt.Sprintf("the quota is %d workspaces, and %d exist", t.Quota.Workspaces, count))
+	if used.Workspaces+1 > t.Quota.Workspaces {
+		unmet = append(unmet, fmt.Sprintf("the quota is %d workspaces, and %d exist", t.Quota.Workspaces,
+			used.Workspaces))
 	}
-	if gpus+int64(spec.GetGpus()) > int64(t.Quota.GPUs) {
+	if used.GPUs+int64(spec.GetGpus()) > int64(t.Quota.GPUs) {
 		unmet = append(unmet, fmt.Sprintf("the quota is %d GPUs, %d are in use, and %d more are asked for", t.Quota.GPUs,
-			gpus, spec.GetGpus()))
+			used.GPUs, spec.GetGpus()))
 	}
-	if storage+spec.GetStorageBytes() > t.Quota.StorageBytes {
+	if used.StorageBytes+spec.GetStorageBytes() > t.Quota.StorageBytes {
 		unmet = append(unmet, fmt.Sprintf("the quota is %d bytes of storage, %d are in use, and %d more are asked for",
-			t.Quota.StorageBytes, storage, spec.GetStorageBytes()))
+			t.Quota.StorageBytes, used.StorageBytes, spec.GetStorageBytes()))
 	}
 	if len(unmet) > 0 {
 		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "tenant "+t.Name+" has no room for this workspace",

@@ -274,9 +274,9 @@ func TestAFailedCallIsReportedOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var told []int
+				var reported []int
 				b := batch.New(8, 1, func(context.Context, []int) ([]int, error) { return nil, tt.err }).
-					Failed(func(requests int, _ error) { told = append(told, requests) })
+					Failed(func(requests int, _ error) { reported = append(reported, requests) })
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error, 1)
 				answers := 0
@@ -291,8 +291,8 @@ func TestAFailedCallIsReportedOnce(t *testing.T) {
 				synctest.Wait()
 				cancel()
 				<-ended
-				if answers != 3 || !slices.Equal(told, tt.want) {
-					t.Errorf("%d answers, told of %v", answers, told)
+				if answers != 3 || !slices.Equal(reported, tt.want) {
+					t.Errorf("%d answers, told of %v", answers, reported)
 				}
 			})
 		})

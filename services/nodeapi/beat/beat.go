@@ -64,15 +64,15 @@ func New(deps Deps) *Publisher { return &Publisher{deps: deps, now: time.Now} }
 
 // Run writes beats until ctx ends.
 func (p *Publisher) Run(ctx context.Context) error {
-	tick, look := time.NewTicker(replicas.Every), time.NewTicker(trustEvery)
+	tick, trustTick := time.NewTicker(replicas.Every), time.NewTicker(trustEvery)
 	defer tick.Stop()
-	defer look.Stop()
+	defer trustTick.Stop()
 	p.beat(ctx, false)
 	for {
 		select {
 		case <-tick.C:
 			p.beat(ctx, false)
-		case <-look.C:
+		case <-trustTick.C:
 			p.publishChangedTrust(ctx)
 		case <-ctx.Done():
 			return nil

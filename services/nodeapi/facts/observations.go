@@ -185,20 +185,20 @@ func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed,
 	error,
 ) {
 	out := &written{read: unread, stored: map[string]map[string]observation.Digest{}, overtook: map[string]bool{}}
-	told := map[string]int64{}
+	highest := map[string]int64{}
 	for _, o := range seen {
-		told[o.nodeID] = max(told[o.nodeID], o.generation)
+		highest[o.nodeID] = max(highest[o.nodeID], o.generation)
 	}
 	for node, generation := range unread {
-		told[node] = max(told[node], generation)
+		highest[node] = max(highest[node], generation)
 	}
-	if len(told) == 0 {
+	if len(highest) == 0 {
 		return out, nil
 	}
-	nodes := slices.Sorted(maps.Keys(told)) // one order of locks
+	nodes := slices.Sorted(maps.Keys(highest)) // one order of locks
 	generations := make([]int64, len(nodes))
 	for i, node := range nodes {
-		generations[i] = told[node]
+		generations[i] = highest[node]
 	}
 	if len(unread) > 0 {
 		if _, err := pg.Exec(ctx, tx, registerObservers, nodes, generations); err != nil {
@@ -212,7 +212,7 @@ func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed,
 	newest := make(map[string]int64, len(standing))
 	for _, s := range standing {
 		newest[s.NodeID] = s.Generation
-		out.overtook[s.NodeID] = s.Generation > told[s.NodeID]
+		out.overtook[s.NodeID] = s.Generation > highest[s.NodeID]
 	}
 	if err := w.readStored(ctx, tx, unread, out); err != nil {
 		return nil, err

@@ -65,8 +65,8 @@ func (a *light) seen(workspace string, up time.Duration) *nodev1.Observation {
 	}
 }
 
-// tell reports all observations to a replica, as agents do each minute and at the start of a session.
-func (a *light) tell(w *Writer, up time.Duration) {
+// report reports all observations to a replica, as agents do each minute and at the start of a session.
+func (a *light) report(w *Writer, up time.Duration) {
 	for _, workspace := range a.workspaces {
 		w.Observed(a.id, a.instance, a.generation, a.seen(workspace, up))
 	}
@@ -136,7 +136,7 @@ func TestObservationsAtRestAreNotWritten(t *testing.T) {
 	w, all := s.replica(), lights(agents, workspaces)
 	for _, a := range all {
 		a.admitted(w)
-		a.tell(w, 0)
+		a.report(w, 0)
 	}
 	s.write(w)
 	if n := len(s.written()); n != agents*workspaces {
@@ -146,7 +146,7 @@ func TestObservationsAtRestAreNotWritten(t *testing.T) {
 	for minute := range minutes {
 		s.now = s.now.Add(time.Minute)
 		for _, a := range all {
-			a.tell(w, time.Duration(minute+1)*time.Minute)
+			a.report(w, time.Duration(minute+1)*time.Minute)
 		}
 		s.write(w)
 	}
@@ -164,14 +164,14 @@ func TestAMovedSessionWritesDifferencesAlone(t *testing.T) {
 	s := newSite(t)
 	from, to, a := s.replica(), s.replica(), lights(1, 50)[0]
 	a.admitted(from)
-	a.tell(from, 0)
+	a.report(from, 0)
 	s.write(from)
 	late := a.seen(a.workspaces[7], 0)
 	late.Workloads[0].Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
 	from.Observed(a.id, a.instance, 1, late) // and is not written before the session moves
 	a.generation = 2
 	a.admitted(to)
-	a.tell(to, time.Minute)
+	a.report(to, time.Minute)
 	changed := a.seen(a.workspaces[3], time.Minute)
 	changed.Epoch = 2
 	to.Observed(a.id, a.instance, 2, changed)
@@ -184,7 +184,7 @@ func TestAMovedSessionWritesDifferencesAlone(t *testing.T) {
 	// The session is back at the first replica, which still has the digests that it wrote. The rows decide.
 	a.generation = 3
 	a.admitted(from)
-	a.tell(from, 2*time.Minute)
+	a.report(from, 2*time.Minute)
 	s.write(from)
 	if list = s.written(); len(list) != 52 || list[51].GetWorkspaceId() != a.workspaces[3] || list[51].GetEpoch() != 1 {
 		t.Fatalf("%d observations were written, the last one %v", len(list), list[len(list)-1])
@@ -197,7 +197,7 @@ func TestWhatIsNotRepeatedIsStale(t *testing.T) {
 	s := newSite(t)
 	w, a := s.replica(), lights(1, 3)[0]
 	a.admitted(w)
-	a.tell(w, 0)
+	a.report(w, 0)
 	s.write(w)
 	forgotten := a.workspaces[0]
 	a.generation, a.workspaces = 2, a.workspaces[1:] // the agent was restarted and has no record of the first workspace
@@ -205,7 +205,7 @@ func TestWhatIsNotRepeatedIsStale(t *testing.T) {
 	s.write(w)
 	from := s.now
 	for range 6 {
-		a.tell(w, 0)
+		a.report(w, 0)
 		s.write(w)
 		s.now = s.now.Add(time.Minute)
 	}
@@ -242,7 +242,7 @@ func TestWhatIsGoneLeavesNoRow(t *testing.T) {
 	s := newSite(t)
 	w, a := s.replica(), lights(1, 2)[0]
 	a.admitted(w)
-	a.tell(w, 0)
+	a.report(w, 0)
 	s.write(w)
 	w.Observed(a.id, a.instance, 1, &nodev1.Observation{WorkspaceId: a.workspaces[0]})
 	s.write(w)
@@ -266,7 +266,7 @@ func TestObservationsOfAGoneNodeAreForgotten(t *testing.T) {
 	w, both := s.replica(), lights(2, 2)
 	for _, a := range both {
 		a.admitted(w)
-		a.tell(w, 0)
+		a.report(w, 0)
 	}
 	s.write(w)
 	kept := func() (observers, observations int) {

@@ -17,9 +17,9 @@ func TestChangedAddressesAreBounded(t *testing.T) {
 	var c hostChanges
 	c.reported(of("1", "a"))
 	for i, step := range []struct {
-		at   int // seconds
-		tell *commonv1.HostFacts
-		want *commonv1.HostFacts
+		at     int // seconds
+		report *commonv1.HostFacts
+		want   *commonv1.HostFacts
 	}{
 		{0, nil, nil},
 		{1, of("1", "a"), nil},
@@ -35,7 +35,7 @@ func TestChangedAddressesAreBounded(t *testing.T) {
 		{133, nil, of("2", "e")},
 		{134, nil, nil},
 	} {
-		got := c.take(step.tell, start.Add(time.Duration(step.at)*time.Second))
+		got := c.take(step.report, start.Add(time.Duration(step.at)*time.Second))
 		if got.GetKernel() != step.want.GetKernel() || len(got.GetAddresses()) != len(step.want.GetAddresses()) {
 			t.Errorf("step %d: %v, want %v", i+1, got, step.want)
 		}

@@ -11,12 +11,12 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/readmodel/auditlog"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/caller"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/forward"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/meshstatus"
 	"github.com/gpuaas/mesh/services/readmodel/gateway/people"
 	"github.com/gpuaas/mesh/services/readmodel/list"
-	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/status"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
@@ -26,7 +26,7 @@ import (
 type Deps struct {
 	Sessions *people.Sessions
 	Reads    caller.Reads
-	Audit    *project.Audit
+	Audit    *auditlog.Log
 	Hub      *watch.Hub
 	Owners   forward.Owners
 	Status   *meshstatus.Reporter

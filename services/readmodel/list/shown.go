@@ -142,13 +142,13 @@ const notDone = "it could not be completed; your operator can see why"
 // state of their disks, unless it is about a node.
 func Failure(code, text string, layer commonv1.OwnerLayer) (string, string) {
 	reason, err := names.Parse[commonv1.Reason](code)
-	told := err == nil && fault.ForTenants(reason)
-	if !told {
+	public := err == nil && fault.ForTenants(reason)
+	if !public {
 		code = ""
 	}
 	switch {
 	case text == "":
-	case told || layer == commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD:
+	case public || layer == commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD:
 		text = WithoutIDs(text)
 	default:
 		text = notDone

@@ -83,7 +83,7 @@ func sameRow(name, a, b string) string {
 }
 
 var (
-	compareReported = pg.DefineDynamic(pg.RoleReadmodel, "project.compare_told", func(t target) string {
+	compareReported = pg.DefineDynamic(pg.RoleReadmodel, "project.compare_reported", func(t target) string {
 		return fmt.Sprintf(`WITH differs AS (
 			SELECT t.*, EXISTS (SELECT FROM %[1]s r WHERE %[3]s) AS there FROM %[2]s t
 			WHERE NOT EXISTS (SELECT FROM %[1]s r WHERE %[3]s AND %[4]s)

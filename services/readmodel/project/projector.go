@@ -10,8 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -142,7 +144,7 @@ func (p *Projector) Queued() <-chan struct{} { return p.queued.C() }
 // WaitFor waits until a command's position token is projected, at most two seconds. A token of another form is fault
 // invalid_argument; a position that was not reached in time is fault position_not_reached.
 func (p *Projector) WaitFor(ctx context.Context, token string) error {
-	return waitFor(ctx, p.consumer, token)
+	return WaitFor(ctx, p.consumer, token)
 }
 
 var (
@@ -203,4 +205,22 @@ func Position(ctx context.Context, q pg.Querier) (int64, error) {
 		return 0, fmt.Errorf("read position of projections: %w", err)
 	}
 	return pos, nil
+}
+
+// WaitFor waits until a consumer reaches a position token. It returns a fault if the consumer does not reach it in
+// time.
+func WaitFor(ctx context.Context, c *events.Consumer, token string) error {
+	err := c.WaitFor(ctx, token)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, events.ErrUnknownPosition):
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "min_pos is not a position that a command answered",
+			fault.Unmet("min_pos: unknown position"), fault.Cause(err))
+	case errors.Is(err, events.ErrBehind):
+		return fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, "", fault.RetryAfter(500*time.Millisecond),
+			fault.Cause(err))
+	default:
+		return fmt.Errorf("wait for min_pos: %w", err)
+	}
 }

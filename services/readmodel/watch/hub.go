@@ -90,7 +90,7 @@ func New(deps Deps, cfg Config) (*Hub, error) {
 		dirty: map[key]mark{}, sent: map[key]time.Time{}, seen: map[observedOn]string{}, read: -1,
 		slow: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "watch_slow_consumers_total",
-			Help: "Watchers told to take a new snapshot because they fell behind.",
+			Help: "Watchers that were sent the request to take a new snapshot because they fell behind.",
 		}),
 	}
 	if deps.Registerer != nil {

@@ -93,17 +93,17 @@ type watcher struct {
 	mu     sync.Mutex
 	frames []*readmodelv1.WatchResponse
 	token  string
-	hold   chan struct{} // if set, send waits for it after the snapshot
+	resume chan struct{} // if set, send waits for it after the snapshot
 	booted bool
 	marked chan struct{} // closed by the marker at the end of the snapshot
 	cancel context.CancelFunc
 	done   chan error
 }
 
-func (k *kit) watch(req watch.Request, hold chan struct{}) *watcher {
+func (k *kit) watch(req watch.Request, resume chan struct{}) *watcher {
 	k.t.Helper()
 	ctx, cancel := context.WithCancel(testkit.Context(k.t))
-	w := &watcher{t: k.t, hold: hold, cancel: cancel, done: make(chan error, 1), marked: make(chan struct{})}
+	w := &watcher{t: k.t, resume: resume, cancel: cancel, done: make(chan error, 1), marked: make(chan struct{})}
 	go func() {
 		w.done <- k.hub.Serve(ctx, req, w.send)
 		close(w.done)
@@ -114,10 +114,10 @@ func (k *kit) watch(req watch.Request, hold chan struct{}) *watcher {
 
 func (w *watcher) send(f *readmodelv1.WatchResponse) error {
 	w.mu.Lock()
-	booted, hold := w.booted, w.hold
+	booted, resume := w.booted, w.resume
 	w.mu.Unlock()
-	if booted && hold != nil {
-		<-hold
+	if booted && resume != nil {
+		<-resume
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -326,8 +326,8 @@ func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
 
 func TestASlowWatcherMustBeginAnew(t *testing.T) {
 	k := newKit(t, watch.Config{Pending: 4}, true)
-	hold := make(chan struct{})
-	slow := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics}}, hold)
+	resume := make(chan struct{})
+	slow := k.watch(watch.Request{Filter: watch.Filter{Scope: list.All(), Topics: allTopics}}, resume)
 	quick := k.watch(watch.Request{Filter: watch.Filter{
 		Scope:  list.All(),
 		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_INSTANCES},
@@ -344,7 +344,7 @@ func TestASlowWatcherMustBeginAnew(t *testing.T) {
 		quick.until(fmt.Sprintf("instance %d", n),
 			func(f *readmodelv1.WatchResponse) bool { return f.GetItem().GetId() == last })
 	}
-	close(hold)
+	close(resume)
 	if err := <-slow.done; !fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) {
 		t.Errorf("the slow watcher ended with %v", err)
 	}
@@ -419,7 +419,7 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 }
 
 // The scan of all nodes is the hub's most expensive statement. While it fails, changes from the log are still sent.
-func TestAFailedLookStopsNoWatch(t *testing.T) {
+func TestAFailedScanStopsNoWatch(t *testing.T) {
 	k := newKit(t, watch.Config{Scan: time.Millisecond}, true)
 	w := k.watch(watch.Request{Filter: watch.Filter{
 		Scope:  list.All(),
@@ -536,11 +536,11 @@ func TestAStreamChecksItsSessionWhenNotified(t *testing.T) {
 	k := newKit(t, watch.Config{Check: time.Hour}, true)
 	recheck := make(chan struct{}, 1)
 	var ended atomic.Bool
-	looks := make(chan struct{}, 2)
+	scans := make(chan struct{}, 2)
 	w := k.watch(watch.Request{
 		Filter: watch.Filter{Scope: list.All(), Topics: allTopics}, Recheck: recheck,
 		Alive: func(context.Context) error {
-			looks <- struct{}{}
+			scans <- struct{}{}
 			if ended.Load() {
 				return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
 			}
@@ -549,7 +549,7 @@ func TestAStreamChecksItsSessionWhenNotified(t *testing.T) {
 	}, nil)
 	w.bootstrapped()
 	recheck <- struct{}{}
-	<-looks
+	<-scans
 	ended.Store(true)
 	recheck <- struct{}{}
 	if err := <-w.done; !fault.Has(err, commonv1.Reason_REASON_UNAUTHENTICATED) {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/actions"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 	"github.com/gpuaas/mesh/services/recovery/instance"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
@@ -169,12 +170,12 @@ func mayBundle(ctx context.Context, tx pgx.Tx, r *identity.Record) error {
 		next := "find out why, and reactivate the node with `gpuaas nodes reactivate NODE`; then ask for the bundle again"
 		switch {
 		case identity.Copied(r.Alarm):
-			next = "two hosts may have the node's identity: find the second one; then someone with the security role " +
+			next = "two hosts may have the node's identity: find the second one; then a person with the security role " +
 				"reactivates the node with `gpuaas nodes reactivate NODE`, which ends the certificates and tokens of both, and " +
 				"the bundle, asked for again, gives the real machine a new identity; or retire the node, and enrol the machine " +
 				"as another one with `gpuaas nodes enroll`"
 		case reason == commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED:
-			next = "find out why; then someone with the security role reactivates the node with `gpuaas nodes reactivate " +
+			next = "find out why; then a person with the security role reactivates the node with `gpuaas nodes reactivate " +
 				"NODE`, and the bundle is asked for again"
 		}
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
@@ -255,7 +256,7 @@ func (e *Enroller) continuesWith(r *identity.Record, a *redemption, m identity.M
 		return false
 	}
 	presented := identity.Present(e.deps.JoinStates, r, a.joinState)
-	return presented.Form == identity.FormSigned && identity.JudgeRecovery(r.Standing(m.Era), presented).Continue
+	return presented.Form == judge.FormSigned && judge.Recover(r.Standing(m.Era), presented).Continue
 }
 
 // storeBundle makes the certificate of a bundle count. All recovery tokens of the node's earlier life end. An

@@ -45,7 +45,7 @@ func TestAnEndedInstanceIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	sessions := k.identities()
-	told := func(want commonv1.Reason) {
+	refusedWith := func(want commonv1.Reason) {
 		t.Helper()
 		res, _, err := sessions.Open(k.ctx, []*recoveryv1.OpenSession{{
 			SessionId: ids.New(), NodeId: b.node, NodeInstanceId: enrolled.GetNodeInstanceId(), Serial: k.serialOf(enrolled),
@@ -58,9 +58,9 @@ func TestAnEndedInstanceIsRefused(t *testing.T) {
 			t.Errorf("told %v, action %v; want %v, stop", got.GetReason(), got.GetAction(), want)
 		}
 	}
-	told(commonv1.Reason_REASON_EPOCH_ENDED)
+	refusedWith(commonv1.Reason_REASON_EPOCH_ENDED)
 	k.prepare(ws, 2)
-	told(commonv1.Reason_REASON_EPOCH_SUPERSEDED)
+	refusedWith(commonv1.Reason_REASON_EPOCH_SUPERSEDED)
 	// However often it connects, it is reported once in five minutes, with its address.
 	reports := func() []*recoveryv1.InstanceRefused {
 		t.Helper()
@@ -81,7 +81,7 @@ func TestAnEndedInstanceIsRefused(t *testing.T) {
 		t.Fatalf("reported as %v", got)
 	}
 	testkit.SetClockOffset(k.db, 6*time.Minute)
-	told(commonv1.Reason_REASON_EPOCH_SUPERSEDED)
+	refusedWith(commonv1.Reason_REASON_EPOCH_SUPERSEDED)
 	_, err = k.enroll(b.secret, k.csr())
 	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
 	if got = reports(); len(got) != 2 || got[1].GetReason() != commonv1.Reason_REASON_EPOCH_SUPERSEDED ||

@@ -68,7 +68,7 @@ func TestBootstrapGate(t *testing.T) {
 	_, err := k.enroll(b.secret, csr)
 	k.refused(err, commonv1.Reason_REASON_MINT_CONSUMED)
 	if r := k.record(b.node); r.RefusedRegisters != 1 || r.LastRefusal != commonv1.Reason_REASON_MINT_CONSUMED ||
-		r.Told == 0 {
+		r.Notice == 0 {
 		t.Fatalf("%+v", r)
 	}
 	testkit.SetClockOffset(k.db, 31*time.Second)

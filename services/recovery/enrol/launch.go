@@ -100,7 +100,7 @@ func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Re
 	}
 	r.RefusedRegisters++
 	r.LastRefusal = why.Reason
-	r.Told++
+	r.Notice++
 	if r.FenceEpoch == 0 {
 		r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(0), m.Era)) // lifecycle orders the events of a node by the fence epoch
 	}

@@ -31,8 +31,8 @@ func (k *kit) claimOf(node, serial string, key crypto.Signer) *recoveryv1.TokenM
 	return &recoveryv1.TokenMissing{NodeId: node, Serial: serial, PublicKey: public, Proof: proof}
 }
 
-// tells sends a claim and wants it refused for a reason.
-func (k *kit) tells(claim *recoveryv1.TokenMissing, want commonv1.Reason) error {
+// reports sends a claim and wants it refused for a reason.
+func (k *kit) reports(claim *recoveryv1.TokenMissing, want commonv1.Reason) error {
 	k.t.Helper()
 	_, err := k.enroller.Enroll(k.ctx, "192.0.2.7",
 		&recoveryv1.EnrollRequest{TokenMissing: claim, CorrelationId: "attempt-0007"})
@@ -40,8 +40,8 @@ func (k *kit) tells(claim *recoveryv1.TokenMissing, want commonv1.Reason) error 
 	return err
 }
 
-// told returns how many events there are that a node has no token, proven or not.
-func (k *kit) told(node string, unverified bool) int {
+// noted returns how many events there are that a node has no token, proven or not.
+func (k *kit) noted(node string, unverified bool) int {
 	k.t.Helper()
 	name := node + "/recovery_token_missing"
 	if unverified {
@@ -70,12 +70,12 @@ func TestAHostWithoutATokenIsRefusedAndHeard(t *testing.T) {
 	before := k.rows()
 	claim := k.claimOf(m.node, m.serial, key)
 	for range 3 {
-		if err := k.tells(claim, tokenMissing); fault.ActionOf(err) != commonv1.Action_ACTION_REBUNDLE ||
+		if err := k.reports(claim, tokenMissing); fault.ActionOf(err) != commonv1.Action_ACTION_REBUNDLE ||
 			!strings.Contains(fault.From(err).Remedy, "gpuaas nodes bundle") {
 			t.Errorf("refused with %+v", err)
 		}
 	}
-	if n, other := k.told(m.node, false), k.told(m.node, true); n != 1 || other != 0 {
+	if n, other := k.noted(m.node, false), k.noted(m.node, true); n != 1 || other != 0 {
 		t.Errorf("%d events, and %d unverified", n, other)
 	}
 	if k.rows() != before {
@@ -87,8 +87,8 @@ func TestAHostWithoutATokenIsRefusedAndHeard(t *testing.T) {
 	m.admit()
 	testkit.SetClockOffset(k.db, 50*time.Hour)
 	lost := k.claimOf(m.node, claim.GetSerial(), key)
-	_ = k.tells(lost, tokenMissing)
-	if n, other := k.told(m.node, false), k.told(m.node, true); n != 1 || other != 1 {
+	_ = k.reports(lost, tokenMissing)
+	if n, other := k.noted(m.node, false), k.noted(m.node, true); n != 1 || other != 1 {
 		t.Errorf("after a recovery: %d events, and %d unverified", n, other)
 	}
 }
@@ -126,18 +126,18 @@ func TestAForgedClaimIsNoEvidence(t *testing.T) {
 	}
 	for name, claim := range forged {
 		before := k.rows()
-		_ = k.tells(claim, tokenMissing)
+		_ = k.reports(claim, tokenMissing)
 		if k.rows() != before {
 			t.Errorf("%s: rows have changed", name)
 		}
 	}
 	for _, one := range []*machine{m, fresh} {
-		if n, unverified := k.told(one.node, false), k.told(one.node, true); n != 0 || unverified != 1 {
+		if n, unverified := k.noted(one.node, false), k.noted(one.node, true); n != 0 || unverified != 1 {
 			t.Errorf("%d events, and %d unverified", n, unverified)
 		}
 	}
-	_ = k.tells(k.claimOf(m.node, m.serial, key), tokenMissing)
-	if n := k.told(m.node, false); n != 1 {
+	_ = k.reports(k.claimOf(m.node, m.serial, key), tokenMissing)
+	if n := k.noted(m.node, false); n != 1 {
 		t.Errorf("%d events of the claim that is proven", n)
 	}
 	if n := k.count(`SELECT count(*) FROM events.event WHERE kind = 'enrollment.attempted'
@@ -165,11 +165,11 @@ func TestClaimsAreLimited(t *testing.T) {
 	k.enroller = tight
 	for _, signer := range []crypto.Signer{stranger, key} {
 		for range 2 {
-			_ = k.tells(k.claimOf(m.node, m.serial, signer), tokenMissing)
+			_ = k.reports(k.claimOf(m.node, m.serial, signer), tokenMissing)
 		}
-		_ = k.tells(k.claimOf(m.node, m.serial, signer), commonv1.Reason_REASON_RATE_LIMITED)
+		_ = k.reports(k.claimOf(m.node, m.serial, signer), commonv1.Reason_REASON_RATE_LIMITED)
 	}
 	// Claims that are not proven share a limit, which other keys, proofs and nodes are no way around.
 	another, _ := k.key()
-	_ = k.tells(k.claimOf(ids.New(), m.serial, another), commonv1.Reason_REASON_RATE_LIMITED)
+	_ = k.reports(k.claimOf(ids.New(), m.serial, another), commonv1.Reason_REASON_RATE_LIMITED)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/recoverykey"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 	"github.com/gpuaas/mesh/services/recovery/instance"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
@@ -126,7 +127,7 @@ func (e *Enroller) checkRecovery(ctx context.Context, tx pgx.Tx, r *identity.Rec
 	if a.claims.Profile != e.deps.Profiles.Name(r.Profile) {
 		return nil, nil, invalid("it is of another profile")
 	}
-	ruling := identity.JudgeRecovery(r.Standing(m.Era), identity.Present(e.deps.JoinStates, r, a.joinState))
+	ruling := judge.Recover(r.Standing(m.Era), identity.Present(e.deps.JoinStates, r, a.joinState))
 	if a.token.State == tokens.StateUsed {
 		done, err := repeatOf(ctx, tx, r, a)
 		if err != nil || done != nil {
@@ -206,7 +207,7 @@ func (e *Enroller) allowRecovery(ctx context.Context, tx pgx.Tx, a *redemption) 
 func (e *Enroller) storeRecovery(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, c *claim,
 	s identity.Serial, m identity.Moment,
 ) error {
-	ruling := identity.JudgeRecovery(r.Standing(m.Era), identity.Present(e.deps.JoinStates, r, a.joinState))
+	ruling := judge.Recover(r.Standing(m.Era), identity.Present(e.deps.JoinStates, r, a.joinState))
 	if ruling.Reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return e.refuseOld(ctx, r, ruling.Reason)
 	}

@@ -38,7 +38,7 @@ func TestEnrol(t *testing.T) {
 	}
 	if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE || r.NextSerial != k.serialOf(resp) ||
 		r.CurrentSerial != "" ||
-		r.InstanceID != resp.GetNodeInstanceId() || r.FenceEpoch != 1 || r.Told == 0 || !r.Fencing() {
+		r.InstanceID != resp.GetNodeInstanceId() || r.FenceEpoch != 1 || r.Notice == 0 || !r.Fencing() {
 		t.Errorf("%+v", r)
 	}
 	if resp.GetNodeName() != "node-1" || resp.GetTaskSigningPubkeys() != "k:AAAA" ||

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 	"github.com/gpuaas/mesh/services/recovery/identity/keyowner"
 	"github.com/gpuaas/mesh/services/recovery/tokens"
 	"github.com/gpuaas/mesh/services/recovery/trust"
@@ -113,7 +114,7 @@ func mayRenew(ctx context.Context, tx pgx.Tx, req *recoveryv1.RenewCertificateRe
 	if err != nil {
 		return nil, err
 	}
-	if reason := identity.RefusalOf(r.State); reason != commonv1.Reason_REASON_UNSPECIFIED {
+	if reason := judge.RefusalOf(r.State); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return nil, fault.New(reason, "")
 	}
 	switch {

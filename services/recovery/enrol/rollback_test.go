@@ -59,7 +59,7 @@ func TestRollbackModeStopsNoInstance(t *testing.T) {
 	k.waits("a box that was retired", err)
 	_, err = k.enroll(lost, k.csr())
 	k.waits("a box that the database does not know", err)
-	if after := k.record(old.node); after.RefusedRegisters != before.RefusedRegisters || after.Told != before.Told {
+	if after := k.record(old.node); after.RefusedRegisters != before.RefusedRegisters || after.Notice != before.Notice {
 		t.Errorf("the refusal was counted: %+v", after)
 	}
 }

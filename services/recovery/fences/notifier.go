@@ -77,12 +77,12 @@ func (t *Notifier) Run(ctx context.Context) error {
 	var owed time.Time
 	for {
 		wake, numbered := t.deps.Notices.C(), t.deps.Numbered.C()
-		told, err := t.runOnce(ctx)
+		sent, err := t.runOnce(ctx)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
 		}
 		t.note(ctx, err)
-		if err == nil && told == t.cfg.Batch {
+		if err == nil && sent == t.cfg.Batch {
 			continue
 		}
 		if err != nil { // no wake or event announces the end of the failure
@@ -211,11 +211,11 @@ func (t *Notifier) acknowledge(ctx context.Context, acks []acknowledged) error {
 			if r == nil {
 				continue
 			}
-			r.ToldAcked = max(r.ToldAcked, a.record.Told)
+			r.NoticeAcked = max(r.NoticeAcked, a.record.Notice)
 			if a.fence > r.FenceEpoch {
 				// Lifecycle has a later fence than recovery: the fence of this decision must be raised above it to be applied.
 				r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(a.fence), m.Era))
-				r.Told++
+				r.Notice++
 				loud = append(loud, r)
 				continue
 			}

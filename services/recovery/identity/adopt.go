@@ -12,12 +12,13 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/services/recovery/identity/joinkeys"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // adopt takes over the generation, and if the verdict says so the certificate, that a node has and the database has
 // lost.
-func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Presented, v Verdict) error {
+func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p judge.Presented, v judge.Verdict) error {
 	if v.Reason != commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK {
 		return nil
 	}
@@ -55,7 +56,7 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Prese
 
 // evidenceOf returns the evidence of a rollback in what a node presented: a generation, or a certificate, that the
 // database does not have.
-func evidenceOf(r *Record, p Presented, v Verdict) rollback.Evidence {
+func evidenceOf(r *Record, p judge.Presented, v judge.Verdict) rollback.Evidence {
 	e := rollback.Evidence{
 		Kind: recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_NODE_AHEAD, Subject: r.NodeID,
 		Remembered: p.Generation, Known: r.Issued, Era: p.Era,

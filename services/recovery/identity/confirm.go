@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 	"github.com/gpuaas/mesh/services/recovery/identity/opened"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
@@ -84,10 +85,10 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 		r := records[c.GetNodeId()]
 		if r == nil {
 			result.Denial = denial(ctx, rollback.Soften(commonv1.Reason_REASON_IDENTITY_UNKNOWN, moment.RolledBack))
-			missing.add(c.GetNodeId(), commonv1.Reason_REASON_IDENTITY_UNKNOWN, CertificateUse{}, &result.Denial)
+			missing.add(c.GetNodeId(), commonv1.Reason_REASON_IDENTITY_UNKNOWN, judge.CertificateUse{}, &result.Denial)
 			continue
 		}
-		ready := Ready{
+		ready := judge.Ready{
 			InstanceID: c.GetNodeInstanceId(), Generation: c.GetGeneration(), Session: c.GetSessionId(),
 			Certificate: uses[c.GetSerial()].Use(r),
 		}
@@ -97,7 +98,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 			row.Serial == c.GetSerial() {
 			ready.Opened = row.Generation
 		}
-		verdict := JudgeReady(r.Standing(moment.Era), r.ConfirmedSession, ready)
+		verdict := judge.Confirm(r.Standing(moment.Era), r.ConfirmedSession, ready)
 		if !verdict.Admitted {
 			result.Denial = denial(ctx, rollback.Soften(verdict.Reason, moment.RolledBack))
 			missing.add(c.GetNodeId(), verdict.Reason, ready.Certificate, &result.Denial)
@@ -200,7 +201,7 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx,
 	}
 	reason := commonv1.Reason_REASON_SESSION_SUPERSEDED
 	if row.InstanceID == r.InstanceID {
-		reason = JudgeChallenge(r.Standing(m.Era), row.FenceEpoch, r.FenceEpoch, row.PutFor, req.GetAnswered())
+		reason = judge.Challenge(r.Standing(m.Era), row.FenceEpoch, r.FenceEpoch, row.PutFor, req.GetAnswered())
 	}
 	if reason, err = s.brakeHold(ctx, tx, r, rollback.Soften(reason, m.RolledBack)); err != nil {
 		return 0, false, err

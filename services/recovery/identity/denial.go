@@ -7,6 +7,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
@@ -24,7 +25,7 @@ func (b *opening) denied(o *recoveryv1.OpenSession, r *Record, reason commonv1.R
 // refused returns a denial, like denied, for a Hello of which nothing is stored. A refusal because a record is missing
 // is counted with the others of the batch.
 func (b *opening) refused(o *recoveryv1.OpenSession, r *Record, reason commonv1.Reason,
-	use CertificateUse,
+	use judge.CertificateUse,
 ) *recoveryv1.OpenResult {
 	result := b.denied(o, r, reason)
 	b.suspects.add(o.GetNodeId(), reason, use, &result.Denial)

@@ -6,7 +6,7 @@
 // answer of a live holder of the key is evidence of a copy, because a replica that was paused may deliver an old Hello
 // at any later time. It never touches workspaces or gates: package fences sends what it decides to lifecycle.
 //
-// Judge, JudgeReady and Transition are pure functions and make every decision; the store locks rows, calls them, and
+// Package judge and package verbs are pure functions and make every decision; the store locks rows, calls them, and
 // writes the results.
 //
 //	pending ──enrol──► active ──hold──────► held ────────┐

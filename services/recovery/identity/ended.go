@@ -56,15 +56,6 @@ func MarkEnded(ctx context.Context, tx pgx.Tx, records map[string]*Record) error
 // Ended returns the reason that MarkEnded set; unspecified for everything but a retired instance.
 func (r *Record) Ended() commonv1.Reason { return r.ended }
 
-// refusal returns the reason why this identity may open no session; unspecified for an active one.
-func (s Standing) refusal() commonv1.Reason {
-	reason := RefusalOf(s.State)
-	if reason == commonv1.Reason_REASON_IDENTITY_RETIRED && s.Ended != commonv1.Reason_REASON_UNSPECIFIED {
-		return s.Ended
-	}
-	return reason
-}
-
 // Caller is what a refused instance reported of itself.
 type Caller struct{ RemoteAddress, MachineID, BootID string }
 

@@ -21,8 +21,8 @@ import (
 // of its fsyncs, replies are lost, calls are executed long after their connection was given up, certificates are
 // renewed, and some nodes are copied. What happens to the control plane happens to all histories of a world at once:
 // replicas of recovery sign with a rotated key at different times, and the database of some worlds is restored.
-// model_test.go explores the same decisions exhaustively, for one node and few steps; here they go through SQL, in
-// batches, and for as long as a node lives.
+// judge/model_test.go explores the same decisions exhaustively, for one node and few steps; here they go through SQL,
+// in batches, and for as long as a node lives.
 
 const (
 	historiesOfWorld = 256

@@ -50,7 +50,7 @@ func TestAnIssuedSerialWithAnotherKeyIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.identities, err = identity.New(identity.Deps{
-		Logger: testkit.Logger(t), Pool: b.pool, Keys: b.keys, Notices: b.told,
+		Logger: testkit.Logger(t), Pool: b.pool, Keys: b.keys, Notices: b.notices,
 		Audit: log,
 	})
 	if err != nil {

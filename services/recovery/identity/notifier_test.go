@@ -56,7 +56,7 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	g := &gate{fail: 3, high: map[string]int64{}}
 	notifier, err := fences.New(fences.Deps{
 		Logger: testkit.Logger(t), Pool: b.pool, Gate: g,
-		Notices: b.told,
+		Notices: b.notices,
 	},
 		fences.Config{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {
@@ -74,8 +74,8 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	acknowledged := func(fence int64) {
 		t.Helper()
 		testkit.Eventually(t, testkit.Patience, func() error {
-			if r := b.get(n); r.FenceEpoch != fence || r.Fencing() || r.Told != r.ToldAcked {
-				return fmt.Errorf("fence %d, acknowledged %d, told %d of %d", r.FenceEpoch, r.FenceAcked, r.ToldAcked, r.Told)
+			if r := b.get(n); r.FenceEpoch != fence || r.Fencing() || r.Notice != r.NoticeAcked {
+				return fmt.Errorf("fence %d, acknowledged %d, told %d of %d", r.FenceEpoch, r.FenceAcked, r.NoticeAcked, r.Notice)
 			}
 			return nil
 		})

@@ -9,6 +9,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 )
 
 // Record is one node's row. Its row lock is held while it is changed.
@@ -24,8 +25,8 @@ type Record struct {
 	Alarm             string                     `db:"alarm"`
 	FenceEpoch        int64                      `db:"fence_epoch"`
 	FenceAcked        int64                      `db:"fence_acked"`
-	Told              int64                      `db:"told"`
-	ToldAcked         int64                      `db:"told_acked"`
+	Notice            int64                      `db:"told"`
+	NoticeAcked       int64                      `db:"told_acked"`
 	Issued            int64                      `db:"issued"`
 	Confirmed         int64                      `db:"confirmed"`
 	ConfirmedSession  string                     `db:"confirmed_session_id" expr:"COALESCE(@.confirmed_session_id::text, '')"`
@@ -57,8 +58,8 @@ type Record struct {
 }
 
 // Standing returns the fields of a record that Judge needs.
-func (r *Record) Standing(era int64) Standing {
-	return Standing{
+func (r *Record) Standing(era int64) judge.Standing {
+	return judge.Standing{
 		State: r.State, InstanceID: r.InstanceID, Issued: r.Issued, Confirmed: r.Confirmed, Era: era,
 		CurrentSerial: r.CurrentSerial, NextSerial: r.NextSerial, Ended: r.ended,
 	}
@@ -116,7 +117,7 @@ func (r *Record) event() events.Event {
 func (r *Record) Enter(state commonv1.NodeIdentityState, by, reason string, at time.Time, era int64) {
 	r.State, r.StateBy, r.StateReason, r.StateAt = state, by, reason, at
 	r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(r.FenceEpoch), era))
-	r.Told++
+	r.Notice++
 	r.decided = decision(state)
 	if state != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		// An agent that comes back must open a new session: no session from before the change counts.

@@ -8,44 +8,8 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 )
-
-// Recovery is the decision about a node that enrols with a recovery token.
-type Recovery struct {
-	// Continue is set if the node keeps its node instance, its generation and its gate: it is the same host, and only its
-	// certificate is new. Otherwise the node becomes a new node instance.
-	Continue bool
-	// Reason is why the enrolment is refused; unspecified: it is not.
-	Reason commonv1.Reason
-}
-
-// JudgeRecovery decides about a node that enrols with a recovery token, by the join state that it presents. The caller
-// has proved the recovery key. A join state with which the node could open a session lets it continue. An old
-// generation is a copy's, or a host's whose disk was put back, and is refused; no node is put on hold for it, since a
-// request that was delayed may be as old, and no challenge can be sent here. A node that presents it at a session is
-// challenged there.
-//
-//	presented                                  | verdict
-//	confirmed ≤ p, validly signed              | continue
-//	absent, and nothing was ever confirmed     | continue
-//	absent later, unreadable, of another life  | a new node instance
-//	signed by a key that this replica lacks    | wait: signing_key_unknown
-//	p < confirmed                              | refused: cloned_identity_detected
-func JudgeRecovery(s Standing, p Presented) Recovery {
-	switch p.Form {
-	case FormSigned:
-		if p.Generation < s.Confirmed && p.Era <= s.Era {
-			return Recovery{Reason: commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED}
-		}
-		return Recovery{Continue: true}
-	case FormUnknownKey:
-		return Recovery{Reason: commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN}
-	case FormAbsent:
-		return Recovery{Continue: s.Confirmed == 0}
-	case FormForeign, FormUnreadable:
-	}
-	return Recovery{}
-}
 
 // RecoveryRefusal returns why a node in its state may not enrol with a recovery token; unspecified if it may. A hold
 // for a lost join state is no reason: the recovery token proves the node, and ends that hold.
@@ -53,7 +17,7 @@ func RecoveryRefusal(r *Record) commonv1.Reason {
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD && r.Alarm == AlarmJoinState {
 		return commonv1.Reason_REASON_UNSPECIFIED
 	}
-	return RefusalOf(r.State)
+	return judge.RefusalOf(r.State)
 }
 
 // Continue gives a node another certificate in the next slot and leaves its node instance, its generations and its

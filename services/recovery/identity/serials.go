@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 )
 
 // Serial is one certificate that was issued to a node.
@@ -80,14 +81,14 @@ func serialState(ctx context.Context, serial, text string) (commonv1.SerialState
 
 // Use returns how the certificate counts for a node as it is now: those of earlier enrolments and of other nodes count
 // as revoked.
-func (s Serial) Use(r *Record) CertificateUse {
+func (s Serial) Use(r *Record) judge.CertificateUse {
 	switch {
 	case s.Serial == "":
-		return CertificateUse{}
+		return judge.CertificateUse{}
 	case s.NodeID != r.NodeID || s.InstanceID != r.InstanceID:
-		return CertificateUse{State: commonv1.SerialState_SERIAL_STATE_REVOKED}
+		return judge.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_REVOKED}
 	default:
-		return CertificateUse{State: s.State, Used: s.Ready, Unreadable: s.Unreadable}
+		return judge.CertificateUse{State: s.State, Used: s.Ready, Unreadable: s.Unreadable}
 	}
 }
 

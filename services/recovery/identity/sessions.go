@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/recovery/identity/joinkeys"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 	"github.com/gpuaas/mesh/services/recovery/identity/opened"
 	"github.com/gpuaas/mesh/services/recovery/keys"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
@@ -65,16 +66,16 @@ func New(deps Deps) (*Identities, error) {
 
 // committed notifies the loops that must read what was just committed. With told, the notifier of lifecycle is among
 // them.
-func (s *Identities) committed(told bool) {
+func (s *Identities) committed(notices bool) {
 	s.deps.Wake.Notify()
 	s.deps.Changed.Notify()
-	if told {
+	if notices {
 		s.deps.Notices.Notify()
 	}
 }
 
 // present verifies the join state of a Hello.
-func (s *Identities) present(r *Record, signed []byte) Presented {
+func (s *Identities) present(r *Record, signed []byte) judge.Presented {
 	return Present(s.deps.Keys, r, signed)
 }
 
@@ -84,27 +85,27 @@ type Verifier interface {
 }
 
 // Present verifies the join state that a node presents.
-func Present(keys Verifier, r *Record, signed []byte) Presented {
+func Present(keys Verifier, r *Record, signed []byte) judge.Presented {
 	if len(signed) == 0 {
-		return Presented{Form: FormAbsent}
+		return judge.Presented{Form: judge.FormAbsent}
 	}
 	state, err := keys.Verify(signed)
 	if fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
 		if claimed, err := joinstate.Peek(signed); err == nil && claimed.NodeInstanceID != r.InstanceID {
 			// The state names an earlier enrolment, which cannot be verified. It counts as no state, which any holder of the key
 			// may present. Otherwise a node that was enrolled anew because a signing key is lost for good would wait for ever.
-			return Presented{Form: FormForeign}
+			return judge.Presented{Form: judge.FormForeign}
 		}
 		keyID, _ := joinstate.KeyID(signed) // Verify has read it
-		return Presented{Form: FormUnknownKey, KeyID: keyID}
+		return judge.Presented{Form: judge.FormUnknownKey, KeyID: keyID}
 	}
 	switch {
 	case err != nil, state.NodeID != r.NodeID:
-		return Presented{Form: FormUnreadable}
+		return judge.Presented{Form: judge.FormUnreadable}
 	case state.NodeInstanceID != r.InstanceID:
-		return Presented{Form: FormForeign, Generation: state.Generation, Era: state.Era}
+		return judge.Presented{Form: judge.FormForeign, Generation: state.Generation, Era: state.Era}
 	default:
-		return Presented{Form: FormSigned, Generation: state.Generation, Era: state.Era, Serial: state.Serial}
+		return judge.Presented{Form: judge.FormSigned, Generation: state.Generation, Era: state.Era, Serial: state.Serial}
 	}
 }
 
@@ -145,9 +146,9 @@ func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSessio
 	for _, o := range batch.forged {
 		s.reportForged(ctx, o)
 	}
-	if told := batch.unknown; len(told) > 0 {
+	if waiting := batch.unknown; len(waiting) > 0 {
 		s.deps.Logger.ErrorContext(ctx, "join states are signed by a key that this replica does not hold; their nodes wait",
-			slog.String("key_id", told[0].KeyID), slog.Int("nodes", len(told)))
+			slog.String("key_id", waiting[0].KeyID), slog.Int("nodes", len(waiting)))
 	}
 	if err := failpoint.Hit("recovery.open_sessions.after_commit"); err != nil {
 		return nil, Moment{}, err
@@ -218,11 +219,11 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 	if err := b.report(tx); err != nil {
 		return err
 	}
-	told, err := keys.ReportUnknown(b.ctx, tx, b.identities.deps.Replica, b.unknown)
+	appended, err := keys.ReportUnknown(b.ctx, tx, b.identities.deps.Replica, b.unknown)
 	if err != nil {
 		return err
 	}
-	b.reported = b.reported || told
+	b.reported = b.reported || appended
 	if err := b.suspects.brake(b.ctx, tx, b.identities.limits(), b.moment); err != nil {
 		return err
 	}
@@ -239,7 +240,7 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenResult, error) {
 	r := b.records[o.GetNodeId()]
 	if r == nil {
-		return b.refused(o, nil, commonv1.Reason_REASON_IDENTITY_UNKNOWN, CertificateUse{}), nil
+		return b.refused(o, nil, commonv1.Reason_REASON_IDENTITY_UNKNOWN, judge.CertificateUse{}), nil
 	}
 	if before := b.known[o.GetSessionId()]; before != nil {
 		return b.again(o, r, before)
@@ -250,7 +251,7 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 		return b.denied(o, r, commonv1.Reason_REASON_SERIAL_UNKNOWN), nil
 	}
 	presented := b.identities.present(r, o.GetJoinState())
-	verdict := Judge(r.Standing(b.moment.Era), Hello{
+	verdict := judge.Open(r.Standing(b.moment.Era), judge.Hello{
 		InstanceID: o.GetNodeInstanceId(), Serial: o.GetSerial(), Presented: presented, Certificate: certificate.Use(r),
 	})
 	row := &opened.Row{
@@ -258,9 +259,9 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 		FenceEpoch: r.FenceEpoch, Era: b.moment.Era, ReplacesNonce: o.GetReplacesNonce(), Facts: o,
 	}
 	switch verdict.Ruling {
-	case RulingChallenge:
+	case judge.RulingChallenge:
 		row.Verdict, row.PutFor = verdictChallenge, verdict.Reason
-	case RulingWelcome:
+	case judge.RulingWelcome:
 		if err := b.adopt(tx, r, o, presented, verdict); err != nil {
 			return nil, err
 		}
@@ -269,7 +270,7 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 		row.Verdict, row.Generation = verdictWelcome, r.Issued
 		row.KeyID = b.keyID
 		r.JoinKeys = joinkeys.With(r.JoinKeys, row.KeyID)
-	case RulingDeny:
+	case judge.RulingDeny:
 		if verdict.Reason == commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN {
 			b.unknown = append(b.unknown, keys.Unknown{KeyID: presented.KeyID, NodeID: r.NodeID})
 		}
@@ -300,7 +301,7 @@ func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened.Row) (
 	if row.NodeID != o.GetNodeId() || row.InstanceID != o.GetNodeInstanceId() {
 		return b.denied(o, r, commonv1.Reason_REASON_IDENTITY_MISMATCH), nil
 	}
-	if reason := r.Standing(b.moment.Era).refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
+	if reason := r.Standing(b.moment.Era).Refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return b.denied(o, r, reason), nil
 	}
 	if row.Unreadable {

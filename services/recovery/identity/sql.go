@@ -70,7 +70,7 @@ var (
 	drawNumbers = pg.Define(pg.RoleRecovery, "identity.draw_authority_numbers", `
 		UPDATE recovery.authority_head SET seq = mesh.next(seq) + $1 RETURNING seq - $1`)
 
-	takeUntold = pg.Define(pg.RoleRecovery, "identity.take_untold_nodes", `
+	takeUnacknowledged = pg.Define(pg.RoleRecovery, "identity.take_unacknowledged_nodes", `
 		UPDATE recovery.identity i SET told_at = mesh.clock() + make_interval(secs => $2)
 		WHERE i.node_id IN (
 			SELECT node_id FROM recovery.identity WHERE told_acked < told AND told_at <= mesh.clock()

@@ -145,8 +145,8 @@ type row struct {
 	Alarm             string     `json:"alarm"`
 	FenceEpoch        int64      `json:"fence_epoch"`
 	FenceAcked        int64      `json:"fence_acked"`
-	Told              int64      `json:"told"`
-	ToldAcked         int64      `json:"told_acked"`
+	Notice            int64      `json:"told"`
+	NoticeAcked       int64      `json:"told_acked"`
 	Issued            int64      `json:"issued"`
 	Confirmed         int64      `json:"confirmed"`
 	ConfirmedSession  *string    `json:"confirmed_session_id"`
@@ -176,7 +176,7 @@ func (r *Record) row() row {
 	out := row{
 		NodeID: r.NodeID, InstanceID: nullable(r.InstanceID), State: names.Of(r.State), StateReason: r.StateReason,
 		StateBy: r.StateBy, StateAt: r.StateAt, Alarm: r.Alarm, FenceEpoch: r.FenceEpoch, FenceAcked: r.FenceAcked,
-		Told: r.Told, ToldAcked: r.ToldAcked, Issued: r.Issued, Confirmed: r.Confirmed,
+		Notice: r.Notice, NoticeAcked: r.NoticeAcked, Issued: r.Issued, Confirmed: r.Confirmed,
 		ConfirmedSession: nullable(r.ConfirmedSession), ReplacedNonce: r.ReplacedNonce, CurrentSerial: r.CurrentSerial,
 		NextSerial: r.NextSerial, CertificateEnds: nullable(r.CertificateEnds), IssuerFingerprint: r.IssuerFingerprint,
 		Mints: r.Mints, RefusedRegisters: r.RefusedRegisters, AuthoritySeq: r.AuthoritySeq, Profile: r.Profile,
@@ -249,7 +249,7 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 		return "", fmt.Errorf("update nodes: %w", err)
 	}
 	if tag.RowsAffected() != int64(len(records)) {
-		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the node was changed by someone else in the meantime")
+		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the node was changed by another request in the meantime")
 	}
 	pos, err := events.Append(ctx, tx, evs...)
 	if err != nil {
@@ -264,7 +264,7 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 // TakeUnacknowledged returns at most n nodes of which lifecycle has not acknowledged the last decision, and sets when
 // they are due again.
 func TakeUnacknowledged(ctx context.Context, q pg.Querier, n int, again time.Duration) ([]*Record, error) {
-	due, err := readAll(ctx, q, takeUntold, n, again.Seconds())
+	due, err := readAll(ctx, q, takeUnacknowledged, n, again.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("take untold nodes: %w", err)
 	}

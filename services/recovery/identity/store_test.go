@@ -32,7 +32,7 @@ type bench struct {
 	pool       *pgxpool.Pool
 	keys       *joinstate.Keys
 	identities *identity.Identities
-	told       *events.Signal
+	notices    *events.Signal
 }
 
 func newBench(t *testing.T) *bench {
@@ -54,9 +54,11 @@ func makeBench(tb testing.TB) *bench {
 	}
 	b := &bench{
 		t: tb, ctx: testkit.Context(tb), db: db, pool: db.Pool(pg.RoleRecovery), keys: keys,
-		told: &events.Signal{},
+		notices: &events.Signal{},
 	}
-	b.identities, err = identity.New(identity.Deps{Logger: testkit.Logger(tb), Pool: b.pool, Keys: keys, Notices: b.told})
+	b.identities, err = identity.New(identity.Deps{
+		Logger: testkit.Logger(tb), Pool: b.pool, Keys: keys, Notices: b.notices,
+	})
 	if err != nil {
 		tb.Fatal(err)
 	}

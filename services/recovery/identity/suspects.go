@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
@@ -17,7 +18,7 @@ type suspects struct {
 
 // add adds a refusal if it follows from a missing record: of the node, or of a certificate that the authority has
 // signed. Revoked and replaced certificates are on record and do not count.
-func (s *suspects) add(nodeID string, reason commonv1.Reason, use CertificateUse, denial **commonv1.Denial) {
+func (s *suspects) add(nodeID string, reason commonv1.Reason, use judge.CertificateUse, denial **commonv1.Denial) {
 	switch reason { // the others rest on what is on record
 	case commonv1.Reason_REASON_IDENTITY_UNKNOWN:
 	case commonv1.Reason_REASON_SERIAL_UNKNOWN:

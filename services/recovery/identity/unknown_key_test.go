@@ -40,7 +40,7 @@ func (b *bench) replica(name string, privates ...ed25519.PrivateKey) *bench {
 	other := *b
 	other.keys = keys
 	other.identities, err = identity.New(identity.Deps{
-		Logger: testkit.Logger(b.t), Pool: b.pool, Keys: keys, Notices: b.told, Replica: name,
+		Logger: testkit.Logger(b.t), Pool: b.pool, Keys: keys, Notices: b.notices, Replica: name,
 	})
 	if err != nil {
 		b.t.Fatal(err)

@@ -120,7 +120,7 @@ func TestAnUnknownAnswerStopsNoOtherSession(t *testing.T) {
 
 // The fences of the other nodes are sent to lifecycle; a node in an unknown state is left to a replica whose build
 // knows it.
-func TestAnUnknownStateStopsNoTelling(t *testing.T) {
+func TestAnUnknownStateStopsNoNotice(t *testing.T) {
 	b := newBench(t)
 	odd, plain := b.enrolled("odd"), b.enrolled("plain")
 	b.tx(func(tx pgx.Tx) error {
@@ -140,7 +140,7 @@ func TestAnUnknownStateStopsNoTelling(t *testing.T) {
 	g := &gate{high: map[string]int64{}}
 	notifier, err := fences.New(fences.Deps{
 		Logger: testkit.Logger(t), Pool: b.pool, Gate: g,
-		Notices: b.told,
+		Notices: b.notices,
 	},
 		fences.Config{Poll: 20 * time.Millisecond, Retry: 10 * time.Millisecond})
 	if err != nil {
@@ -156,8 +156,8 @@ func TestAnUnknownStateStopsNoTelling(t *testing.T) {
 		}
 	}()
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if r := b.get(plain); r.Told != r.ToldAcked {
-			return fmt.Errorf("told %d of %d", r.ToldAcked, r.Told)
+		if r := b.get(plain); r.Notice != r.NoticeAcked {
+			return fmt.Errorf("told %d of %d", r.NoticeAcked, r.Notice)
 		}
 		return nil
 	})

@@ -151,7 +151,7 @@ func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 	}
 	// the order of the rows' locks
 	slices.SortFunc(reports, func(x, y Report) int { return strings.Compare(x.Key, y.Key) })
-	told := false
+	appended := false
 	for _, report := range reports {
 		was := open[report.Key]
 		if was != nil && !was.news(report, now) {
@@ -165,11 +165,11 @@ func Raise(ctx context.Context, tx pgx.Tx, reports ...Report) (bool, error) {
 		}
 		row, err := raise(ctx, tx, report, now)
 		if err != nil {
-			return told, err
+			return appended, err
 		}
-		open[report.Key], told = row, true
+		open[report.Key], appended = row, true
 	}
-	return told, nil
+	return appended, nil
 }
 
 // keysOfSet returns the keys of join states that the set has, if a report of nodes would open an incident; else nil.
@@ -274,7 +274,7 @@ func (r *incidentRow) report(ctx context.Context, tx pgx.Tx, action string) erro
 // Sweep opens an incident for each live replica that reports keys it cannot use, and closes incidents that had no
 // evidence for incidentQuiet. It reports whether it has appended events.
 func Sweep(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
-	told := false
+	appended := false
 	err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 		holders, err := keyset.Holders(ctx, tx)
 		if err != nil {
@@ -299,11 +299,11 @@ func Sweep(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 			return err
 		}
 		closed, err := Close(ctx, tx, nil)
-		told = raised || closed
+		appended = raised || closed
 		return err
 	})
 	if err != nil {
 		return false, fmt.Errorf("sweep incidents of keys: %w", err)
 	}
-	return told, nil
+	return appended, nil
 }

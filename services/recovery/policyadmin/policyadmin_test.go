@@ -63,8 +63,8 @@ func (d *desk) get(key string) *recoveryv1.PolicyKey {
 	return out.GetKeys()[0]
 }
 
-// told returns the changes in the events, as `key value version by`, in the order in which they were made.
-func (d *desk) told() []string {
+// listed returns the changes in the events, as `key value version by`, in the order in which they were made.
+func (d *desk) listed() []string {
 	d.t.Helper()
 	var out []string
 	for _, e := range testkit.Events(d.t, d.db.Pool(pg.RoleRecovery),
@@ -78,9 +78,9 @@ func (d *desk) told() []string {
 	return out
 }
 
-func (d *desk) want(told ...string) {
+func (d *desk) want(wanted ...string) {
 	d.t.Helper()
-	if diff := cmp.Diff(told, d.told()); diff != "" {
+	if diff := cmp.Diff(wanted, d.listed()); diff != "" {
 		d.t.Errorf("told (-want +got):\n%s", diff)
 	}
 }
@@ -255,16 +255,16 @@ func TestTwoChangesAreNeverDecidedSideBySide(t *testing.T) {
 			wg.Go(func() { _, errs[i] = d.set(c[0], c[1]) })
 		}
 		wg.Wait()
-		told := d.told()
+		listed := d.listed()
 		versions := map[string]bool{}
-		for _, line := range told {
+		for _, line := range listed {
 			f := strings.Fields(line)
 			if versions[f[0]+f[2]] {
-				t.Errorf("one version twice: %q", told)
+				t.Errorf("one version twice: %q", listed)
 			}
 			versions[f[0]+f[2]] = true
 		}
-		if last := strings.Fields(told[len(told)-1]); last[1] != d.get(last[0]).GetValue() {
+		if last := strings.Fields(listed[len(listed)-1]); last[1] != d.get(last[0]).GetValue() {
 			t.Errorf("the last change told is %q, and stored is %v", last, d.get(last[0]))
 		}
 	}

@@ -35,8 +35,8 @@ func TestAVersionGoesThroughItsPhases(t *testing.T) {
 	if diff := cmp.Diff(map[int64]string{1: "active", 2: "announced"}, s.phases()); diff != "" {
 		t.Fatal(diff)
 	}
-	if told := s.book.Default().GetVersion(); told != 1 {
-		t.Errorf("version %d is given while another is announced", told)
+	if offered := s.book.Default().GetVersion(); offered != 1 {
+		t.Errorf("version %d is given while another is announced", offered)
 	}
 	checkAuthority(t, s.book, map[int64][2]bool{1: {false, true}, 2: {true, false}})
 	three := s.set() // in place of the other that was announced
@@ -49,8 +49,9 @@ func TestAVersionGoesThroughItsPhases(t *testing.T) {
 	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "retiring", 3: "active"}, s.phases()); diff != "" {
 		t.Fatal(diff)
 	}
-	if told := s.book.Default(); told.GetVersion() != 3 || told.GetFingerprint() != three.GetProfile().GetFingerprint() {
-		t.Errorf("version %d is given", told.GetVersion())
+	if offered := s.book.Default(); offered.GetVersion() != 3 ||
+		offered.GetFingerprint() != three.GetProfile().GetFingerprint() {
+		t.Errorf("version %d is given", offered.GetVersion())
 	}
 	checkAuthority(t, s.book, map[int64][2]bool{1: {}, 2: {}, 3: {true, true}})
 	wants(t, s.retire(three, true), commonv1.Reason_REASON_PROFILE_IN_USE)
@@ -130,8 +131,8 @@ func TestAFormerContentIsOfferedAboveTheOneThatNodesTook(t *testing.T) {
 					t.Errorf("offered: %v", p)
 				}
 			}
-			if told := s.book.Default(); told.GetFingerprint() != first.GetProfile().GetFingerprint() {
-				t.Errorf("active: %v", told)
+			if offered := s.book.Default(); offered.GetFingerprint() != first.GetProfile().GetFingerprint() {
+				t.Errorf("active: %v", offered)
 			}
 		})
 	}

@@ -162,6 +162,6 @@ func (m *Mode) summary() string {
 		}
 		what += "the launch log lacks what the database knows"
 	}
-	return what + ": one of them was restored from a backup and nobody declared it; rollback mode is active until it " +
-		"is accepted"
+	return what + ": one of them was restored from a backup and the restore was not declared; rollback mode is active " +
+		"until it is accepted"
 }

@@ -108,7 +108,7 @@ type Watch struct {
 
 // Measure takes a sample, and opens, updates or closes the incident. It reports whether it has appended events.
 func (w Watch) Measure(ctx context.Context) (bool, error) {
-	told := false
+	appended := false
 	err := pg.InTx(ctx, w.DB, func(ctx context.Context, tx pgx.Tx) error {
 		now, err := pg.One[current](ctx, tx, readCurrent)
 		if err != nil {
@@ -131,13 +131,13 @@ func (w Watch) Measure(ctx context.Context) (bool, error) {
 			w.Volume != ""); err != nil {
 			return fmt.Errorf("keep sample of storage: %w", err)
 		}
-		told, err = updateIncident(ctx, tx, row, open, problem)
+		appended, err = updateIncident(ctx, tx, row, open, problem)
 		return err
 	})
 	if err != nil {
 		return false, fmt.Errorf("look at storage: %w", err)
 	}
-	return told, nil
+	return appended, nil
 }
 
 // limit returns the size in bytes up to which the database may grow: the policy's limit, or that of the free space on

@@ -61,18 +61,18 @@ func TestIncidentBeforeTheDiskIsFull(t *testing.T) {
 		}
 		return n
 	}
-	look := func() bool {
+	measure := func() bool {
 		t.Helper()
-		told, err := w.Measure(t.Context())
+		appended, err := w.Measure(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		return told
+		return appended
 	}
-	if !look() || count(true) != 1 {
+	if !measure() || count(true) != 1 {
 		t.Fatalf("%d incidents are open, want 1", count(true))
 	}
-	look()
+	measure()
 	if count(true) != 1 {
 		t.Fatalf("%d incidents are open after another look, want 1", count(true))
 	}
@@ -80,21 +80,21 @@ func TestIncidentBeforeTheDiskIsFull(t *testing.T) {
 	// the limit that was found.
 	blind := w
 	blind.Volume = ""
-	if told, err := blind.Measure(t.Context()); err != nil || told || count(true) != 1 {
-		t.Fatalf("%d incidents are open after a look without the volume, told %t, error %v", count(true), told, err)
+	if appended, err := blind.Measure(t.Context()); err != nil || appended || count(true) != 1 {
+		t.Fatalf("%d incidents are open after a look without the volume, told %t, error %v", count(true), appended, err)
 	}
 	if _, err := db.OwnerPool().Exec(t.Context(),
 		`UPDATE mesh.storage_sample SET at = at - interval '2 hours'`); err != nil {
 		t.Fatal(err)
 	}
-	if told, err := blind.Measure(t.Context()); err != nil || told || count(true) != 1 {
-		t.Fatalf("%d incidents are open after a look without any limit, told %t, error %v", count(true), told, err)
+	if appended, err := blind.Measure(t.Context()); err != nil || appended || count(true) != 1 {
+		t.Fatalf("%d incidents are open after a look without any limit, told %t, error %v", count(true), appended, err)
 	}
 	free = 1 << 40
-	if !look() || count(true) != 0 || count(false) != 1 {
+	if !measure() || count(true) != 0 || count(false) != 1 {
 		t.Fatalf("%d incidents are open and %d closed, want 0 and 1", count(true), count(false))
 	}
-	if look() {
+	if measure() {
 		t.Error("a look at a database with room appended events")
 	}
 	var samples, events int

@@ -71,7 +71,7 @@ type heard struct {
 var (
 	// It also notes the time of the look, as one of the replicas of recovery does within a beat ($2). Where the look
 	// before was longer ago than $3 none of them ran meanwhile, which is a stop ($1).
-	lookAtBeats = pg.Define(pg.RoleRecovery, "tokens.look_at_beats", `
+	readBeats = pg.Define(pg.RoleRecovery, "tokens.read_beats", `
 		WITH c AS MATERIALIZED (SELECT mesh.clock() AS now),
 		former AS MATERIALIZED (
 			-- A replica of a build before this table does not note its looks, but up to when it has judged.
@@ -129,7 +129,7 @@ var (
 // RunOnce looks once. An outage that no replica of recovery saw is known by the beats before it, or by what this
 // process found at its last look.
 func (s *Stops) RunOnce(ctx context.Context) error {
-	h, err := pg.One[heard](ctx, s.pool, lookAtBeats, ids.New(), replicas.Every.Seconds(), awayGap.Seconds())
+	h, err := pg.One[heard](ctx, s.pool, readBeats, ids.New(), replicas.Every.Seconds(), awayGap.Seconds())
 	if err != nil {
 		return fmt.Errorf("look at beats: %w", err)
 	}

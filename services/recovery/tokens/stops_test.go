@@ -60,7 +60,7 @@ func (s *scene) beat(replica string) {
 	}
 }
 
-func (s *scene) look(at *tokens.Stops) {
+func (s *scene) scan(at *tokens.Stops) {
 	s.t.Helper()
 	if err := at.RunOnce(s.ctx); err != nil {
 		s.t.Fatal(err)
@@ -112,20 +112,20 @@ func TestAnOutageIsAStop(t *testing.T) {
 	t.Run("seen", func(t *testing.T) {
 		s := newScene(t)
 		one := ids.New()
-		s.look(s.stops) // none has ever beaten
+		s.scan(s.stops) // none has ever beaten
 		s.beat(one)
-		s.look(s.stops)
+		s.scan(s.stops)
 		s.want()
 		s.pass(time.Minute)
 		for range 3 {
-			s.look(s.stops)
-			s.look(s.replica())
+			s.scan(s.stops)
+			s.scan(s.replica())
 		}
 		s.want(-1)
 		s.pass(time.Hour)
 		s.beat(one)
-		s.look(s.stops)
-		s.look(s.replica())
+		s.scan(s.stops)
+		s.scan(s.replica())
 		s.want(time.Hour + time.Minute)
 	})
 	t.Run("recovery was down, and nodeapi was started anew", func(t *testing.T) {
@@ -133,18 +133,18 @@ func TestAnOutageIsAStop(t *testing.T) {
 		s.beat(ids.New())
 		s.pass(2 * time.Hour)
 		s.beat(ids.New())
-		s.look(s.replica())
-		s.look(s.stops)
+		s.scan(s.replica())
+		s.scan(s.stops)
 		s.want(2 * time.Hour)
 	})
 	t.Run("the database was away, and the same replicas come back", func(t *testing.T) {
 		s := newScene(t)
 		one := ids.New()
 		s.beat(one)
-		s.look(s.stops)
+		s.scan(s.stops)
 		s.pass(2 * time.Hour)
 		s.beat(one)
-		s.look(s.stops)
+		s.scan(s.stops)
 		s.want(2 * time.Hour)
 	})
 	t.Run("a replica after another", func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestAnOutageIsAStop(t *testing.T) {
 		for range 10 {
 			s.pass(10 * time.Second)
 			s.beat(ids.New())
-			s.look(s.stops)
+			s.scan(s.stops)
 		}
 		s.want()
 	})
@@ -189,24 +189,24 @@ func TestRecoveryWasAway(t *testing.T) {
 	}
 	s.beat(one)
 	for range 5 {
-		s.look(s.stops)
-		s.look(s.replica())
+		s.scan(s.stops)
+		s.scan(s.replica())
 		beat(10 * time.Second)
 	}
-	s.look(s.stops)
+	s.scan(s.stops)
 	s.wantOf("recovery")
 	for range 60 {
 		beat(10 * time.Second)
 	}
-	s.look(s.replica())
-	s.look(s.stops)
+	s.scan(s.replica())
+	s.scan(s.stops)
 	s.want()
 	s.wantOf("recovery", 10*time.Minute)
 	if got := s.credit(begin); got != 10*time.Minute {
 		t.Errorf("credit %s", got)
 	}
 	beat(2 * time.Hour) // the database was away, or everything was
-	s.look(s.stops)
+	s.scan(s.stops)
 	s.want(2 * time.Hour)
 	s.wantOf("recovery", 10*time.Minute, 2*time.Hour)
 	if got := s.credit(begin); got != 2*time.Hour+10*time.Minute {
@@ -214,11 +214,11 @@ func TestRecoveryWasAway(t *testing.T) {
 	}
 }
 
-// TestReplicasThatLookTogether: of several that come back at once one writes the stop.
-func TestReplicasThatLookTogether(t *testing.T) {
+// TestReplicasThatScanTogether: of several that come back at once one writes the stop.
+func TestReplicasThatScanTogether(t *testing.T) {
 	s := newScene(t)
 	s.beat(ids.New())
-	s.look(s.stops)
+	s.scan(s.stops)
 	s.pass(time.Hour)
 	failures := make(chan error)
 	const replicas = 6

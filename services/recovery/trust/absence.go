@@ -31,7 +31,7 @@ func (p *Preflight) noteAbsence(ctx context.Context, c *check) error {
 		return nil
 	}
 	if err := pg.InTx(ctx, p.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		if held, err := pg.Value[bool](ctx, tx, holdsLease, p.deps.Replica); err != nil || !held {
+		if held, err := pg.Value[bool](ctx, tx, hasLease, p.deps.Replica); err != nil || !held {
 			return err
 		}
 		return p.deps.Unanswered(ctx, tx, s)

@@ -19,8 +19,8 @@ func (keyless) Sign(context.Context, ca.SignRequest) (ca.Issued, error) {
 	return ca.Issued{}, fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "its key is away")
 }
 
-// told returns what was passed on of the absence of the authority: for each a begin or an end.
-func (k *kit) told() []string {
+// notices returns what was passed on of the absence of the authority: for each a begin or an end.
+func (k *kit) notices() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var out []string
@@ -57,7 +57,7 @@ func TestAnAuthorityThatIsAwayIsAStop(t *testing.T) {
 			k := newKit(t)
 			is := func(when string, want ...string) {
 				t.Helper()
-				if got := k.told(); !slices.Equal(got, want) {
+				if got := k.notices(); !slices.Equal(got, want) {
 					t.Fatalf("%s: told %v, want %v", when, got, want)
 				}
 			}

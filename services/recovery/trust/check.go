@@ -46,15 +46,15 @@ func (c *check) with(outcome recoveryv1.HandshakeOutcome) []*target {
 
 // targetsOf returns the addresses of the ingress: that which agents are told, and those that replicas publish. An
 // address that both have is there once, as the replica's.
-func targetsOf(told string, list []replicas.Trusting, a *authority) []*target {
+func targetsOf(published string, list []replicas.Trusting, a *authority) []*target {
 	var out []*target
 	known := false
 	for _, r := range list {
-		known = known || r.AgentAddress == told
+		known = known || r.AgentAddress == published
 		out = append(out, &target{replica: r, address: r.AgentAddress, listed: a != nil && a.trustedBy(r.ClientCAs)})
 	}
-	if told != "" && !known {
-		out = slices.Insert(out, 0, &target{address: told})
+	if published != "" && !known {
+		out = slices.Insert(out, 0, &target{address: published})
 	}
 	return out
 }
@@ -73,7 +73,7 @@ func signature(a *authority, list []replicas.Trusting) string {
 
 // shakeHands makes the handshakes with all targets at once: they are few, and a check must end within the lease. The
 // address that agents are told may be a proxy's: it is verified by roots of its own, as agents do.
-func shakeHands(ctx context.Context, targets []*target, cfg pki.ClientConfig, told *pki.Bundle, within time.Duration) {
+func shakeHands(ctx context.Context, targets []*target, cfg pki.ClientConfig, roots *pki.Bundle, within time.Duration) {
 	var all sync.WaitGroup
 	for _, t := range targets {
 		if t.address == "" {
@@ -81,7 +81,7 @@ func shakeHands(ctx context.Context, targets []*target, cfg pki.ClientConfig, to
 		}
 		as := cfg
 		if t.replica.ReplicaID == "" {
-			as.Roots = told
+			as.Roots = roots
 		}
 		all.Go(func() { t.outcome, t.detail = canary.Handshake(ctx, t.address, as, within) })
 	}

@@ -311,10 +311,10 @@ func TestTheAnnouncedAddressIsReadAsAgentsDo(t *testing.T) {
 	p := &Preflight{cfg: defaults, deps: Deps{
 		TrustDomain: domain, Services: i.roots, Address: func() string { return "https://" + address + "/" },
 	}}
-	for _, told := range []func() *pki.Bundle{
+	for _, published := range []func() *pki.Bundle{
 		func() *pki.Bundle { return proxies.roots }, nil, func() *pki.Bundle { return nil },
 	} {
-		p.deps.AgentRoots = told
+		p.deps.AgentRoots = published
 		c := &check{at: time.Now(), targets: targetsOf(p.agentAddress(), nil, nil)}
 		p.shake(t.Context(), c, with)
 		want := canary.Trusted

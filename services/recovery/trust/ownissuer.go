@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/trust/signing"
 )
 
 // checkIssuer returns a fault unless this replica has the issuer that the database names, and its key. A replica with
@@ -22,9 +23,9 @@ func (p *Preflight) checkIssuer(ctx context.Context, q pg.Querier) error {
 	if p.deps.Rotating == nil {
 		return nil
 	}
-	signs, err := pg.Value[string](ctx, q, readSigns)
+	signs, err := signing.Read(ctx, q)
 	if err != nil {
-		return fmt.Errorf("read which issuer signs: %w", err)
+		return err
 	}
 	if _, err := p.deps.Rotating.Find(signs); err != nil {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, p.lacks(signs), fault.Cause(err),
@@ -49,9 +50,9 @@ func (p *Preflight) giveUp(ctx context.Context, tx pgx.Tx, fingerprint string) (
 	if p.deps.Rotating == nil || fingerprint == "" {
 		return false, nil
 	}
-	signs, err := pg.Value[string](ctx, tx, readSigns)
+	signs, err := signing.Read(ctx, tx)
 	if err != nil {
-		return false, fmt.Errorf("read which issuer signs: %w", err)
+		return false, err
 	}
 	if signs != fingerprint {
 		return false, nil
@@ -82,10 +83,7 @@ func (p *Preflight) giveUp(ctx context.Context, tx pgx.Tx, fingerprint string) (
 			fault.Remedy("copy issuer-*.pem and root-*.pem of the ca_dir of one that has them to the ca_dir of replica "+
 				p.deps.Replica+"; if none has them, stop the others and ask again"))
 	}
-	if _, err := pg.Exec(ctx, tx, saveSigns, ""); err != nil {
-		return true, fmt.Errorf("write which issuer signs: %w", err)
-	}
-	return true, nil
+	return true, signing.Save(ctx, tx, "")
 }
 
 // otherReplicas returns the ids of the other live replicas of recovery, sorted.

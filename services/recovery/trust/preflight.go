@@ -61,9 +61,9 @@ type Deps struct {
 // Config bounds the checks; zero fields take the defaults.
 type Config struct {
 	Every     time.Duration // between two checks while nothing changes; 15 s
-	Look      time.Duration // between two looks at the lease and at what the ingress publishes, after an event; 2 s
-	Rest      time.Duration // between two such looks while there are no events and no rotation; 5 s
-	AskEvery  time.Duration // between two looks at what the authority publishes; 5 s
+	Poll      time.Duration // between two reads of the lease and of what the ingress publishes, after an event; 2 s
+	Rest      time.Duration // between two such reads while there are no events and no rotation; 5 s
+	AskEvery  time.Duration // between two reads of what the authority publishes; 5 s
 	Again     time.Duration // before a check that may change the state; 1 s
 	Handshake time.Duration // of one; 3 s
 	Ask       time.Duration // of the calls of the authority; 3 s
@@ -74,7 +74,7 @@ type Config struct {
 }
 
 var defaults = Config{
-	Every: 15 * time.Second, Look: 2 * time.Second, Rest: 5 * time.Second, AskEvery: 5 * time.Second,
+	Every: 15 * time.Second, Poll: 2 * time.Second, Rest: 5 * time.Second, AskEvery: 5 * time.Second,
 	Again: time.Second, Handshake: 3 * time.Second, Ask: 3 * time.Second, Lease: 15 * time.Second, Overlap: time.Minute,
 }
 
@@ -120,13 +120,13 @@ func (p *Preflight) Run(ctx context.Context) error {
 	return app.EveryPaced(ctx, p.deps.Logger, "ca-preflight", func() func(context.Context) bool {
 		wake := p.deps.Numbered.C()
 		return func(ctx context.Context) bool {
-			if p.pause != p.cfg.Look || p.deps.Rotating != nil && p.rotations.Due(0) {
+			if p.pause != p.cfg.Poll || p.deps.Rotating != nil && p.rotations.Due(0) {
 				return app.Sleep(ctx, p.pause)
 			}
-			return p.deps.Numbered.PaceWithin(ctx, nil, wake, p.cfg.Look, p.cfg.Rest)
+			return p.deps.Numbered.PaceWithin(ctx, nil, wake, p.cfg.Poll, p.cfg.Rest)
 		}
 	}, func(ctx context.Context) error {
-		p.pause = p.cfg.Look
+		p.pause = p.cfg.Poll
 		round, err := p.RunOnce(ctx)
 		if err != nil || !round.Held {
 			p.ready = 0
@@ -206,7 +206,7 @@ func (p *Preflight) takeLeaseAndRead(ctx context.Context, out *Round) (preflight
 			since = new(time.Since(p.checkedAt).Seconds())
 		}
 		var err error
-		if out.Held, err = pg.Value[bool](ctx, tx, holdLease, p.deps.Replica, p.cfg.Lease.Seconds(), since,
+		if out.Held, err = pg.Value[bool](ctx, tx, takeLease, p.deps.Replica, p.cfg.Lease.Seconds(), since,
 			!p.begun); err != nil {
 			return fmt.Errorf("take the lease of the preflight: %w", err)
 		}
@@ -279,7 +279,7 @@ func (p *Preflight) conclude(ctx context.Context, c *check) (bool, error) {
 		if row, err = pg.One[preflightRow](ctx, tx, lockRow); err != nil {
 			return fmt.Errorf("lock preflight: %w", err)
 		}
-		if held, err = pg.Value[bool](ctx, tx, holdsLease, p.deps.Replica); err != nil || !held {
+		if held, err = pg.Value[bool](ctx, tx, hasLease, p.deps.Replica); err != nil || !held {
 			return err
 		}
 		next := p.next(row, c)

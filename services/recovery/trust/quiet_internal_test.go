@@ -7,6 +7,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/trust/signing"
 )
 
 // TestAPreflightReadsAfterEvents: while a connection passes on events neither the issuer that signs nor the open
@@ -16,7 +17,7 @@ func TestAPreflightReadsAfterEvents(t *testing.T) {
 	p := r.start()
 	numbered := testkit.ListeningSignal(t, r.db)
 	pool, counts := testkit.CountedPool(t, r.db, pg.RoleRecovery)
-	r.signer = Follow(pool, numbered, p.deps.Rotating)
+	r.signer = signing.Follow(pool, numbered, p.deps.Rotating)
 	p.deps.Signer, p.deps.Pool, p.deps.Numbered = r.signer, pool, numbered
 	round := func() {
 		t.Helper()
@@ -32,7 +33,7 @@ func TestAPreflightReadsAfterEvents(t *testing.T) {
 	}
 	reads := func(want int, when string) {
 		t.Helper()
-		if issuer, rotation := counts.Calls("trust.read_signs"), counts.Calls("trust.read_open_rotation"); issuer != want ||
+		if issuer, rotation := counts.Calls("signing.read"), counts.Calls("trust.read_open_rotation"); issuer != want ||
 			rotation != want {
 			t.Errorf("%s: the issuer was read %d times, the rotation %d times, want %d", when, issuer, rotation, want)
 		}
@@ -45,11 +46,11 @@ func TestAPreflightReadsAfterEvents(t *testing.T) {
 	round()
 	round()
 	reads(2, "after an event")
-	before := counts.Calls("trust.read_signs")
+	before := counts.Calls("signing.read")
 	if _, err := p.sign(t.Context(), time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	if counts.Calls("trust.read_signs") == before {
+	if counts.Calls("signing.read") == before {
 		t.Error("a signature has not read which issuer signs")
 	}
 	// A rotation begins with an event, and is read each time while it lasts.

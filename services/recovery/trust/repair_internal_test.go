@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/trust/signing"
 )
 
 // TestRepair: the ingress is sent the root that the authority signs under, and no other one.
@@ -96,7 +97,7 @@ func TestRepairOfAnAuthorityWithoutItsIssuer(t *testing.T) {
 	}
 	signs := func() string {
 		t.Helper()
-		is, err := pg.Value[string](t.Context(), r.db.Pool(pg.RoleRecovery), readSigns)
+		is, err := signing.Read(t.Context(), r.db.Pool(pg.RoleRecovery))
 		if err != nil {
 			t.Fatal(err)
 		}

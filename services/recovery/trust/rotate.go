@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/trust/canary"
 	"github.com/gpuaas/mesh/services/recovery/trust/roots"
+	"github.com/gpuaas/mesh/services/recovery/trust/signing"
 )
 
 // What a rotation waits for beside replicas.
@@ -220,8 +221,8 @@ func (p *Preflight) introduce(ctx context.Context, row rotationRow) (bool, error
 			row.WaitsFor = waitsForMismatch
 			return !known, nil
 		}
-		if _, err := pg.Exec(ctx, tx, saveSigns, row.Next); err != nil {
-			return false, fmt.Errorf("write which issuer signs: %w", err)
+		if err := signing.Save(ctx, tx, row.Next); err != nil {
+			return false, err
 		}
 		if _, err := pg.Exec(ctx, tx, deleteHolders); err != nil {
 			return false, fmt.Errorf("delete which replicas have the next issuer: %w", err)

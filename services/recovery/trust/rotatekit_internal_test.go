@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/trust/roots"
+	"github.com/gpuaas/mesh/services/recovery/trust/signing"
 )
 
 // rotating is a mesh whose authority follows the database.
@@ -24,7 +25,7 @@ type rotating struct {
 	*kit
 
 	dir    string
-	signer *Following
+	signer *signing.Following
 	file   []*x509.Certificate // of the ingress
 }
 
@@ -48,7 +49,7 @@ func (r *rotating) start() *Preflight {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { _ = authority.Close() })
-	r.signer = Follow(r.db.Pool(pg.RoleRecovery), nil, authority)
+	r.signer = signing.Follow(r.db.Pool(pg.RoleRecovery), nil, authority)
 	p, err := New(Deps{
 		Logger: testkit.Logger(r.t), Pool: r.db.Pool(pg.RoleRecovery), Signer: r.signer, Rotating: authority,
 		Services: r.issuers.roots, TrustDomain: domain, Replica: ids.New(),

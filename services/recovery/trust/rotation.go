@@ -72,10 +72,6 @@ var (
 			since = CASE WHEN r.phase = $2 THEN r.since ELSE mesh.clock() END, version = r.version + 1
 		WHERE r.rotation_id = $1 AND r.version = $7 RETURNING `+pg.Columns[rotationRow]("r"))
 
-	readSigns = pg.Define(pg.RoleRecovery, "trust.read_signs", `SELECT s.issuer FROM recovery.authority_signs s`)
-
-	saveSigns = pg.Define(pg.RoleRecovery, "trust.save_signs", `UPDATE recovery.authority_signs SET issuer = $1`)
-
 	insertHolder = pg.Define(pg.RoleRecovery, "trust.insert_holder", `
 		INSERT INTO recovery.authority_holder (replica_id, issuer) VALUES ($1, $2)
 		ON CONFLICT (replica_id) DO UPDATE SET issuer = EXCLUDED.issuer`)

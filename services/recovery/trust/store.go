@@ -37,9 +37,9 @@ type preflightRow struct {
 }
 
 var (
-	// holdLease also notes when the holder checked last, $3 seconds ago; NULL: it has not. With $4 it takes the lease from
+	// takeLease also notes when the holder checked last, $3 seconds ago; NULL: it has not. With $4 it takes the lease from
 	// whichever replica holds it.
-	holdLease = pg.Define(pg.RoleRecovery, "trust.hold_lease", `
+	takeLease = pg.Define(pg.RoleRecovery, "trust.take_lease", `
 		WITH taken AS (
 			UPDATE recovery.ca_preflight_lease SET holder = $1, until = mesh.clock() + make_interval(secs => $2),
 				checked_at = COALESCE(mesh.clock() - make_interval(secs => $3), checked_at)
@@ -51,7 +51,7 @@ var (
 	leaveLease = pg.Define(pg.RoleRecovery, "trust.leave_lease", `
 		UPDATE recovery.ca_preflight_lease SET until = mesh.clock() WHERE holder = $1 AND until > mesh.clock()`)
 
-	holdsLease = pg.Define(pg.RoleRecovery, "trust.holds_lease", `
+	hasLease = pg.Define(pg.RoleRecovery, "trust.has_lease", `
 		SELECT EXISTS (SELECT FROM recovery.ca_preflight_lease WHERE holder = $1 AND until > mesh.clock())`)
 
 	readLastCheck = pg.Define(pg.RoleRecovery, "trust.read_last_check",

@@ -32,7 +32,7 @@ func (s *Session) Follow(
 	ctx context.Context, req *readmodelv1.WatchRequest, poll func(context.Context) ([]*readmodelv1.WatchItem, error),
 	each func(*readmodelv1.WatchItem) (bool, error),
 ) error {
-	pause, told := pollEvery, false
+	pause, warned := pollEvery, false
 	for {
 		progress, err := s.watchOnce(ctx, req, poll, each)
 		if errors.Is(err, errDone) {
@@ -47,9 +47,9 @@ func (s *Session) Follow(
 		if progress {
 			pause = pollEvery
 		}
-		if !told && !progress {
+		if !warned && !progress {
 			human.Note(s.Err, "the watch broke (%s); asking again until it is back", names.Of(fault.ReasonOf(err)))
-			told = true
+			warned = true
 		}
 		if fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) {
 			req.ResumeToken = ""

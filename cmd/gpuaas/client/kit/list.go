@@ -143,7 +143,7 @@ func poll[T proto.Message](ctx context.Context, s *Session, rows *output.Followe
 	if page.Limit > 0 {
 		size = int32(min(page.Limit, listSize)) // at most listSize
 	}
-	pause, told := listEvery, false
+	pause, warned := listEvery, false
 	for {
 		if !app.Sleep(ctx, pause) {
 			return context.Cause(ctx)
@@ -153,13 +153,13 @@ func poll[T proto.Message](ctx context.Context, s *Session, rows *output.Followe
 			if ctx.Err() != nil || !Mends(err) {
 				return err
 			}
-			if !told {
+			if !warned {
 				human.Note(s.Err, "the list cannot be had (%s); asking again until it can", names.Of(fault.ReasonOf(err)))
 			}
-			told, pause = true, min(2*pause, listAtMost)
+			warned, pause = true, min(2*pause, listAtMost)
 			continue
 		}
-		told, pause = false, listEvery
+		warned, pause = false, listEvery
 		for _, item := range slices.Backward(items) {
 			if err := rows.Change(item, true); err != nil {
 				return err

@@ -122,7 +122,7 @@ func (p *Program) Local(
 		pr.Bind(ctx)
 		err = inFlags(cmd, fn(ctx, pr, args))
 		if e, refused := fault.As(err); err != nil && ctx.Err() != nil && (!refused || e.CorrelationID == "") {
-			if _, told := errors.AsType[*exit.Error](err); !told {
+			if _, typed := errors.AsType[*exit.Error](err); !typed {
 				return exit.Interrupt("interrupted")
 			}
 		}

@@ -192,8 +192,8 @@ func TestShortIDs(t *testing.T) {
 	}
 }
 
-// TestPipesHoldWholeIDs: in a pipe no id is shortened, whatever the width.
-func TestPipesHoldWholeIDs(t *testing.T) {
+// TestPipesHaveWholeIDs: in a pipe no id is shortened, whatever the width.
+func TestPipesHaveWholeIDs(t *testing.T) {
 	for _, l := range longLists() {
 		var narrow, broad bytes.Buffer
 		for width, out := range map[int]*bytes.Buffer{10: &narrow, 1000: &broad} {

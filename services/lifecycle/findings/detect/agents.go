@@ -156,8 +156,8 @@ func (d *Detectors) compareClaims(r report, f placeFacts, claims []nodeClaim) []
 			continue
 		}
 		claimed[c.Name] = true
-		phase, told := r.workloads[c.Name]
-		if c.Gone || !c.Confirmed || told && phase != nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT ||
+		phase, reported := r.workloads[c.Name]
+		if c.Gone || !c.Confirmed || reported && phase != nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT ||
 			!r.at.After(c.At.Add(d.cfg.Grace)) {
 			continue
 		}

@@ -30,14 +30,14 @@ const (
 		"escalate before doing either"
 	nextUnknownInstance = "if this database was restored, follow docs/restore.md first; a recreation of its workspace " +
 		"ends it, and where that is not known here `gpuaas instances end PROVIDER_ID --reason TEXT --yes` does, once " +
-		"nobody works in it"
+		"no session works in it"
 	NextClaimEmpty  = "recreate or decommission the workspace: both make what is missing again or release the claim"
 	NextStorageGone = "find out on the node who removed the directory, before anything else writes there: what the " +
 		"workspace kept in it is gone; bring it back from a copy, or " +
 		"recreate or decommission the workspace"
-	nextUnclaimed  = "find out who made it; drop it once nobody needs it, or bring back the claim that should hold it"
+	nextUnclaimed  = "find out who made it; drop it once it is not needed, or bring back the claim that should hold it"
 	NextLeftBehind = "the sweep of orphans drops the schema and the role of that name once it can; if this stays, end " +
-		"whoever reads it, or drop both by hand"
+		"the sessions that read it, or drop both by hand"
 	nextProvisions = "look at the timelines of these runs for one cause, before the next is started; after three " +
 		"failures decommission, and create under a new name"
 )

@@ -171,13 +171,15 @@ var fencesExist = pg.Define(pg.RoleWorkloadAdmin, "detect.fences_exist",
 var schemasPresent = pg.Define(pg.RoleWorkloadAdmin, "detect.schemas_present", `
 		WITH n AS (SELECT nspname::text AS name FROM pg_namespace WHERE starts_with(nspname, 't_')
 			UNION SELECT unnest($1::text[]))
-		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name), EXISTS (SELECT 1 FROM pg_roles r
-			WHERE r.rolname = n.name) FROM n`)
+		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name) AS has_schema,
+			EXISTS (SELECT 1 FROM pg_roles r WHERE r.rolname = n.name) AS has_role FROM n`)
 
 // fencedSchemas reads which workspace last wrote each schema.
 var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "detect.fenced_schemas",
 	"the first schema of a workspace makes the table",
-	func(struct{}) string { return `SELECT f.name, f.workspace_id::text FROM gpuaas_fence.schema f` })
+	func(struct{}) string {
+		return `SELECT f.name, f.workspace_id::text AS workspace_id FROM gpuaas_fence.schema f`
+	})
 
 // schemas reads the tenants' schemas and roles in the workload database: every schema, and the roles of schemas, of
 // claims and of names written through a fence. A role belongs to the whole server, so that a role with none of these
@@ -196,37 +198,32 @@ func schemasIn(ctx context.Context, tx pgx.Tx, claimed []string) (map[string]sch
 	out := map[string]schemaThere{}
 	fenced, err := pg.Value[bool](ctx, tx, fencesExist)
 	if err != nil {
-		return nil, fmt.Errorf("look for fences of schemas: %w", err)
+		return nil, fmt.Errorf("read whether schemas have fences: %w", err)
 	}
 	known := slices.Clone(claimed)
 	if fenced {
-		rows, err := pg.Query(ctx, tx, fencedSchemas.For(struct{}{}))
+		fences, err := pg.All[struct {
+			Name        string `db:"name"`
+			WorkspaceID string `db:"workspace_id"`
+		}](ctx, tx, fencedSchemas.For(struct{}{}))
 		if err != nil {
 			return nil, fmt.Errorf("read fences of schemas: %w", err)
 		}
-		var name, workspace string
-		_, err = pgx.ForEachRow(rows, []any{&name, &workspace}, func() error {
-			out[name] = schemaThere{workspaceID: workspace}
-			known = append(known, name)
-			return nil
-		})
-		if err != nil {
-			return nil, fmt.Errorf("read fences of schemas: %w", err)
+		for _, f := range fences {
+			out[f.Name] = schemaThere{workspaceID: f.WorkspaceID}
+			known = append(known, f.Name)
 		}
 	}
-	rows, err := pg.Query(ctx, tx, schemasPresent, known)
+	present, err := pg.All[struct {
+		Name   string `db:"name"`
+		Schema bool   `db:"has_schema"`
+		Role   bool   `db:"has_role"`
+	}](ctx, tx, schemasPresent, known)
 	if err != nil {
 		return nil, fmt.Errorf("list schemas: %w", err)
 	}
-	var name string
-	var t schemaThere
-	_, err = pgx.ForEachRow(rows, []any{&name, &t.schema, &t.role}, func() error {
-		t.workspaceID = out[name].workspaceID
-		out[name] = t
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list schemas: %w", err)
+	for _, p := range present {
+		out[p.Name] = schemaThere{workspaceID: out[p.Name].workspaceID, schema: p.Schema, role: p.Role}
 	}
 	return out, nil
 }

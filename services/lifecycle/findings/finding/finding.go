@@ -45,7 +45,11 @@ type Seen struct {
 }
 
 // Key identifies what a finding is about: there is at most one open finding for each key.
-type Key struct{ Kind, SubjectType, SubjectID string }
+type Key struct {
+	Kind        string `db:"kind"`
+	SubjectType string `db:"subject_type"`
+	SubjectID   string `db:"subject_id"`
+}
 
 // Key returns the key of the finding that would be made.
 func (s *Seen) Key() Key {

@@ -97,7 +97,7 @@ func (tr *trace) add(e evidence) error {
 	}
 	one := map[string]any{"at": e.At.UTC().Format(time.RFC3339Nano), "how": e.Op}
 	if e.Op == opUnsealed {
-		tr.last = "by somebody while its trigger did not fire, noticed at " + e.At.UTC().Format(time.RFC3339)
+		tr.last = "by an unknown session while its trigger did not fire, noticed at " + e.At.UTC().Format(time.RFC3339)
 	} else {
 		one["by"], one["application"], one["client"], one["backend"], one["transaction"] = e.User, e.Application, e.Client,
 			e.Backend, e.XID
@@ -220,7 +220,7 @@ func (g *round) withEvidence(ctx context.Context, seen []finding.Seen, open map[
 	var settled []int64
 	for _, tr := range traces {
 		_, broken := at[tr.key()]
-		if _, told := open[tr.key()]; told && !broken && tr.putBack() {
+		if _, reported := open[tr.key()]; reported && !broken && tr.putBack() {
 			settled = append(settled, tr.ids...)
 			continue
 		}

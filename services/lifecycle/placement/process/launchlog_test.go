@@ -70,12 +70,12 @@ func TestALogThatStandsIsNotReadAgain(t *testing.T) {
 		t.Fatalf("%d instances were read, not %d", n, instances)
 	}
 	ctx := context.Background()
-	look := func() {
+	check := func() {
 		if err := j.with(ctx, func(*content, func(entry) error) error { return nil }); err != nil {
 			t.Error(err)
 		}
 	}
-	if got := testing.AllocsPerRun(5, look); got > 200 {
+	if got := testing.AllocsPerRun(5, check); got > 200 {
 		t.Errorf("a look at a log of %d instances takes %.0f allocations", instances, got)
 	}
 }

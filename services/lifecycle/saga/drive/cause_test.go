@@ -103,11 +103,11 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 			t.Errorf("%s attempt %d: cause = %q (%d)", a.Dir, a.Attempt, got, len(got))
 		}
 	}
-	told := log.lines(t, "step failed", id)
-	if len(told) != len(list) {
-		t.Fatalf("%d failures are logged, not %d", len(told), len(list))
+	logged := log.lines(t, "step failed", id)
+	if len(logged) != len(list) {
+		t.Fatalf("%d failures are logged, not %d", len(logged), len(list))
 	}
-	for i, line := range told {
+	for i, line := range logged {
 		want, forGood, direction := "SQLSTATE 42P07", i%3 == 2, "do"
 		if i >= 3 {
 			want, direction = "drop schema: boom", "undo"
@@ -171,9 +171,9 @@ func TestASupersededStepIsNoWarning(t *testing.T) {
 			_, id := b.Create("toy")
 			b.Await(id, 10*time.Second, "failed")
 			stop()
-			told := log.lines(t, "step failed", id)
-			if len(told) != 1 || told[0]["level"] != tt.want {
-				t.Errorf("logged %v, want one line of level %s", told, tt.want)
+			logged := log.lines(t, "step failed", id)
+			if len(logged) != 1 || logged[0]["level"] != tt.want {
+				t.Errorf("logged %v, want one line of level %s", logged, tt.want)
 			}
 		})
 	}

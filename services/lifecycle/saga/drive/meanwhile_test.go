@@ -23,11 +23,11 @@ import (
 func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	testkit.IO(t)
 	const said, words, budget = "workload main exited with status 7", "no such file: model.bin", 2 * time.Hour
-	var looks atomic.Int32
+	var calls atomic.Int32
 	steps := sagatest.PureSteps("wait")
 	steps[0].Budget, steps[0].Retry = budget, saga.RetryPolicy{Attempts: 1}
 	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
-		looks.Add(1)
+		calls.Add(1)
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: said, WakeOnSignal: true, Meanwhile: &saga.StepError{
 			Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, Reason: commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP, Public: said,
 			LastOutput: words,
@@ -60,12 +60,12 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 		t.Errorf("the run waits for %q", r.WhyWaiting)
 	}
 	// Woken within the budget, the step is called again and goes on waiting, in the same attempt.
-	before := looks.Load()
+	before := calls.Load()
 	if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, id) }); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if looks.Load() == before || b.Run(id).State != "waiting" {
+		if calls.Load() == before || b.Run(id).State != "waiting" {
 			return sagatest.ErrBoom
 		}
 		return nil

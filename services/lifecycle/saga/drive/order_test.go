@@ -46,7 +46,7 @@ func TestOrderOfLocksOfAStuckRun(t *testing.T) {
 	var rec sagatest.Record
 	var b *bed
 	var of saga.Env
-	look := func(ctx context.Context, what, workspaceID string) error {
+	read := func(ctx context.Context, what, workspaceID string) error {
 		held, err := b.locked(ctx, &saga.Env{RunID: of.RunID, WorkspaceID: workspaceID})
 		rec.Add("%s: %s", what, held)
 		return err
@@ -59,10 +59,10 @@ func TestOrderOfLocksOfAStuckRun(t *testing.T) {
 	b = newBed(t, saga.Definition{
 		Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), Sticks: true,
 		BeforeStuck: func(ctx context.Context, _ pgx.Tx, workspaceID string) error {
-			return look(ctx, "before", workspaceID)
+			return read(ctx, "before", workspaceID)
 		},
 		OnStuck: func(ctx context.Context, _ pgx.Tx, workspaceID string, _ *saga.StepError) error {
-			return look(ctx, "stuck", workspaceID)
+			return read(ctx, "stuck", workspaceID)
 		},
 	})
 	cfg := b.Config("a")
@@ -82,7 +82,7 @@ func TestOrderOfLocks(t *testing.T) {
 	testkit.IO(t)
 	var rec sagatest.Record
 	var b *bed
-	look := func(what string, env *saga.Env) saga.TxFunc {
+	read := func(what string, env *saga.Env) saga.TxFunc {
 		return func(ctx context.Context, _ pgx.Tx) error {
 			held, err := b.locked(ctx, env)
 			rec.Add("%s: %s", what, held)
@@ -91,10 +91,10 @@ func TestOrderOfLocks(t *testing.T) {
 	}
 	steps := sagatest.PureSteps("one", "two")
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-		if err := env.TxAfter(ctx, look("before", env), look("within", env)); err != nil {
+		if err := env.TxAfter(ctx, read("before", env), read("within", env)); err != nil {
 			return saga.Outcome{}, err
 		}
-		return saga.Done(nil, look("rows", env)).After(look("before rows", env)), nil
+		return saga.Done(nil, read("rows", env)).After(read("before rows", env)), nil
 	}
 	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	cfg := b.Config("a")

@@ -85,12 +85,12 @@ func TestAStepIsGivenItsStageAgain(t *testing.T) {
 	if w := b.Workspace(ws); w.NodeName != "made" {
 		t.Errorf("the rows of the stage are %q", w.NodeName)
 	}
-	var told []string
+	var reported []string
 	for _, e := range testkit.Events(t, b.DB.Pool(pg.RoleLifecycle), `kind = 'step.changed' AND workflow_id = $1`, id) {
-		told = append(told, e.Text("attempt")+" "+e.Text("stage"))
+		reported = append(reported, e.Text("attempt")+" "+e.Text("stage"))
 	}
-	if want := []string{"1 begin", "1 middle", "3 end"}; !slices.Equal(told, want) {
-		t.Errorf("the events tell of %q, want %q", told, want)
+	if want := []string{"1 begin", "1 middle", "3 end"}; !slices.Equal(reported, want) {
+		t.Errorf("the events tell of %q, want %q", reported, want)
 	}
 }
 

@@ -11,22 +11,22 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
 )
 
-// told has the fields of Env that a step got for an attempt.
-type told struct {
+// notedEnv has the fields of Env that a step got for an attempt.
+type notedEnv struct {
 	step, key string
 	attempt   int
 	opSeq     int64
 }
 
-// tellingSteps returns steps that sagatest.Record their Env. The step called last waits when it is called first.
-func tellingSteps(list *[]told, mu *sync.Mutex, names ...string) []saga.Step {
+// recordingSteps returns steps that sagatest.Record their Env. The step called last waits when it is called first.
+func recordingSteps(list *[]notedEnv, mu *sync.Mutex, names ...string) []saga.Step {
 	steps := sagatest.PureSteps(names...)
 	for i := range steps {
 		name := steps[i].Name
 		steps[i].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 			mu.Lock()
 			defer mu.Unlock()
-			*list = append(*list, told{name, env.IdempotencyKey, env.Attempt, env.OpSeq})
+			*list = append(*list, notedEnv{name, env.IdempotencyKey, env.Attempt, env.OpSeq})
 			return saga.Done(nil), nil
 		}
 	}
@@ -66,38 +66,38 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 		what   string
 		ranges bool // this build has begun the run, and its driver has died in the step "two", at its third attempt
 		leave  func(b *bed, id, ws string)
-		want   []told // what the steps get, apart from the numbers
-		drawn  int64  // the highest number that was drawn before
+		want   []notedEnv // what the steps get, apart from the numbers
+		drawn  int64      // the highest number that was drawn before
 	}{
 		{"begun before, lost in a step", false, func(b *bed, id, ws string) {
 			b.earlierLease(id, ws, 0, "one", 1)
 			b.earlierClose(id, "succeeded")
 			b.earlierLease(id, ws, 1, "two", 1)
-		}, []told{{step: "two", attempt: 2}, {step: "three", attempt: 1}}, 2},
+		}, []notedEnv{{step: "two", attempt: 2}, {step: "three", attempt: 1}}, 2},
 		{"begun before, parked", false, func(b *bed, id, ws string) {
 			b.earlierLease(id, ws, 0, "one", 1)
 			b.earlierClose(id, "waiting")
 			b.Exec(`UPDATE lifecycle.saga_run SET state = 'waiting', owner = NULL, lease_until = NULL WHERE id = $1`, id)
-		}, []told{{step: "one", attempt: 1, opSeq: 1}, {step: "two", attempt: 1}, {step: "three", attempt: 1}}, 1},
+		}, []notedEnv{{step: "one", attempt: 1, opSeq: 1}, {step: "two", attempt: 1}, {step: "three", attempt: 1}}, 1},
 		{"begun here, driven on before, lost in the same step", true, func(b *bed, id, ws string) {
 			b.earlierLease(id, ws, 1, "two", 3)
-		}, []told{{step: "two", attempt: 4}, {step: "three", attempt: 1}}, 65},
+		}, []notedEnv{{step: "two", attempt: 4}, {step: "three", attempt: 1}}, 65},
 		{"begun here, driven on before, lost in the next step", true, func(b *bed, id, ws string) {
 			b.earlierLease(id, ws, 1, "two", 3)
 			b.earlierClose(id, "succeeded")
 			b.earlierLease(id, ws, 2, "three", 1)
-		}, []told{{step: "three", attempt: 2}}, 66},
+		}, []notedEnv{{step: "three", attempt: 2}}, 66},
 		{"begun here, parked before", true, func(b *bed, id, ws string) {
 			b.earlierLease(id, ws, 1, "two", 3)
 			b.earlierClose(id, "waiting")
 			b.Exec(`UPDATE lifecycle.saga_run SET state = 'waiting', owner = NULL, lease_until = NULL WHERE id = $1`, id)
-		}, []told{{step: "two", attempt: 3, opSeq: 65}, {step: "three", attempt: 1}}, 65},
+		}, []notedEnv{{step: "two", attempt: 3, opSeq: 65}, {step: "three", attempt: 1}}, 65},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			var mu sync.Mutex
-			var list []told
+			var list []notedEnv
 			b := newBed(t, saga.Definition{
-				Name: "toy", Version: 1, Steps: tellingSteps(&list, &mu, "one", "two", "three"),
+				Name: "toy", Version: 1, Steps: recordingSteps(&list, &mu, "one", "two", "three"),
 				States: sagatest.States(),
 			})
 			ws, id := b.Create("toy")

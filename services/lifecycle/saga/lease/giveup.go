@@ -42,13 +42,15 @@ func LockRuns(ctx context.Context, tx pgx.Tx, runIDs ...string) error {
 
 // beforeStuck calls the definition's BeforeStuck, which locks the rows that come before the run in the order of locks.
 func (k *Keeper) beforeStuck(ctx context.Context, tx pgx.Tx, runID string) error {
-	var workspaceID, name string
-	err := pg.QueryRow(ctx, tx, runDefinition, runID).Scan(&workspaceID, &name)
+	run, err := pg.One[struct {
+		WorkspaceID string `db:"workspace_id"`
+		Definition  string `db:"definition"`
+	}](ctx, tx, runDefinition, runID)
 	if err != nil {
 		return fmt.Errorf("read run %s: %w", runID, err)
 	}
-	if def, ok := k.core.Registry().Newest(name); ok && def.BeforeStuck != nil {
-		if err := def.BeforeStuck(ctx, tx, workspaceID); err != nil {
+	if def, ok := k.core.Registry().Newest(run.Definition); ok && def.BeforeStuck != nil {
+		if err := def.BeforeStuck(ctx, tx, run.WorkspaceID); err != nil {
 			return fmt.Errorf("lock what the run holds: %w", err)
 		}
 	}

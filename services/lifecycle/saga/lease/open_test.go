@@ -124,9 +124,9 @@ func TestARangeOfNumbersIsReplaced(t *testing.T) {
 			var b *bed
 			steps := sagatest.PureSteps("one", "two", "three")
 			steps[1].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) { return saga.Done(nil), tc.do(b, env) }
-			var told atomic.Int64
+			var notified atomic.Int64
 			steps[2].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
-				told.Store(env.OpSeq)
+				notified.Store(env.OpSeq)
 				return saga.Done(nil), nil
 			}
 			b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
@@ -135,8 +135,8 @@ func TestARangeOfNumbersIsReplaced(t *testing.T) {
 			b.Await(id, 5*time.Second, "succeeded")
 			list := b.Timeline(id)
 			b.numbered(ws, list, 3)
-			if !tc.want(list[1], list[2]) || told.Load() != list[2].OpSeq {
-				t.Errorf("after %d comes %d, and its step was told %d", list[1].OpSeq, list[2].OpSeq, told.Load())
+			if !tc.want(list[1], list[2]) || notified.Load() != list[2].OpSeq {
+				t.Errorf("after %d comes %d, and its step was told %d", list[1].OpSeq, list[2].OpSeq, notified.Load())
 			}
 			if err := b.Announced(id); err != nil {
 				t.Error(err)
@@ -201,14 +201,14 @@ func TestAnOpenAttemptIsShown(t *testing.T) {
 	testkit.IO(t)
 	goOn := make(chan struct{})
 	parked := make(chan struct{})
-	var looks atomic.Int32
+	var calls atomic.Int32
 	steps := sagatest.PureSteps("zero", "one", "two", "three")
 	steps[1].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 		return saga.Done(nil), env.Progress(ctx, "half")
 	}
 	steps[2].StallAfter = time.Minute
 	steps[2].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
-		if looks.Add(1) == 1 {
+		if calls.Add(1) == 1 {
 			<-goOn
 			return saga.Wait(saga.WaitFor{For: time.Hour, Why: "it looks again", WakeOnSignal: true}), nil
 		}

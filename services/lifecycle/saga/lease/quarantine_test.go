@@ -21,10 +21,10 @@ import (
 // the verbs that are offered for it work.
 func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 	testkit.IO(t)
-	told := make(chan *saga.StepError, 1)
+	notified := make(chan *saga.StepError, 1)
 	b := newBed(t, saga.Definition{
 		Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States(),
-		OnStuck: func(_ context.Context, _ pgx.Tx, _ string, why *saga.StepError) error { told <- why; return nil },
+		OnStuck: func(_ context.Context, _ pgx.Tx, _ string, why *saga.StepError) error { notified <- why; return nil },
 	})
 	ws, id := b.Create("toy")
 	b.Exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, id)
@@ -32,7 +32,7 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 	r := b.Await(id, 10*time.Second, "stuck")
 	stop()
 	select {
-	case why := <-told:
+	case why := <-notified:
 		if why.Public == "" || why.Layer == commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED {
 			t.Errorf("told %+v", why)
 		}

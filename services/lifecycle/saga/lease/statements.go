@@ -45,7 +45,7 @@ var (
 		UPDATE lifecycle.saga_run r SET next_at = mesh.clock(), lease_until = mesh.clock()
 		WHERE r.owner = $1 AND r.state IN ('running', 'compensating')`)
 	runDefinition = pg.Define(pg.RoleLifecycle, "saga.run_definition", `
-		SELECT r.workspace_id, r.definition FROM lifecycle.saga_run r WHERE r.id = $1`)
+		SELECT r.workspace_id::text, r.definition FROM lifecycle.saga_run r WHERE r.id = $1`)
 	quarantineRun = pg.Define(pg.RoleLifecycle, "saga.quarantine_run", `
 		UPDATE lifecycle.saga_run r SET state = 'stuck', owner = NULL, lease_until = NULL,
 			stuck_reason = 'unreadable: ' || $2::text, why_waiting = 'waiting for an operator: ' || $2::text,

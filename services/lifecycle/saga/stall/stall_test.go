@@ -18,13 +18,13 @@ import (
 
 // A waiting step is called repeatedly. Its stall flag stays until it makes progress or succeeds: neither a call that
 // finds nothing nor the end of an attempt clears it.
-func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
+func TestAStalledStepStaysFlaggedWhileItIsCalledAgain(t *testing.T) {
 	testkit.IO(t)
-	var looks atomic.Int32
+	var calls atomic.Int32
 	steps := sagatest.PureSteps("wait")
 	steps[0].StallAfter, steps[0].Budget = 10*time.Hour, 1000*time.Hour
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-		n := looks.Add(1)
+		n := calls.Add(1)
 		switch n {
 		case 3:
 			if err := env.Progress(ctx, "pods 1/3"); err != nil {
@@ -106,11 +106,11 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 // written. The loss of a driver does not change that.
 func TestOnlyNewReportsAreProgress(t *testing.T) {
 	testkit.IO(t)
-	var looks atomic.Int32
+	var calls atomic.Int32
 	steps := sagatest.PureSteps("wait")
 	steps[0].StallAfter, steps[0].Budget = 10*time.Hour, 1000*time.Hour
 	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
-		n := looks.Add(1)
+		n := calls.Add(1)
 		note := "pods 1/3"
 		if n >= 5 {
 			note = "pods 2/3"
@@ -130,7 +130,7 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 	cfg.Lease, cfg.Heartbeat = time.Hour, 20*time.Minute // a heartbeat changes the row as well
 	stop := b.Drive(cfg)
 	_, id := b.Create("toy")
-	look := func(n int) (runs.Run, runs.Attempt) {
+	read := func(n int) (runs.Run, runs.Attempt) {
 		t.Helper()
 		testkit.Eventually(t, testkit.Patience, func() error {
 			if r := b.Run(id); r.State != "waiting" || r.WhyWaiting != fmt.Sprintf("look %d", n) {
@@ -147,9 +147,9 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, first := look(1)
+	_, first := read(1)
 	wake()
-	_, again := look(2)
+	_, again := read(2)
 	// Leased and parked: two changes, and none by its progress texts.
 	if first.ProgressAt == nil || !again.ProgressAt.Equal(*first.ProgressAt) || again.Version != first.Version+2 {
 		t.Errorf("the same words moved the clock from %v to %v, the row from %d to %d", first.ProgressAt, again.ProgressAt,
@@ -163,7 +163,7 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 		return nil
 	})
 	wake()
-	if r, a := look(3); !strings.HasPrefix(r.StuckReason, "step_stalled") || !a.Stalled {
+	if r, a := read(3); !strings.HasPrefix(r.StuckReason, "step_stalled") || !a.Stalled {
 		t.Errorf("the same words took the flag back: %q, stalled %v", r.StuckReason, a.Stalled)
 	}
 	stop()
@@ -171,14 +171,14 @@ func TestOnlyNewReportsAreProgress(t *testing.T) {
 	b.Exec(`UPDATE lifecycle.saga_step SET state = 'lost', finished_at = mesh.clock() WHERE run_id = $1`, id)
 	b.Drive(b.Config("b"))
 	wake()
-	r, a := look(4)
+	r, a := read(4)
 	if a.Attempt != 2 || a.Progress != "pods 1/3" || a.ProgressAt != nil ||
 		!strings.HasPrefix(r.StuckReason, "step_stalled") {
 		t.Errorf("after a lost driver: attempt %d says %q at %v, and the run is %q", a.Attempt, a.Progress, a.ProgressAt,
 			r.StuckReason)
 	}
 	wake()
-	if r, a := look(5); r.StuckReason != "" || a.Stalled || a.ProgressAt == nil {
+	if r, a := read(5); r.StuckReason != "" || a.Stalled || a.ProgressAt == nil {
 		t.Errorf("new words left the flag: %q, stalled %v", r.StuckReason, a.Stalled)
 	}
 }

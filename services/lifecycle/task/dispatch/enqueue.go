@@ -29,7 +29,7 @@ func (s *Server) Enqueue(ctx context.Context, tx pgx.Tx, spec task.Spec) (task.R
 		return task.Row{}, err
 	}
 	var stored []queued
-	told := pg.OnEnd(tx, func(committed bool) {
+	registered := pg.OnEnd(tx, func(committed bool) {
 		switch {
 		case !committed:
 		case stored == nil:
@@ -38,7 +38,7 @@ func (s *Server) Enqueue(ctx context.Context, tx pgx.Tx, spec task.Spec) (task.R
 			s.announce(stored)
 		}
 	})
-	if !told {
+	if !registered {
 		return task.Enqueue(ctx, tx, spec)
 	}
 	list, err := s.insertQueued(ctx, tx, []*queued{{task: made}})

@@ -20,11 +20,11 @@ func (h *Hub) List(page int) *Listing {
 // Next makes one whole list, and returns the nodes with work and the tasks to be cancelled that are in it.
 func (l *Listing) Next(ctx context.Context) (nodes, cancels []string) {
 	l.hub.sweep(ctx, true)
-	told := l.hub.take(l.watcher)
-	for _, c := range told.GetCancels() {
+	hints := l.hub.take(l.watcher)
+	for _, c := range hints.GetCancels() {
 		cancels = append(cancels, c.GetTask().GetTaskId())
 	}
-	return told.GetNodeIds(), cancels
+	return hints.GetNodeIds(), cancels
 }
 
 // KeepUnderWay lets a task that was leased as it was queued keep others from being leased so until a report comes.

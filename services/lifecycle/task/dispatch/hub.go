@@ -122,19 +122,19 @@ func (h *Hub) Run(ctx context.Context) error {
 		if time.Since(busy) > busyFor {
 			rest = h.remote.Period(sweepEvery)
 		}
-		told := time.NewTimer(max(0, rest-time.Since(last)))
+		timer := time.NewTimer(max(0, rest-time.Since(last)))
 		select {
-		case <-told.C:
+		case <-timer.C:
 			whole, last = true, time.Now()
 		case <-elsewhere:
 			if time.Since(last) >= sweepEvery { // it may be a cancel
 				whole, last = true, time.Now()
 			}
 		case <-ctx.Done():
-			told.Stop()
+			timer.Stop()
 			return nil
 		}
-		told.Stop()
+		timer.Stop()
 	}
 }
 

@@ -113,9 +113,9 @@ func TestCancelsAreHintedThoughNodesAreNotListed(t *testing.T) {
 	}
 }
 
-// TestCancelsOfNodesThatAreAwayHoldBackNoOthers holds that a list of cancels has room for those that can be answered,
+// TestCancelsOfNodesThatAreAwayDelayNoOthers holds that a list of cancels has room for those that can be answered,
 // however many wait for nodes that are away.
-func TestCancelsOfNodesThatAreAwayHoldBackNoOthers(t *testing.T) {
+func TestCancelsOfNodesThatAreAwayDelayNoOthers(t *testing.T) {
 	k := newKit(t)
 	away, n := k.node(), k.node()
 	if _, err := k.db.OwnerPool().Exec(t.Context(),

@@ -276,11 +276,12 @@ func TestNoDispatchCommitsAfterTheFence(t *testing.T) {
 func TestFenceWaitsForTheLeaseUnderWay(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
-	hold, err := k.pool.Begin(t.Context())
+	locked, err := k.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := hold.Exec(t.Context(), `SELECT FROM lifecycle.node_gate WHERE node_id = $1 FOR SHARE`, n.id); err != nil {
+	if _, err := locked.Exec(t.Context(), `SELECT FROM lifecycle.node_gate WHERE node_id = $1 FOR SHARE`,
+		n.id); err != nil {
 		t.Fatal(err)
 	}
 	fenced := make(chan error, 1)
@@ -295,7 +296,7 @@ func TestFenceWaitsForTheLeaseUnderWay(t *testing.T) {
 		t.Fatalf("the fence did not wait: %v", err)
 	default:
 	}
-	if err := hold.Commit(t.Context()); err != nil {
+	if err := locked.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-fenced; err != nil {

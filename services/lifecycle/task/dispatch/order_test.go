@@ -120,9 +120,9 @@ func TestWithdrawnTasksAreAnnouncedByTheCommit(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.hub.Notify(n.id) // its hint comes after any hint of the first one
-	told := func(m *lifecyclev1.WatchWorkResponse) bool { return len(m.GetCancels()) > 0 }
+	cancels := func(m *lifecyclev1.WatchWorkResponse) bool { return len(m.GetCancels()) > 0 }
 	k.until(hints, func(m *lifecyclev1.WatchWorkResponse) bool {
-		if told(m) {
+		if cancels(m) {
 			t.Errorf("told %v of a cancel that was rolled back", m.GetCancels())
 		}
 		return len(m.GetNodeIds()) > 0
@@ -131,6 +131,6 @@ func TestWithdrawnTasksAreAnnouncedByTheCommit(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.until(hints, func(m *lifecyclev1.WatchWorkResponse) bool {
-		return told(m) && m.GetCancels()[0].GetTask().GetTaskId() == ref.GetTaskId()
+		return cancels(m) && m.GetCancels()[0].GetTask().GetTaskId() == ref.GetTaskId()
 	})
 }

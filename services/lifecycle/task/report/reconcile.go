@@ -186,7 +186,7 @@ func (s *Reports) awaitProof(ctx context.Context, tx pgx.Tx, r task.Row, g gate.
 			return err
 		}
 	}
-	_, err := pg.Exec(ctx, tx, holdBack, r.TaskID)
+	_, err := pg.Exec(ctx, tx, postpone, r.TaskID)
 	if err != nil {
 		return fmt.Errorf("hold back task %s: %w", r.TaskID, err)
 	}

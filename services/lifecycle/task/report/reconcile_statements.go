@@ -30,7 +30,7 @@ var (
 		WHERE t.task_id IN (`+inFlight("$1")+`) AND t.node_id = $1
 			AND (t.open AND t.state <> 'queued' OR t.task_id = ANY ($2::uuid[]))
 		ORDER BY t.task_id FOR UPDATE`)
-	holdBack = pg.Define(pg.RoleLifecycle, "report.hold_back", `
+	postpone = pg.Define(pg.RoleLifecycle, "report.postpone", `
 		UPDATE lifecycle.task t SET
 			offered_at = CASE WHEN t.state = 'queued' THEN t.offered_at ELSE mesh.clock() END,
 			not_before = CASE WHEN t.state <> 'queued' THEN t.not_before ELSE

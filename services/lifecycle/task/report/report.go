@@ -121,12 +121,12 @@ type applied struct {
 
 // answer fills in the acknowledgements and refusals of one report.
 func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportResult) {
-	told := map[string]bool{}
+	answered := map[string]bool{}
 	refuse := func(ref *nodev1.TaskRef) bool {
 		k := updateKey(r.GetNodeId(), ref)
 		refusal := a.refused[k]
-		if refusal != nil && !told[k] {
-			told[k] = true
+		if refusal != nil && !answered[k] {
+			answered[k] = true
 			one.Refused = append(one.Refused, refusal)
 		}
 		return refusal != nil

@@ -94,7 +94,7 @@ func TestTheToleranceOfClocks(t *testing.T) {
 func TestSkewOfHostileHeartbeats(t *testing.T) {
 	welcome, replica := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), time.Now()
 	k := Meter{floor: welcome}
-	told := 0
+	reported := 0
 	for i := range 1000 {
 		at := time.Duration(i) * 10 * time.Millisecond
 		f := &nodev1.Heartbeat{
@@ -102,11 +102,11 @@ func TestSkewOfHostileHeartbeats(t *testing.T) {
 			WallClock: &timestamppb.Timestamp{Seconds: []int64{-62135596800, 253402300799, 1 << 62, 0}[i%4]},
 		}
 		if _, report := k.Heartbeat(f, welcome.Add(at), replica.Add(at)); report {
-			told++
+			reported++
 		}
 	}
-	if told == 0 || told > atOnce {
-		t.Errorf("%d reports in ten seconds", told)
+	if reported == 0 || reported > atOnce {
+		t.Errorf("%d reports in ten seconds", reported)
 	}
 	none := Meter{floor: welcome}
 	if _, report := none.Heartbeat(&nodev1.Heartbeat{}, welcome, replica); report {

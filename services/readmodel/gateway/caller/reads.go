@@ -38,19 +38,19 @@ func Find[T any](ctx context.Context, r Reads, get func(*view.Snapshot, context.
 	if err != nil {
 		return found, err
 	}
-	look := func(ctx context.Context, s *view.Snapshot) error {
+	find := func(ctx context.Context, s *view.Snapshot) error {
 		var err error
 		found, err = get(s, ctx, ref)
 		return err
 	}
-	err = r.Reader.Read(ctx, scope, look)
+	err = r.Reader.Read(ctx, scope, find)
 	if !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 		return found, err
 	}
 	if err := r.Projector.CatchUp(ctx); err != nil {
 		return found, err
 	}
-	err = r.Reader.Read(ctx, scope, look)
+	err = r.Reader.Read(ctx, scope, find)
 	return found, err
 }
 

@@ -77,13 +77,13 @@ func (c *Command) CreateWorkspace(ctx context.Context,
 	if fault.Has(err, commonv1.Reason_REASON_TENANT_UNKNOWN) && scope.Everything() {
 		// The tenant is neither a name nor an id, so it may be a part of an id. Lifecycle is asked first, because it knows
 		// the tenants that exist now.
-		found, lookErr := caller.Find(ctx, c.reads, (*view.Snapshot).Tenant, tenant)
+		found, findErr := caller.Find(ctx, c.reads, (*view.Snapshot).Tenant, tenant)
 		switch {
-		case lookErr == nil:
+		case findErr == nil:
 			tenant = found.GetTenantId()
 			answer, err = create()
-		case !fault.Has(lookErr, commonv1.Reason_REASON_NOT_FOUND):
-			return nil, lookErr
+		case !fault.Has(findErr, commonv1.Reason_REASON_NOT_FOUND):
+			return nil, findErr
 		}
 	}
 	return &readmodelv1.CreateWorkspaceResponse{Operation: operation(ctx, view.Target{}, answer.GetOperation())},

@@ -91,21 +91,22 @@ func RefusedOn(ctx context.Context, owner string, t view.Target, err error) erro
 		return refused
 	}
 	f := fault.From(err)
-	told := *f
+	shown := *f
 	if fault.OfCaller(f.Reason) {
-		told.Public, told.Remedy, told.Unmet = t.WithoutMachines(f.Public), t.WithoutMachines(f.Remedy), slices.Clone(f.Unmet)
-		for i, text := range told.Unmet {
-			told.Unmet[i] = t.WithoutMachines(text)
+		shown.Public, shown.Remedy = t.WithoutMachines(f.Public), t.WithoutMachines(f.Remedy)
+		shown.Unmet = slices.Clone(f.Unmet)
+		for i, text := range shown.Unmet {
+			shown.Unmet[i] = t.WithoutMachines(text)
 		}
-		return &OwnerError{&told}
+		return &OwnerError{&shown}
 	}
-	told.Action, told.ConflictingID = fault.ActionOf(err), ""
+	shown.Action, shown.ConflictingID = fault.ActionOf(err), ""
 	if !fault.ForTenants(f.Reason) {
-		told.Reason = commonv1.Reason_REASON_UNAVAILABLE
+		shown.Reason = commonv1.Reason_REASON_UNAVAILABLE
 	}
-	told.Public, told.Unmet = fault.RowOf(told.Reason).Public, nil
-	told.Remedy = "wait, and ask your operator if it stays"
-	return &OwnerError{&told}
+	shown.Public, shown.Unmet = fault.RowOf(shown.Reason).Public, nil
+	shown.Remedy = "wait, and ask your operator if it stays"
+	return &OwnerError{&shown}
 }
 
 // operation returns an owner's answer as the person may see it.

@@ -42,7 +42,7 @@ func sessionID(token string) (string, error) {
 }
 
 // newToken is the remedy for a caller without a valid token.
-const newToken = "somebody with the role security makes a new one with `gpuaas people create NAME --role R`; " +
+const newToken = "a person with the role security makes a new one with `gpuaas people create NAME --role R`; " +
 	"or name another context or token file"
 
 // refused returns the refusal of a caller about whom nothing is known, because the token proves no session. why goes to

@@ -196,9 +196,9 @@ func TestWhatIsExplainedIsNotAsked(t *testing.T) {
 	}
 	k.profiles(1, "one", retiredPhase)
 	k.profiles(2, "two", activePhase)
-	n = k.telling()
+	n = k.reporting()
 	n.session.Profile = &commonv1.ProfileFacts{Name: "site", Fingerprint: "one"}
-	k.tell(n)
+	k.report(n)
 	if v := k.last(n); v.GetReason() != profileDrift || k.waiting() != 1 {
 		t.Errorf("%d requests for %v", k.waiting(), v)
 	}

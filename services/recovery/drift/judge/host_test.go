@@ -208,13 +208,13 @@ func TestAFailureThatIsNotRepeatedIsOver(t *testing.T) {
 func TestSessionsBringTheRecordOfTheHost(t *testing.T) {
 	k := newKit(t)
 	n := k.made()
-	told := func(code commonv1.DiagnosticCode, at time.Time) *commonv1.Diagnostic {
+	reported := func(code commonv1.DiagnosticCode, at time.Time) *commonv1.Diagnostic {
 		return &commonv1.Diagnostic{
 			Code: code, Detail: "told", ObservedAt: timestamppb.New(at), Count: 3, NextRetry: durationpb.New(time.Second),
 			RetryCorrelationId: ids.New(),
 		}
 	}
-	n.session.Diagnostics = []*commonv1.Diagnostic{told(badTLS, k.now().Add(time.Hour))} // by a clock that is ahead
+	n.session.Diagnostics = []*commonv1.Diagnostic{reported(badTLS, k.now().Add(time.Hour))} // by a clock that is ahead
 	k.put(n.identity, n.session, n.gate)
 	if k.round() != 0 {
 		t.Errorf("a node that is connected is %v", k.last(n))
@@ -225,7 +225,7 @@ func TestSessionsBringTheRecordOfTheHost(t *testing.T) {
 	}
 	k.pass(time.Minute)
 	k.beat()
-	late := told(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED, k.now())
+	late := reported(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CERTIFICATE_EXPIRED, k.now())
 	n.session.Diagnostics = []*commonv1.Diagnostic{late, {Code: 9999, Detail: "of a newer agent"}}
 	k.put(n.session)
 	if k.round() != 0 {

@@ -43,11 +43,11 @@ func (k *kit) profiles(number int64, fingerprint string, phase recoveryv1.Profil
 // retired, and no more once it is valid again, or the node reports another one.
 func TestAProfileIsJudgedFromTheRows(t *testing.T) {
 	k := newKit(t)
-	n, other := k.telling(), k.telling()
+	n, other := k.reporting(), k.reporting()
 	report := func(fingerprint string) {
 		t.Helper()
 		n.session.Profile = &commonv1.ProfileFacts{Name: "site", Fingerprint: fingerprint}
-		k.tell(n)
+		k.report(n)
 	}
 	report("one") // no replica has taken its configuration yet
 	k.wantReasons(n.id())
@@ -90,9 +90,9 @@ func TestAProfileIsJudgedFromTheRows(t *testing.T) {
 func TestARetiringVersionJudgesNoNode(t *testing.T) {
 	k := newKit(t)
 	k.profiles(1, "one", activePhase)
-	n := k.telling()
+	n := k.reporting()
 	n.session.Profile = &commonv1.ProfileFacts{Fingerprint: "one"}
-	k.tell(n)
+	k.report(n)
 	for _, phase := range []recoveryv1.ProfilePhase{retiringPhase, activePhase, announcedPhase} {
 		k.put(&recoveryv1.ProfileVersion{
 			Profile: &commonv1.Profile{Name: "site", Version: 1, Fingerprint: "one"}, Phase: phase,
@@ -109,7 +109,7 @@ func TestARetiringVersionJudgesNoNode(t *testing.T) {
 // due in a transaction, and in the end each is judged.
 func TestARetiredVersionMakesItsNodesDueInPages(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	k.profiles(1, "one", activePhase)
 	const nodes, page = 1250, 500
 	_, err := k.db.OwnerPool().Exec(k.ctx, `INSERT INTO recovery.judgement AS j
@@ -161,10 +161,10 @@ func TestARetiredVersionMakesItsNodesDueInPages(t *testing.T) {
 // another transaction has locked. The other one leaves the page to it, and goes on with its own work.
 func TestOneReplicaMakesAPageOfNodesDue(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	k.profiles(1, "one", activePhase)
 	n.session.Profile = &commonv1.ProfileFacts{Fingerprint: "one"}
-	k.tell(n)
+	k.report(n)
 	k.profiles(2, "two", announcedPhase)
 	k.profiles(1, "one", retiringPhase)
 	k.profiles(2, "two", activePhase)

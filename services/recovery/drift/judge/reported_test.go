@@ -20,8 +20,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/drift/judge"
 )
 
-// telling returns a node whose first session has told the facts of its host.
-func (k *kit) telling() *machine {
+// reporting returns a node whose first session has told the facts of its host.
+func (k *kit) reporting() *machine {
 	k.t.Helper()
 	n := k.made()
 	n.session.NodeInstanceId, n.session.Host, n.session.RemoteAddress = ids.New(), facts(), "192.0.2.1:4000"
@@ -40,8 +40,8 @@ func (k *kit) topics(n *machine) int {
 	return k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND part LIKE '%/%'`, n.id())
 }
 
-// tell appends the session of a node as it is now.
-func (k *kit) tell(n *machine) {
+// report appends the session of a node as it is now.
+func (k *kit) report(n *machine) {
 	k.t.Helper()
 	k.put(n.session)
 	k.round()
@@ -55,7 +55,7 @@ func (k *kit) again(n *machine, host *commonv1.HostFacts) {
 	k.put(n.session)
 	k.back(n)
 	n.session.NodeInstanceId, n.session.RemoteAddress, n.session.TaskTypes, n.session.Host = instance, remote, types, host
-	k.tell(n)
+	k.report(n)
 }
 
 // used returns the details of the evidence of a verdict.
@@ -71,30 +71,30 @@ func used(v *recoveryv1.NodeVerdict, reason commonv1.DriftReason) string {
 // TestAClockThatIsOff: the evidence begins, lasts without a row, and ends with what the session tells.
 func TestAClockThatIsOff(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	n.session.Host, n.session.TaskTypes = nil, nil
 	n.session.ClockOffset = durationpb.New(-24 * time.Hour)
-	k.tell(n)
+	k.report(n)
 	v := k.wantReasons(n.id(), clockSkew)
 	if v.GetUserState() != operator || !strings.Contains(used(v, clockSkew), "24h0m0s behind") {
 		t.Errorf("the verdict is %v", v)
 	}
 	was := k.count(`SELECT count(*) FROM events.event WHERE kind = 'verdict.changed'`)
-	k.tell(n) // as of another fact
+	k.report(n) // as of another fact
 	if now := k.count(`SELECT count(*) FROM events.event WHERE kind = 'verdict.changed'`); now != was {
 		t.Errorf("%d verdicts more", now-was)
 	}
 	n.session.ClockOffset = nil
-	k.tell(n)
+	k.report(n)
 	k.wantReasons(n.id(), clockSkew, unspecified)
 }
 
 // TestAClockIsJudgedByTheNewestSession: a session that ends tells nothing of the clock, and the next one tells anew.
 func TestAClockIsJudgedByTheNewestSession(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	n.session.ClockOffset = durationpb.New(2 * time.Hour)
-	k.tell(n)
+	k.report(n)
 	k.wantReasons(n.id(), clockSkew)
 	n.session.ClockOffset = nil
 	k.lose(n)
@@ -108,10 +108,10 @@ func TestAClockIsJudgedByTheNewestSession(t *testing.T) {
 // TestARuntimeThatChanged: a difference from the accepted facts lasts over sessions, and ends when the facts are back.
 func TestARuntimeThatChanged(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	changed := facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
 	n.session.Host = changed
-	k.tell(n)
+	k.report(n)
 	v := k.wantReasons(n.id(), hostRuntime)
 	if v.GetUserState() != operator || used(v, hostRuntime) != "kernel is 6.9.0, accepted is 6.1.0" {
 		t.Errorf("the verdict is %v", v)
@@ -128,10 +128,10 @@ func TestARuntimeThatChanged(t *testing.T) {
 // TestANewInstanceBringsItsFacts: what a machine has after it was enrolled anew is what it is to have.
 func TestANewInstanceBringsItsFacts(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	changed := facts(func(f *commonv1.HostFacts) { f.Gpus = f.GetGpus()[:1] })
 	n.session.Host = changed
-	k.tell(n)
+	k.report(n)
 	k.wantReasons(n.id(), hostRuntime)
 	n.session.NodeInstanceId = ids.New()
 	k.again(n, changed)
@@ -148,21 +148,21 @@ func TestFactsThatWereNotKnownAreNoDifference(t *testing.T) {
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.ContainerRuntime, f.GetGpus()[0].DeviceId = "", "gpu-0" })
 	k.put(n.identity, n.session, n.gate)
 	n.session.Host = facts()
-	k.tell(n)
+	k.report(n)
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.ContainerRuntime = "" })
-	k.tell(n)
+	k.report(n)
 	k.wantReasons(n.id())
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.ContainerRuntime = "containerd 2.0.0" })
-	k.tell(n)
+	k.report(n)
 	k.wantReasons(n.id(), hostRuntime)
 }
 
 // TestAWorseReasonKeepsTheEvidenceOfTheRuntime: lifecycle reads in the verdict that the host still differs.
 func TestAWorseReasonKeepsTheEvidenceOfTheRuntime(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
-	k.tell(n)
+	k.report(n)
 	k.enter(n, quarantinedState, "")
 	k.round()
 	v := k.wantReasons(n.id(), hostRuntime, revoked)
@@ -175,27 +175,27 @@ func TestAWorseReasonKeepsTheEvidenceOfTheRuntime(t *testing.T) {
 // though a worse reason stays.
 func TestARuntimeThatChangesUnderAWorseReason(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	n.full()
 	k.put(n.gate)
 	k.listen(10 * time.Second)
 	k.round()
 	k.wantReasons(n.id(), diskFull)
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
-	k.tell(n)
+	k.report(n)
 	v := k.wantReasons(n.id(), diskFull, diskFull)
 	if used(v, hostRuntime) != "kernel is 6.9.0, accepted is 6.1.0" {
 		t.Errorf("the verdict is %v", v)
 	}
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.10.0" })
-	k.tell(n)
+	k.report(n)
 	if v = k.wantReasons(n.id(), diskFull, diskFull, diskFull); used(v, hostRuntime) !=
 		"kernel is 6.10.0, accepted is 6.1.0" {
 		t.Errorf("the verdict is %v", v)
 	}
-	k.tell(n)
+	k.report(n)
 	n.session.Host = facts()
-	k.tell(n)
+	k.report(n)
 	v = k.wantReasons(n.id(), diskFull, diskFull, diskFull, diskFull)
 	if used(v, hostRuntime) != "no evidence of host_runtime_drift" {
 		t.Errorf("the verdict is %v", v)
@@ -205,7 +205,7 @@ func TestARuntimeThatChangesUnderAWorseReason(t *testing.T) {
 // TestAcceptedFactsEndTheDrift: a person's word makes the present facts the accepted ones.
 func TestAcceptedFactsEndTheDrift(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	server := judge.NewHostFacts(k.judge, nil)
 	accept := func() *recoveryv1.AcceptHostFactsResponse {
 		t.Helper()
@@ -218,7 +218,7 @@ func TestAcceptedFactsEndTheDrift(t *testing.T) {
 	}
 	changed := facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
 	n.session.Host = changed
-	k.tell(n)
+	k.report(n)
 	if answer := accept(); !strings.Contains(answer.GetAccepted(), "6.9.0") || answer.GetPos() == "" {
 		t.Errorf("the answer is %v", answer)
 	}
@@ -237,17 +237,17 @@ func TestAcceptedFactsEndTheDrift(t *testing.T) {
 // TestFactsOtherThanWereSeenAreNotAccepted: between the look and the word of a person the host changed again.
 func TestFactsOtherThanWereSeenAreNotAccepted(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	server := judge.NewHostFacts(k.judge, nil)
 	accept := func(saw string) (*recoveryv1.AcceptHostFactsResponse, error) {
 		return server.AcceptHostFacts(k.ctx,
 			&recoveryv1.AcceptHostFactsRequest{NodeId: n.id(), Reason: "meant", Seen: shown.Fingerprint(saw)})
 	}
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
-	k.tell(n)
+	k.report(n)
 	first := used(k.wantReasons(n.id(), hostRuntime), hostRuntime)
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.1" })
-	k.tell(n)
+	k.report(n)
 	before := k.digest()
 	for _, saw := range []string{first, ""} {
 		if answer, err := accept(saw); fault.ReasonOf(err) != commonv1.Reason_REASON_CONFLICT ||
@@ -289,15 +289,15 @@ func TestEachDifferenceHasATextOfItsOwn(t *testing.T) {
 // TestAddressesThatChanged: they are recorded at once, and are evidence until the next sweep; the identity stays.
 func TestAddressesThatChanged(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Addresses = []string{"10.0.0.5", "fd00::4", "no address"} })
-	k.tell(n)
+	k.report(n)
 	v := k.wantReasons(n.id(), networkFacts)
 	if v.GetUserState() != normal || used(v, networkFacts) != "it has 10.0.0.5 now; it has 10.0.0.4 no more" {
 		t.Errorf("the verdict is %v", v)
 	}
 	rows := k.digest()
-	k.tell(n) // the same once more
+	k.report(n) // the same once more
 	got := k.count(`SELECT count(*) FROM recovery.evidence WHERE node_id = $1 AND part = 'host/addresses'`, n.id())
 	if got != 1 {
 		t.Errorf("%d rows, before:\n%s", got, rows)
@@ -312,9 +312,9 @@ func TestChangedAddressesAreEvidenceForAsLongAsIsSet(t *testing.T) {
 	k := newKit(t)
 	k.evidence.AddressesFresh = 5 * time.Second
 	k.judge = k.another()
-	n := k.telling()
+	n := k.reporting()
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Addresses = []string{"10.0.0.5"} })
-	k.tell(n)
+	k.report(n)
 	k.wantReasons(n.id(), networkFacts)
 	k.listen(6 * time.Second)
 	k.round()
@@ -324,7 +324,7 @@ func TestChangedAddressesAreEvidenceForAsLongAsIsSet(t *testing.T) {
 // TestAnotherRemoteAddressIsRecordedAlone: sessions that come through other balancers are no reason.
 func TestAnotherRemoteAddressIsRecordedAlone(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	for _, remote := range []string{"[2001:db8::1]:9", "192.0.2.1:1", "[2001:db8::1]:2"} {
 		n.session.RemoteAddress = remote
 		k.again(n, facts())
@@ -339,7 +339,7 @@ func TestAnotherRemoteAddressIsRecordedAlone(t *testing.T) {
 // another version that knows them all is none.
 func TestAnAgentThatLacksATaskType(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	n.session.AgentVersion, n.session.TaskTypes = "v9.9.9", append(tasktypes.Queued(), 999)
 	k.again(n, facts())
 	k.wantReasons(n.id())
@@ -359,7 +359,7 @@ func TestAnOptionalTypeIsNotMissed(t *testing.T) {
 	k := newKit(t)
 	k.evidence.OptionalTypes = tasktypes.Queued()[:1]
 	k.judge = k.another()
-	n := k.telling()
+	n := k.reporting()
 	n.session.TaskTypes = tasktypes.Queued()[1:]
 	k.again(n, facts())
 	k.wantReasons(n.id())
@@ -375,7 +375,7 @@ func TestAnOptionalTypeIsNotMissed(t *testing.T) {
 // with the next agent. A refusal that is read late, or of a type that the agent knows, is none.
 func TestRefusedWorkWantsAnOperator(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	refused := func(kind commonv1.TaskType) *lifecyclev1.TaskTypeRefused {
 		return &lifecyclev1.TaskTypeRefused{RefusedTaskId: ids.New(), RefusedByNodeId: n.id(), Type: kind}
 	}
@@ -404,15 +404,15 @@ func TestRefusedWorkWantsAnOperator(t *testing.T) {
 // TestReasonsOfAHostHoldBesideEachOther: the end of the worse one leaves the other.
 func TestReasonsOfAHostHoldBesideEachOther(t *testing.T) {
 	k := newKit(t)
-	n := k.telling()
+	n := k.reporting()
 	n.session.ClockOffset = durationpb.New(time.Hour)
 	n.session.Host = facts(func(f *commonv1.HostFacts) { f.Kernel = "6.9.0" })
-	k.tell(n)
+	k.report(n)
 	k.wantReasons(n.id(), hostRuntime)
 	n.session.Host = facts()
-	k.tell(n)
+	k.report(n)
 	k.wantReasons(n.id(), hostRuntime, clockSkew)
 	n.session.Host, n.session.ClockOffset = nil, nil
-	k.tell(n)
+	k.report(n)
 	k.wantReasons(n.id(), hostRuntime, clockSkew, unspecified)
 }

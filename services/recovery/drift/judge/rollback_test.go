@@ -25,13 +25,13 @@ func TestARollbackIsJudgedByItsEvent(t *testing.T) {
 	k.must(err)
 	byEvent := func(what string, do func()) {
 		t.Helper()
-		looks := k.judge.Pause(time.Hour)
+		paused := k.judge.Pause(time.Hour)
 		do()
 		k.must(k.sequencer.Drain(k.ctx))
 		k.must(k.judge.Drain(k.ctx))
 		ctx, cancel := context.WithTimeout(k.ctx, testkit.Patience)
 		defer cancel()
-		if !looks(ctx) {
+		if !paused(ctx) {
 			t.Fatalf("%s: the judge does not look before its next round is due", what)
 		}
 		k.round()

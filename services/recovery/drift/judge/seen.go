@@ -52,7 +52,7 @@ type seen struct {
 }
 
 // seenNow reads a few rows, however many nodes there are: replicas that serve nodes are found one by one in the index.
-var seenNow = pg.Define(pg.RoleRecovery, "drift.look", `
+var seenNow = pg.Define(pg.RoleRecovery, "drift.read_now", `
 	WITH RECURSIVE server AS (
 		(SELECT j.replica_id FROM recovery.judgement j WHERE j.replica_id IS NOT NULL ORDER BY j.replica_id LIMIT 1)
 		UNION ALL

@@ -66,17 +66,17 @@ func checkRole(from commonv1.NodeIdentityState, copied string, verb recoveryv1.I
 	switch {
 	case verb == recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE:
 		what = "a fence needs the security role"
-		next = "ask someone with the security role to fence the node; until then `gpuaas nodes quarantine NODE --reason " +
+		next = "ask a person with the security role to fence the node; until then `gpuaas nodes quarantine NODE --reason " +
 			"TEXT` keeps it out"
 	case verb != recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE:
 		return nil
 	case copied != "":
 		what = "two hosts may have the node's identity (" + copied + "): its reactivation needs the security role"
-		next = "find the second host, and ask someone with the security role to reactivate the node: that ends the " +
+		next = "find the second host, and ask a person with the security role to reactivate the node: that ends the " +
 			"certificates and tokens of both hosts, and a bundle gives the machine a new identity (`gpuaas nodes bundle " +
 			"NODE --reason TEXT`); a node on hold gets one by `gpuaas nodes enroll --name NAME` too, on the wiped machine"
 	case from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
-		what, next = "lifting a fence needs the security role", "ask someone with the security role to reactivate the node"
+		what, next = "lifting a fence needs the security role", "ask a person with the security role to reactivate the node"
 	default:
 		return nil
 	}

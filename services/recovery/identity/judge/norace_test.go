@@ -1,5 +1,5 @@
 //go:build !race
 
-package identity_test
+package judge_test
 
 const slow = false

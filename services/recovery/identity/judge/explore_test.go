@@ -1,11 +1,11 @@
-package identity_test
+package judge_test
 
 import (
 	"fmt"
 	"testing"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 )
 
 // finish drops all messages and calls under way and lets agent k open sessions until it is admitted or found to be a
@@ -239,47 +239,47 @@ func TestSearchCatchesWrongRules(t *testing.T) {
 		{
 			name:  "an unanswered challenge convicts",
 			bound: bounds{opens: 3},
-			rules: rules{judge: identity.Judge, judgeReady: identity.JudgeReady, eager: true},
+			rules: rules{judge: judge.Open, judgeReady: judge.Confirm, eager: true},
 		},
 		{
 			name:  "an old generation is welcome",
 			bound: bounds{opens: 3, copies: true},
-			rules: rules{judgeReady: identity.JudgeReady, judge: func(s identity.Standing, h identity.Hello) identity.Verdict {
+			rules: rules{judgeReady: judge.Confirm, judge: func(s judge.Standing, h judge.Hello) judge.Verdict {
 				s.Confirmed = 0
-				return identity.Judge(s, h)
+				return judge.Open(s, h)
 			}},
 		},
 		{
 			name:  "only the last generation is welcome",
 			bound: bounds{opens: 3},
-			rules: rules{judgeReady: identity.JudgeReady, judge: func(s identity.Standing, h identity.Hello) identity.Verdict {
+			rules: rules{judgeReady: judge.Confirm, judge: func(s judge.Standing, h judge.Hello) judge.Verdict {
 				s.Confirmed = s.Issued
-				return identity.Judge(s, h)
+				return judge.Open(s, h)
 			}},
 		},
 		{
 			name:  "a Ready counts for any generation given",
 			bound: bounds{opens: 3, copies: true},
 			rules: rules{
-				judge: identity.Judge,
-				judgeReady: func(s identity.Standing, confirmed string, r identity.Ready) identity.ReadyVerdict {
+				judge: judge.Open,
+				judgeReady: func(s judge.Standing, confirmed string, r judge.Ready) judge.ReadyVerdict {
 					s.Issued = r.Generation
-					return identity.JudgeReady(s, confirmed, r)
+					return judge.Confirm(s, confirmed, r)
 				},
 			},
 		},
 		{
 			name:  "a reactivation leaves the copies their certificates",
 			bound: bounds{opens: 3, copies: true},
-			rules: rules{judge: identity.Judge, judgeReady: identity.JudgeReady, lenient: true},
+			rules: rules{judge: judge.Open, judgeReady: judge.Confirm, lenient: true},
 		},
 		{
 			name:  "a certificate is forgotten by a restore",
 			bound: bounds{opens: 3, renewals: 1, restore: true},
-			rules: rules{judgeReady: identity.JudgeReady, judge: func(s identity.Standing, h identity.Hello) identity.Verdict {
-				v := identity.Judge(s, h)
+			rules: rules{judgeReady: judge.Confirm, judge: func(s judge.Standing, h judge.Hello) judge.Verdict {
+				v := judge.Open(s, h)
 				if v.AdoptSerial {
-					return identity.Verdict{Ruling: identity.RulingDeny, Reason: commonv1.Reason_REASON_SERIAL_UNKNOWN}
+					return judge.Verdict{Ruling: judge.RulingDeny, Reason: commonv1.Reason_REASON_SERIAL_UNKNOWN}
 				}
 				return v
 			}},

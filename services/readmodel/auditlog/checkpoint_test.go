@@ -1,4 +1,4 @@
-package project_test
+package auditlog_test
 
 import (
 	"crypto/ed25519"
@@ -12,16 +12,16 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/auditlog"
 )
 
-func newCheckpointKey(t *testing.T, others ...ed25519.PublicKey) (project.CheckpointKeys, ed25519.PublicKey) {
+func newCheckpointKey(t *testing.T, others ...ed25519.PublicKey) (auditlog.CheckpointKeys, ed25519.PublicKey) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(nil)
 	must(t, err)
 	set, err := pki.NewKeySet(append(others, public)...)
 	must(t, err)
-	return project.CheckpointKeys{Signing: private, Verify: set}, public
+	return auditlog.CheckpointKeys{Signing: private, Verify: set}, public
 }
 
 // cutAudit cuts the rows that the default policy allows to be cut after the given time, and returns their number.
@@ -35,7 +35,7 @@ func (c chained) cutAudit(later time.Duration) string {
 }
 
 // signed makes a log of five rows whose first three are checkpointed, and cut.
-func signed(t *testing.T) (chained, project.CheckpointKeys, ed25519.PublicKey) {
+func signed(t *testing.T) (chained, auditlog.CheckpointKeys, ed25519.PublicKey) {
 	t.Helper()
 	c := newChain(t, 3)
 	keys, public := newCheckpointKey(t)
@@ -72,7 +72,7 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 	must(t, c.audit.Checkpoint(testkit.Context(t)))
 	alone, err := pki.NewKeySet(public)
 	must(t, err)
-	c.audit.UseKeys(project.CheckpointKeys{Signing: next.Signing, Verify: alone})
+	c.audit.UseKeys(auditlog.CheckpointKeys{Signing: next.Signing, Verify: alone})
 	if v := c.verify(); !v.Intact() || v.From != 3 || v.Signed != 5 || v.Unsigned != 0 {
 		t.Errorf("after the key was replaced: %+v", v)
 	}
@@ -92,13 +92,13 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {
 	c, _, first := signed(t)
 	ctx, db := testkit.Context(t), c.DB.Pool(pg.RoleReadmodel)
-	need := func(a *project.Audit) string {
+	need := func(a *auditlog.Log) string {
 		t.Helper()
 		text, err := a.NeedKey(ctx, db, pki.KeyID(first), first)
 		must(t, err)
 		return text
 	}
-	started, err := project.NewAudit(project.Deps{Logger: testkit.Logger(t), DB: db, Numbered: c.Numbered, Wake: c.Wake})
+	started, err := auditlog.New(auditlog.Deps{Logger: testkit.Logger(t), DB: db, Numbered: c.Numbered, Wake: c.Wake})
 	must(t, err)
 	if need(started) == "" {
 		t.Error("a replica that has no key yet lets the former key go")
@@ -109,14 +109,14 @@ func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {
 	next, public := newCheckpointKey(t)
 	alone, err := pki.NewKeySet(public)
 	must(t, err)
-	c.audit.UseKeys(project.CheckpointKeys{
+	c.audit.UseKeys(auditlog.CheckpointKeys{
 		Signing: next.Signing, Verify: alone,
 		Confirmed: func() error { return errors.New("not read") },
 	})
 	if need(c.audit) == "" {
 		t.Error("a replica that does not know which key signs lets the former go")
 	}
-	c.audit.UseKeys(project.CheckpointKeys{Signing: next.Signing, Verify: alone}) // without the file of the former key
+	c.audit.UseKeys(auditlog.CheckpointKeys{Signing: next.Signing, Verify: alone}) // without the file of the former key
 	if text := need(c.audit); text != "" {
 		t.Errorf("the former key is needed by %q", text)
 	}

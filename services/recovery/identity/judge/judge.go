@@ -1,4 +1,4 @@
-package identity
+package judge
 
 import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -66,7 +66,7 @@ const (
 	RulingChallenge
 )
 
-// Verdict is the result of Judge.
+// Verdict is the result of Open.
 type Verdict struct {
 	Ruling Ruling
 	// Reason is the reason of a denial; for a challenge, the finding that a signed answer proves: cloned_identity_detected
@@ -78,7 +78,7 @@ type Verdict struct {
 	AdoptSerial bool
 }
 
-// Judge decides about a Hello. The order is fence, then generation, then serial: an agent that presents an old
+// Open decides about a Hello. The order is fence, then generation, then serial: an agent that presents an old
 // generation has recovery's signature over it and the key of a certificate that recovery issued, so it is challenged
 // even if that certificate has been superseded since (one that was revoked is refused before). Otherwise a copy whose
 // original has renewed would be refused for ever and never be detected. A missing join state is challenged for the same
@@ -91,8 +91,8 @@ type Verdict struct {
 //	signed by a key that this replica lacks     | wait: signing_key_unknown, an incident of ours
 //	p > issued, or a later era, validly signed  | welcome, adopt p: control_plane_rollback
 //	p < confirmed                               | challenge; answered: cloned_identity_detected, hold both
-func Judge(s Standing, h Hello) Verdict {
-	if reason := s.refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
+func Open(s Standing, h Hello) Verdict {
+	if reason := s.Refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return deny(reason)
 	}
 	if h.Certificate.Unreadable {
@@ -112,7 +112,7 @@ func Judge(s Standing, h Hello) Verdict {
 	unknown := h.Certificate.State == commonv1.SerialState_SERIAL_STATE_UNSPECIFIED
 	forgotten := unknown && ours && p.Form == FormSigned && (ahead || (p.Serial != "" && p.Serial == h.Serial))
 	switch {
-	case unknown && !forgotten && ours && p.Form == FormSigned && holdsAnother(s, p):
+	case unknown && !forgotten && ours && p.Form == FormSigned && signedForAnother(s, p):
 		return deny(commonv1.Reason_REASON_SERIAL_SUPERSEDED)
 	case unknown && ours && p.Form == FormUnknownKey:
 		// Whether the certificate is of a lost history shows by the join state, which another replica can verify.
@@ -146,15 +146,15 @@ func Judge(s Standing, h Hello) Verdict {
 // state that was signed for a certificate which counts, the agent has a better certificate and is told to use it.
 // Otherwise nothing shows that the client has one.
 func superseded(s Standing, h Hello) Verdict {
-	if !h.Certificate.Used || (h.Presented.Form == FormSigned && holdsAnother(s, h.Presented)) {
+	if !h.Certificate.Used || (h.Presented.Form == FormSigned && signedForAnother(s, h.Presented)) {
 		return deny(commonv1.Reason_REASON_SERIAL_SUPERSEDED)
 	}
 	return deny(commonv1.Reason_REASON_SERIAL_UNKNOWN)
 }
 
-// holdsAnother reports whether the join state was given out on a certificate that counts, so that the agent which
+// signedForAnother reports whether the join state was given out on a certificate that counts, so that the agent which
 // presents it must have that certificate too.
-func holdsAnother(s Standing, p Presented) bool {
+func signedForAnother(s Standing, p Presented) bool {
 	return p.Serial != "" && (p.Serial == s.CurrentSerial || p.Serial == s.NextSerial)
 }
 
@@ -182,6 +182,15 @@ func RefusalOf(state commonv1.NodeIdentityState) commonv1.Reason {
 	}
 }
 
+// Refusal returns the reason why the identity may open no session; unspecified for an active one.
+func (s Standing) Refusal() commonv1.Reason {
+	reason := RefusalOf(s.State)
+	if reason == commonv1.Reason_REASON_IDENTITY_RETIRED && s.Ended != commonv1.Reason_REASON_UNSPECIFIED {
+		return s.Ended
+	}
+	return reason
+}
+
 // Ready is one Ready, with the fields that the decision depends on.
 type Ready struct {
 	InstanceID  string
@@ -191,7 +200,7 @@ type Ready struct {
 	Certificate CertificateUse
 }
 
-// ReadyVerdict is the result of JudgeReady: admitted, or the reason why not.
+// ReadyVerdict is the result of Confirm: admitted, or the reason why not.
 type ReadyVerdict struct {
 	Admitted bool
 	// Again is set if this very session is confirmed already: the reply was lost and the request was repeated.
@@ -199,10 +208,10 @@ type ReadyVerdict struct {
 	Reason commonv1.Reason
 }
 
-// JudgeReady decides whether a Ready counts: only for the last generation issued. confirmedSession is the session whose
+// Confirm decides whether a Ready counts: only for the last generation issued. confirmedSession is the session whose
 // generation is confirmed.
-func JudgeReady(s Standing, confirmedSession string, r Ready) ReadyVerdict {
-	if reason := s.refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
+func Confirm(s Standing, confirmedSession string, r Ready) ReadyVerdict {
+	if reason := s.Refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return ReadyVerdict{Reason: reason}
 	}
 	switch {
@@ -233,11 +242,11 @@ func JudgeReady(s Standing, confirmedSession string, r Ready) ReadyVerdict {
 	}
 }
 
-// JudgeChallenge returns the reason that a finished challenge proves, given the reason it was sent for. fenceThen is
+// Challenge returns the reason that a finished challenge proves, given the reason it was sent for. fenceThen is
 // the fence epoch at the challenge: if a person has decided about the node since then, an old challenge must not
 // overrule that decision.
-func JudgeChallenge(s Standing, fenceThen, fenceNow int64, putFor commonv1.Reason, answered bool) commonv1.Reason {
-	if reason := s.refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
+func Challenge(s Standing, fenceThen, fenceNow int64, putFor commonv1.Reason, answered bool) commonv1.Reason {
+	if reason := s.Refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return reason
 	}
 	if !answered || fenceThen != fenceNow {

@@ -1,4 +1,4 @@
-package trust
+package signing
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -14,6 +15,28 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 )
+
+var (
+	readIssuer = pg.Define(pg.RoleRecovery, "signing.read", `SELECT s.issuer FROM recovery.authority_signs s`)
+	saveIssuer = pg.Define(pg.RoleRecovery, "signing.save", `UPDATE recovery.authority_signs SET issuer = $1`)
+)
+
+// Read returns the fingerprint of the issuer that the database names; "" is the one that the authority was made with.
+func Read(ctx context.Context, q pg.Querier) (string, error) {
+	issuer, err := pg.Value[string](ctx, q, readIssuer)
+	if err != nil {
+		return "", fmt.Errorf("read which issuer signs: %w", err)
+	}
+	return issuer, nil
+}
+
+// Save names the issuer of a fingerprint in the database; the caller holds the lock on the open rotation.
+func Save(ctx context.Context, tx pgx.Tx, fingerprint string) error {
+	if _, err := pg.Exec(ctx, tx, saveIssuer, fingerprint); err != nil {
+		return fmt.Errorf("write which issuer signs: %w", err)
+	}
+	return nil
+}
 
 // Following is an authority whose issuer is the one that the database names. It reads the name before each certificate:
 // of several replicas none signs with a former issuer once the next one signs, but for requests under way. What it
@@ -47,10 +70,10 @@ func (f *Following) reports(ctx context.Context) error {
 
 func (f *Following) follow(ctx context.Context) error {
 	reading := f.numbered.Reading()
-	issuer, err := pg.Value[string](ctx, f.pool, readSigns)
+	issuer, err := Read(ctx, f.pool)
 	if err != nil {
 		return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "which issuer signs cannot be read",
-			fault.Cause(fmt.Errorf("read which issuer signs: %w", err)))
+			fault.Cause(err))
 	}
 	f.mu.Lock() // a name that was read earlier and is used later is due with its event
 	defer f.mu.Unlock()

@@ -1,20 +1,15 @@
-package project
+package auditlog
 
 import (
 	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/audit"
@@ -23,134 +18,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// AuditConsumerName is the name of the cursor of the audit log.
-const AuditConsumerName = "audit"
-
 const (
 	// verifyBatch is how many rows of the audit log are compared at a time.
 	verifyBatch = 500
 	// verifyLimit is how long a check may take. It keeps one snapshot of the database open for the whole time.
 	verifyLimit = 10 * time.Minute
 )
-
-// Audit writes and checks the audit log: its rows are in the order of their events' positions, and each has a hash that
-// covers the row before it.
-type Audit struct {
-	db       *pgxpool.Pool
-	logger   *slog.Logger
-	consumer *events.Consumer
-	checking sync.Mutex
-	keys     atomic.Pointer[CheckpointKeys]
-	// signedUpTo is the number of the last checkpoint that this replica has signed.
-	signedUpTo atomic.Int64
-}
-
-// NewAudit returns the audit log's consumer. It does not access the database.
-func NewAudit(deps Deps) (*Audit, error) {
-	consumer, err := events.NewConsumer(events.ConsumerDeps{
-		Pool: deps.DB, Numbered: deps.Numbered, Wake: deps.Wake,
-		Logger: deps.Logger,
-	}, events.ConsumerConfig{
-		Name: AuditConsumerName, Schema: "readmodel", Kinds: []string{audit.Kind}, AsyncCommit: true,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("build consumer of the audit log: %w", err)
-	}
-	return &Audit{db: deps.DB, logger: deps.Logger, consumer: consumer}, nil
-}
-
-// Run appends entries until ctx ends.
-func (a *Audit) Run(ctx context.Context) error {
-	return a.consumer.Run(ctx, appendAudit)
-}
-
-// Drain appends everything that is numbered, for tests and tools.
-func (a *Audit) Drain(ctx context.Context) error {
-	return a.consumer.Drain(ctx, appendAudit)
-}
-
-// WaitFor waits until a command's position token is in the log, as Projector.WaitFor does.
-func (a *Audit) WaitFor(ctx context.Context, token string) error {
-	return waitFor(ctx, a.consumer, token)
-}
-
-type auditHead struct {
-	Number int64  `db:"number"`
-	Hash   []byte `db:"hash"`
-}
-
-var (
-	lockAuditHead = pg.Define(pg.RoleReadmodel, "project.lock_audit_head",
-		`SELECT number, hash FROM readmodel.audit_head FOR UPDATE`)
-	insertAuditRow = pg.Define(pg.RoleReadmodel, "project.insert_audit", `
-	INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash)
-		VALUES ($1, $2, $3, $4, $5, $6, $7)`)
-	moveAuditHead = pg.Define(pg.RoleReadmodel, "project.move_audit_head",
-		`UPDATE readmodel.audit_head SET number = $1, hash = $2`)
-)
-
-// appendAudit implements events.Apply. The log has no gaps: an entry that cannot be appended is retried and never
-// skipped.
-func appendAudit(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	entry, err := canonical(r)
-	if err != nil {
-		return events.Later(err)
-	}
-	head, err := pg.One[auditHead](ctx, tx, lockAuditHead)
-	if err != nil {
-		return events.Later(fmt.Errorf("read end of the audit log: %w", err))
-	}
-	number := head.Number + 1
-	hash := link(head.Hash, entry, r.ID, r.Source)
-	err = pg.Queue(ctx, tx, insertAuditRow, number, r.Pos, r.ID, r.Source, string(entry), head.Hash, hash)
-	if err == nil {
-		_, err = pg.Exec(ctx, tx, moveAuditHead, number, hash)
-	}
-	if err != nil {
-		return events.Later(fmt.Errorf("append to the audit log: %w", err))
-	}
-	return nil
-}
-
-// canonical returns the form of an entry that is hashed: the event's payload with its time and the service that wrote
-// it, keys in order, no space. It is made from the stored JSON, so that it stays the same when a later build knows more
-// fields.
-func canonical(r events.Record) ([]byte, error) {
-	stored, err := r.Payload()
-	if err != nil {
-		return nil, fmt.Errorf("read audit entry %s: %w", r.ID, err)
-	}
-	decoder := json.NewDecoder(bytes.NewReader(stored))
-	decoder.UseNumber()
-	var payload any
-	if err := decoder.Decode(&payload); err != nil {
-		return nil, fmt.Errorf("read audit entry %s: %w", r.ID, err)
-	}
-	entry, ok := payload.(map[string]any)
-	if !ok {
-		entry = map[string]any{"details": map[string]any{"payload": payload}}
-	}
-	entry["at"] = r.CreatedAt.UTC().Format(time.RFC3339Nano)
-	if actor, _ := entry["actor"].(string); actor == "" {
-		entry["actor"] = "service/" + r.Source
-	}
-	out, err := json.Marshal(entry)
-	if err != nil {
-		return nil, fmt.Errorf("encode audit entry %s: %w", r.ID, err)
-	}
-	return out, nil
-}
-
-// link returns the hash of a row. Each part is preceded by its length, so that no two different rows hash the same
-// bytes.
-func link(previous, entry []byte, eventID, source string) []byte {
-	h := sha256.New()
-	for _, part := range [][]byte{previous, entry, []byte(eventID), []byte(source)} {
-		fmt.Fprintf(h, "%d:", len(part))
-		h.Write(part)
-	}
-	return h.Sum(nil)
-}
 
 // Verdict is the result of a check of the audit log.
 type Verdict struct {
@@ -172,7 +45,7 @@ type Verdict struct {
 // Intact reports whether every row follows from the one before and from its event.
 func (v Verdict) Intact() bool { return v.BrokenAt == 0 }
 
-type auditRow struct {
+type logRow struct {
 	Number   int64  `db:"number"`
 	Pos      int64  `db:"pos"`
 	EventID  string `db:"event_id" expr:"@.event_id::text"`
@@ -185,21 +58,21 @@ type auditRow struct {
 // Verify compares the audit log with the events row by row, in one snapshot. For rows whose events have been cut at the
 // end of their term it checks the chain alone. It stops at the first row that does not fit. A replica runs one check at
 // a time; another one is refused as overloaded.
-func (a *Audit) Verify(ctx context.Context) (Verdict, error) {
-	if !a.checking.TryLock() {
+func (l *Log) Verify(ctx context.Context) (Verdict, error) {
+	if !l.checking.TryLock() {
 		return Verdict{}, fault.New(commonv1.Reason_REASON_OVERLOADED, "the audit log is being checked",
 			fault.RetryAfter(10*time.Second))
 	}
-	defer a.checking.Unlock()
+	defer l.checking.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
 	defer cancel()
-	tx, err := a.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	tx, err := l.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return Verdict{}, fmt.Errorf("verify the audit log: %w", err)
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) // nothing is kept
 	w := walk{tx: tx, last: make([]byte, sha256.Size)}
-	if err := w.run(ctx, a.keys.Load()); err != nil {
+	if err := w.run(ctx, l.keys.Load()); err != nil {
 		return Verdict{}, fmt.Errorf("verify the audit log: %w", err)
 	}
 	w.verdict.Head = hex.EncodeToString(w.last)
@@ -221,29 +94,29 @@ type walk struct {
 
 func (w *walk) broken(at int64, because string) { w.verdict.BrokenAt, w.verdict.Because = at, because }
 
-type auditEnd struct {
+type ends struct {
 	Until int64 `db:"until"`
 	First int64 `db:"first"`
 	// FirstRow is the number of the first row, or one more than the last number if there is no row.
 	FirstRow int64 `db:"first_row"`
-	auditHead
+	headRow
 }
 
 var (
-	endOfAudit = pg.Define(pg.RoleReadmodel, "project.end_of_audit", `
+	readEnd = pg.Define(pg.RoleReadmodel, "auditlog.end_of_audit", `
 	SELECT COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0) AS until,
 		COALESCE((SELECT n.first_pos FROM events.numbered n ORDER BY n.last_pos LIMIT 1), 0) AS first,
 		COALESCE((SELECT min(a.number) FROM readmodel.audit a), (SELECT h.number + 1
 			FROM readmodel.audit_head h), 1) AS first_row,
 		COALESCE((SELECT h.number FROM readmodel.audit_head h), 0) AS number, COALESCE((SELECT h.hash
 			FROM readmodel.audit_head h), '') AS hash`)
-	auditRowsAfter = pg.Define(pg.RoleReadmodel, "project.audit_rows_after", `
-	SELECT `+pg.Columns[auditRow]("a")+` FROM readmodel.audit a WHERE a.number > $1 ORDER BY a.number LIMIT $2`)
+	rowsAfter = pg.Define(pg.RoleReadmodel, "auditlog.audit_rows_after", `
+	SELECT `+pg.Columns[logRow]("a")+` FROM readmodel.audit a WHERE a.number > $1 ORDER BY a.number LIMIT $2`)
 )
 
 // run checks the whole log.
 func (w *walk) run(ctx context.Context, keys *CheckpointKeys) error {
-	end, err := pg.One[auditEnd](ctx, w.tx, endOfAudit, AuditConsumerName)
+	end, err := pg.One[ends](ctx, w.tx, readEnd, ConsumerName)
 	if err != nil {
 		return fmt.Errorf("read its end: %w", err)
 	}
@@ -265,7 +138,7 @@ func (w *walk) run(ctx context.Context, keys *CheckpointKeys) error {
 
 // follow checks the rows from the walk's current place to the end.
 func (w *walk) follow(ctx context.Context) error {
-	end, err := pg.One[auditEnd](ctx, w.tx, endOfAudit, AuditConsumerName)
+	end, err := pg.One[ends](ctx, w.tx, readEnd, ConsumerName)
 	if err != nil {
 		return fmt.Errorf("read its end: %w", err)
 	}
@@ -304,8 +177,8 @@ func (w *walk) follow(ctx context.Context) error {
 
 func itoa(n int64) string { return fmt.Sprint(n) }
 
-func (w *walk) rows(ctx context.Context) ([]auditRow, error) {
-	out, err := pg.All[auditRow](ctx, w.tx, auditRowsAfter, w.verdict.Rows, verifyBatch)
+func (w *walk) rows(ctx context.Context) ([]logRow, error) {
+	out, err := pg.All[logRow](ctx, w.tx, rowsAfter, w.verdict.Rows, verifyBatch)
 	if err != nil {
 		return nil, fmt.Errorf("read rows: %w", err)
 	}
@@ -331,7 +204,7 @@ func (w *walk) event(ctx context.Context) (*events.Record, error) {
 }
 
 // step compares one row with the row before, with itself and with its event.
-func (w *walk) step(ctx context.Context, row auditRow) error {
+func (w *walk) step(ctx context.Context, row logRow) error {
 	number := w.verdict.Rows + 1
 	e, err := w.event(ctx)
 	if err != nil {
@@ -362,22 +235,4 @@ func (w *walk) step(ctx context.Context, row auditRow) error {
 		w.verdict.Rows, w.last, w.log = number, row.Hash, w.log[1:]
 	}
 	return nil
-}
-
-// waitFor waits until a consumer reaches a position token. It returns a fault if the consumer does not reach it in
-// time.
-func waitFor(ctx context.Context, c *events.Consumer, token string) error {
-	err := c.WaitFor(ctx, token)
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, events.ErrUnknownPosition):
-		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "min_pos is not a position that a command answered",
-			fault.Unmet("min_pos: unknown position"), fault.Cause(err))
-	case errors.Is(err, events.ErrBehind):
-		return fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, "", fault.RetryAfter(500*time.Millisecond),
-			fault.Cause(err))
-	default:
-		return fmt.Errorf("wait for min_pos: %w", err)
-	}
 }

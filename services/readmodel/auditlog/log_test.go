@@ -1,4 +1,4 @@
-package project_test
+package auditlog_test
 
 import (
 	"context"
@@ -11,16 +11,18 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/auditlog"
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
+
+func TestMain(m *testing.M) { testkit.Main(m, testkit.CheckLeaks()) }
 
 // chained is an audit log of some rows, each written by another service.
 type chained struct {
 	*projecttest.Log
 
 	t     *testing.T
-	audit *project.Audit
+	audit *auditlog.Log
 }
 
 func newChain(t *testing.T, rows int) chained {
@@ -28,7 +30,7 @@ func newChain(t *testing.T, rows int) chained {
 	testkit.IO(t)
 	c := chained{Log: projecttest.New(t), t: t}
 	var err error
-	c.audit, err = project.NewAudit(project.Deps{
+	c.audit, err = auditlog.New(auditlog.Deps{
 		Logger: testkit.Logger(t), DB: c.DB.Pool(pg.RoleReadmodel),
 		Numbered: c.Numbered, Wake: c.Wake,
 	})
@@ -58,7 +60,7 @@ func (c chained) drain() {
 	must(c.t, c.audit.Drain(testkit.Context(c.t)))
 }
 
-func (c chained) verify() project.Verdict {
+func (c chained) verify() auditlog.Verdict {
 	c.t.Helper()
 	v, err := c.audit.Verify(testkit.Context(c.t))
 	must(c.t, err)
@@ -102,7 +104,7 @@ func TestAuditChainIsTheSameMadeAgain(t *testing.T) {
 	// A log that is emptied and made again from the events is the same.
 	c.asOwner(`DELETE FROM readmodel.audit`)
 	c.asOwner(`UPDATE readmodel.audit_head SET number = 0, hash = decode(repeat('00', 32), 'hex')`)
-	c.asOwner(`DELETE FROM readmodel.event_cursor WHERE name = $1`, project.AuditConsumerName)
+	c.asOwner(`DELETE FROM readmodel.event_cursor WHERE name = $1`, auditlog.ConsumerName)
 	c.drain()
 	if after := c.verify(); after != before {
 		t.Errorf("made again: %+v, before: %+v", after, before)
@@ -228,4 +230,18 @@ func TestAuditIsCheckedWhereItsEventsAreGone(t *testing.T) {
 	if v := c.verify(); v.BrokenAt != 3 {
 		t.Errorf("a row was changed whose event is gone: %+v", v)
 	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func text(t *testing.T, l *projecttest.Log, sql string, args ...any) string {
+	t.Helper()
+	var got string
+	must(t, l.DB.Pool(pg.RoleReadmodel).QueryRow(testkit.Context(t), sql, args...).Scan(&got))
+	return got
 }

@@ -1,4 +1,4 @@
-package identity_test
+package judge_test
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/identity/judge"
 )
 
 // The model: one node's agent (and perhaps a copy of it), any number of nodeapi replicas that may be paused between
@@ -110,27 +111,27 @@ type bounds struct {
 
 // rules are the decisions of recovery: the real functions, or a mutant that the search must catch.
 type rules struct {
-	judge      func(identity.Standing, identity.Hello) identity.Verdict
-	judgeReady func(identity.Standing, string, identity.Ready) identity.ReadyVerdict
+	judge      func(judge.Standing, judge.Hello) judge.Verdict
+	judgeReady func(judge.Standing, string, judge.Ready) judge.ReadyVerdict
 	eager      bool // alarms without waiting for the answer to a challenge
 	lenient    bool // a reactivation ends nothing, whatever the alarm
 }
 
-func realRules() rules { return rules{judge: identity.Judge, judgeReady: identity.JudgeReady} }
+func realRules() rules { return rules{judge: judge.Open, judgeReady: judge.Confirm} }
 
 // ends reports whether a reactivation ends the certificates that were issued.
 func (r rules) ends(alarm commonv1.Reason) bool {
 	return !r.lenient && identity.Copied(names.Of(alarm))
 }
 
-func certUse(r *record, serial int8) identity.CertificateUse {
+func certUse(r *record, serial int8) judge.CertificateUse {
 	c := r.certs[serial]
 	states := []commonv1.SerialState{
 		commonv1.SerialState_SERIAL_STATE_UNSPECIFIED, commonv1.SerialState_SERIAL_STATE_NEXT,
 		commonv1.SerialState_SERIAL_STATE_CURRENT, commonv1.SerialState_SERIAL_STATE_SUPERSEDED,
 		commonv1.SerialState_SERIAL_STATE_REVOKED,
 	}
-	return identity.CertificateUse{State: states[c.state], Used: c.used}
+	return judge.CertificateUse{State: states[c.state], Used: c.used}
 }
 
 // instances are the ids of node instances: the one with which a world begins, the one of a reactivation, and the one of
@@ -144,8 +145,8 @@ func spell(serial int8) string {
 	return fmt.Sprint(serial)
 }
 
-func (r *record) standing() identity.Standing {
-	s := identity.Standing{
+func (r *record) standing() judge.Standing {
+	s := judge.Standing{
 		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, InstanceID: instances[r.of],
 		Issued: int64(r.issued), Confirmed: int64(r.confirmed),
 	}
@@ -175,21 +176,21 @@ func (r *record) offer(serial int8) {
 // open executes OpenSession.
 func (w *world) open(i int, r rules) {
 	c := &w.conns[i]
-	form := identity.FormSigned
+	form := judge.FormSigned
 	switch {
 	case c.p == 0:
-		form = identity.FormAbsent
+		form = judge.FormAbsent
 	case c.of != w.rec.of:
-		form = identity.FormForeign
+		form = judge.FormForeign
 	}
-	v := r.judge(w.rec.standing(), identity.Hello{
+	v := r.judge(w.rec.standing(), judge.Hello{
 		InstanceID:  instances[c.of],
 		Serial:      spell(c.serial),
-		Presented:   identity.Presented{Form: form, Generation: int64(c.p), Serial: spell(c.pSer)},
+		Presented:   judge.Presented{Form: form, Generation: int64(c.p), Serial: spell(c.pSer)},
 		Certificate: certUse(&w.rec, c.serial),
 	})
 	switch v.Ruling {
-	case identity.RulingWelcome:
+	case judge.RulingWelcome:
 		if v.Adopt > 0 {
 			w.rec.issued, w.rec.confirmed, w.rec.confID = int8(v.Adopt), int8(v.Adopt), 0
 		}
@@ -198,12 +199,12 @@ func (w *world) open(i int, r rules) {
 		}
 		w.rec.issued = max(w.rec.issued+1, w.era*eraJump)
 		c.gen, c.row, c.phase = w.rec.issued, true, welcome
-	case identity.RulingChallenge:
+	case judge.RulingChallenge:
 		c.phase, c.putFor = challenge, v.Reason == commonv1.Reason_REASON_JOIN_STATE_LOST
 		if r.eager {
 			w.rec.alarm = v.Reason
 		}
-	case identity.RulingDeny:
+	case judge.RulingDeny:
 		c.phase, c.reason = denied, v.Reason
 	}
 	if !c.live {
@@ -222,7 +223,7 @@ func (w *world) confirm(i int, r rules) {
 	if w.rec.confID != 0 {
 		confirmed = fmt.Sprint(w.rec.confID)
 	}
-	v := r.judgeReady(w.rec.standing(), confirmed, identity.Ready{
+	v := r.judgeReady(w.rec.standing(), confirmed, judge.Ready{
 		InstanceID: instances[c.of], Generation: int64(c.gen), Session: fmt.Sprint(c.id), Opened: opened,
 		Certificate: certUse(&w.rec, c.serial),
 	})
@@ -256,7 +257,7 @@ func (w *world) report(i int) {
 	if c.putFor {
 		putFor = commonv1.Reason_REASON_JOIN_STATE_LOST
 	}
-	if reason := identity.JudgeChallenge(w.rec.standing(), 1, 1, putFor, true); reason == putFor {
+	if reason := judge.Challenge(w.rec.standing(), 1, 1, putFor, true); reason == putFor {
 		w.rec.alarm = reason
 		w.rec.confID = 0
 	}

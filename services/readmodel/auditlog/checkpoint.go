@@ -1,4 +1,4 @@
-package project
+package auditlog
 
 import (
 	"bytes"
@@ -72,34 +72,34 @@ func (c *checkpoint) problem(keys *CheckpointKeys) string {
 }
 
 var (
-	auditEndRow = pg.Define(pg.RoleReadmodel, "project.audit_end_row", `
+	endRow = pg.Define(pg.RoleReadmodel, "auditlog.audit_end_row", `
 	SELECT a.number, a.pos, a.hash, mesh.clock() AS at, '' AS key_id, ''::bytea AS signature
 	FROM readmodel.audit a JOIN readmodel.audit_head h USING (number, hash)
 	WHERE NOT EXISTS (SELECT FROM readmodel.audit_checkpoint c WHERE c.number = a.number)`)
-	insertCheckpoint = pg.Define(pg.RoleReadmodel, "project.insert_checkpoint", `
+	insertCheckpoint = pg.Define(pg.RoleReadmodel, "auditlog.insert_checkpoint", `
 	INSERT INTO readmodel.audit_checkpoint (number, pos, hash, at, key_id, signature) VALUES ($1, $2, $3, $4, $5, $6)
 		ON CONFLICT DO NOTHING`)
-	checkpointsOfOthers = pg.Define(pg.RoleReadmodel, "project.checkpoints_of_others", `
+	checkpointsOfOthers = pg.Define(pg.RoleReadmodel, "auditlog.checkpoints_of_others", `
 	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id <> $1 ORDER BY c.number
 		LIMIT 1000`)
-	checkpointsOf = pg.Define(pg.RoleReadmodel, "project.checkpoints_of", `
+	checkpointsOf = pg.Define(pg.RoleReadmodel, "auditlog.checkpoints_of", `
 	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id = $1 ORDER BY c.number`)
-	newestCheckpoint = pg.Define(pg.RoleReadmodel, "project.newest_checkpoint", `
+	newestCheckpoint = pg.Define(pg.RoleReadmodel, "auditlog.newest_checkpoint", `
 	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c ORDER BY c.number DESC LIMIT 1`)
-	signAgain = pg.Define(pg.RoleReadmodel, "project.sign_checkpoint_again", `
+	signAgain = pg.Define(pg.RoleReadmodel, "auditlog.sign_checkpoint_again", `
 	UPDATE readmodel.audit_checkpoint SET key_id = $2, signature = $3 WHERE number = $1 AND key_id = $4`)
-	allCheckpoints = pg.Define(pg.RoleReadmodel, "project.checkpoints", `
+	allCheckpoints = pg.Define(pg.RoleReadmodel, "auditlog.checkpoints", `
 	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c ORDER BY c.number`)
 )
 
 // UseKeys sets the keys with which checkpoints are signed and checked from now on.
-func (a *Audit) UseKeys(keys CheckpointKeys) { a.keys.Store(&keys) }
+func (l *Log) UseKeys(keys CheckpointKeys) { l.keys.Store(&keys) }
 
 // Checkpoint signs the end of the log, if the log has grown since the newest checkpoint, and signs again the
 // checkpoints that a former key has signed, while that key is known. It first checks the rows since the newest
 // checkpoint: an end that does not follow from it is not signed.
-func (a *Audit) Checkpoint(ctx context.Context) error {
-	keys := a.keys.Load()
+func (l *Log) Checkpoint(ctx context.Context) error {
+	keys := l.keys.Load()
 	if keys == nil || keys.Signing == nil {
 		return errors.New("sign the audit log: there is no key")
 	}
@@ -108,31 +108,31 @@ func (a *Audit) Checkpoint(ctx context.Context) error {
 			return fmt.Errorf("sign the audit log: %w", err)
 		}
 	}
-	end, err := a.grown(ctx, keys)
+	end, err := l.grown(ctx, keys)
 	if err != nil {
 		return fmt.Errorf("sign the audit log: %w", err)
 	}
 	if end != nil {
 		end.At = end.At.Truncate(time.Microsecond)
 		end.sign(keys)
-		if _, err := pg.Exec(ctx, a.db, insertCheckpoint, end.Number, end.Pos, end.Hash, end.At, end.KeyID,
+		if _, err := pg.Exec(ctx, l.db, insertCheckpoint, end.Number, end.Pos, end.Hash, end.At, end.KeyID,
 			end.Signature); err != nil {
 			return fmt.Errorf("write checkpoint of the audit log: %w", err)
 		}
-		a.signedUpTo.Store(end.Number)
+		l.signedUpTo.Store(end.Number)
 	}
 	public, _ := keys.Signing.Public().(ed25519.PublicKey)
-	others, err := pg.All[checkpoint](ctx, a.db, checkpointsOfOthers, pki.KeyID(public))
+	others, err := pg.All[checkpoint](ctx, l.db, checkpointsOfOthers, pki.KeyID(public))
 	if err != nil {
 		return fmt.Errorf("read checkpoints of the audit log: %w", err)
 	}
 	for i := range others {
 		if problem := others[i].problem(keys); problem != "" {
-			a.logger.WarnContext(ctx, "a checkpoint of the audit log is not signed anew", slog.Int64("number", others[i].Number),
+			l.logger.WarnContext(ctx, "a checkpoint of the audit log is not signed anew", slog.Int64("number", others[i].Number),
 				slog.String("problem", problem))
 			continue
 		}
-		if err := others[i].signAnew(ctx, a.db, keys); err != nil {
+		if err := others[i].signAnew(ctx, l.db, keys); err != nil {
 			return err
 		}
 	}
@@ -141,13 +141,13 @@ func (a *Audit) Checkpoint(ctx context.Context) error {
 
 // grown returns the end of the log, to be signed, if it follows from the newest checkpoint and has no checkpoint yet;
 // nil if there is nothing to sign.
-func (a *Audit) grown(ctx context.Context, keys *CheckpointKeys) (*checkpoint, error) {
-	tx, err := a.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+func (l *Log) grown(ctx context.Context, keys *CheckpointKeys) (*checkpoint, error) {
+	tx, err := l.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return nil, err
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) // nothing is kept
-	end, err := pg.One[checkpoint](ctx, tx, auditEndRow)
+	end, err := pg.One[checkpoint](ctx, tx, endRow)
 	if pg.IsNoRows(err) {
 		return nil, nil
 	}
@@ -158,7 +158,7 @@ func (a *Audit) grown(ctx context.Context, keys *CheckpointKeys) (*checkpoint, e
 	if err != nil && !pg.IsNoRows(err) {
 		return nil, fmt.Errorf("read its newest checkpoint: %w", err)
 	}
-	if signed := a.signedUpTo.Load(); newest.Number < signed {
+	if signed := l.signedUpTo.Load(); newest.Number < signed {
 		return nil, fmt.Errorf("the checkpoint at row %d, which was signed here, is gone", signed)
 	}
 	w := walk{tx: tx, last: make([]byte, sha256.Size), keys: keys}
@@ -179,7 +179,7 @@ func (a *Audit) grown(ctx context.Context, keys *CheckpointKeys) (*checkpoint, e
 
 // NeedKey signs again the checkpoints that a former key has signed, and returns what still needs that key; "" means
 // nothing. A checkpoint whose signature by that key is not valid does not need the key.
-func (a *Audit) NeedKey(ctx context.Context, q pg.Querier, keyID string, public ed25519.PublicKey) (string, error) {
+func (l *Log) NeedKey(ctx context.Context, q pg.Querier, keyID string, public ed25519.PublicKey) (string, error) {
 	const need = "checkpoints of the audit log"
 	list, err := pg.All[checkpoint](ctx, q, checkpointsOf, keyID)
 	if err != nil {
@@ -189,7 +189,7 @@ func (a *Audit) NeedKey(ctx context.Context, q pg.Querier, keyID string, public 
 	if len(list) == 0 {
 		return "", nil
 	}
-	keys := a.keys.Load()
+	keys := l.keys.Load()
 	// While this replica does not know which key signs, every checkpoint may still need the key.
 	known := keys != nil && keys.Signing != nil && (keys.Confirmed == nil || keys.Confirmed() == nil)
 	if !known {
@@ -251,7 +251,7 @@ func (w *walk) begin(c checkpoint) {
 }
 
 // passed compares a row that fits the chain with its checkpoint, if it has one.
-func (w *walk) passed(row auditRow) {
+func (w *walk) passed(row logRow) {
 	if len(w.checkpoints) == 0 || w.checkpoints[0].Number != row.Number {
 		return
 	}
