@@ -94,8 +94,7 @@ func Admit(ctx context.Context, db *pgxpool.Pool, a Admission) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("admit %q: %w", a.Name, err)
 	}
-	// The program may have no sequencer to number the audit entry. Without the notification the entry is only numbered
-	// later, and the person is admitted all the same.
+	// The program may have no sequencer to number the audit entry. An error is ignored since it only delays the number.
 	_ = events.NotifyAppended(ctx, db)
 	return token, nil
 }
