@@ -32,6 +32,7 @@ const (
 	idOf = `('00000000-0000-7000-8000-' || lpad((%s)::text, 12, '0'))::uuid`
 )
 
+// numbered returns an id as SQL, of the number that the SQL n returns.
 func numbered(n string) string { return fmt.Sprintf(idOf, n) }
 
 // nodes returns the literal of the ids of so many nodes that are gone.
@@ -43,11 +44,14 @@ func nodes(n int) string {
 	return "'{" + strings.Join(ids, ",") + "}'"
 }
 
-const ofWatchedWorkspaces = `INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state,
-		state_at, epoch, run_id, node_id, placement, register_failures, last_error_code, last_error)
+// ofWatchedWorkspaces inserts workspaces, given their ids, state, placement and number.
+const ofWatchedWorkspaces = `
+	INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch,
+		run_id, node_id, placement, register_failures, last_error_code, last_error)
 	SELECT %s, 1, gen_random_uuid(), 't', 'w' || n, '%s', mesh.clock() - interval '2 days', 2, 'r' || n,
 		gen_random_uuid(), '%s', 0, '', '' FROM generate_series(1, %s) n`
 
+// watched returns a statement that inserts n workspaces whose ids are those of the numbers id.
 func watched(id, state, placement, n string) string {
 	return fmt.Sprintf(ofWatchedWorkspaces, numbered(id), state, placement, n)
 }
