@@ -103,7 +103,9 @@ func (r *Replica) build(cfg ReplicaConfig) error {
 		r.loops["driver"] = driver.Run
 	}
 	if cfg.Listens {
-		listener, err := events.NewListener(r.Pool, numbered, &events.Signal{}, cfg.Logger)
+		listener, err := events.NewListener(events.ListenerDeps{
+			Pool: r.Pool, Numbered: numbered, Wake: r.Appended, Logger: cfg.Logger,
+		})
 		if err != nil {
 			return fmt.Errorf("make listener: %w", err)
 		}

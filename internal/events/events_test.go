@@ -381,7 +381,9 @@ func TestNotificationCrossesProcesses(t *testing.T) {
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	var wake, here, there events.Signal
 	start(t, newSequencer(t, d, &wake, &here, events.SequencerConfig{Poll: time.Hour}).Run)
-	l, err := events.NewListener(d.Pool(pg.RoleReadmodel), &there, &events.Signal{}, testkit.Logger(t))
+	l, err := events.NewListener(events.ListenerDeps{
+		Pool: d.Pool(pg.RoleReadmodel), Numbered: &there, Logger: testkit.Logger(t),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

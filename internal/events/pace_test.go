@@ -143,7 +143,9 @@ func TestALostListenerIsKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	l, err := events.NewListener(pool, &numbered, &settings, testkit.Logger(t))
+	l, err := events.NewListener(events.ListenerDeps{
+		Pool: pool, Numbered: &numbered, Settings: &settings, Logger: testkit.Logger(t),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

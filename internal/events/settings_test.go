@@ -14,7 +14,9 @@ func TestChangesOfSettingsAreHeard(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	var numbered, settings events.Signal
-	l, err := events.NewListener(d.Pool(pg.RoleReadmodel), &numbered, &settings, testkit.Logger(t))
+	l, err := events.NewListener(events.ListenerDeps{
+		Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered, Settings: &settings, Logger: testkit.Logger(t),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,10 @@ func NewNumbering(
 		n.Close()
 		return nil, fmt.Errorf("build sequencer: %w", err)
 	}
-	if n.listen, err = events.NewListener(n.pool, n.Numbered, n.Settings, logger); err != nil {
+	heard := events.ListenerDeps{
+		Pool: n.pool, Numbered: n.Numbered, Settings: n.Settings, Wake: n.Wake, Logger: logger,
+	}
+	if n.listen, err = events.NewListener(heard); err != nil {
 		n.Close()
 		return nil, fmt.Errorf("build listener: %w", err)
 	}

@@ -19,7 +19,9 @@ import (
 func ListeningSignal(tb testing.TB, d *Database) *events.Signal {
 	tb.Helper()
 	numbered := &events.Signal{}
-	listener, err := events.NewListener(d.Pool(pg.RoleSequencer), numbered, &events.Signal{}, Logger(tb))
+	listener, err := events.NewListener(events.ListenerDeps{
+		Pool: d.Pool(pg.RoleSequencer), Numbered: numbered, Logger: Logger(tb),
+	})
 	if err != nil {
 		tb.Fatal(err)
 	}

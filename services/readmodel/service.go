@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/gpuaas/mesh/internal/obs"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc/port"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/readmodel/auditlog"
@@ -109,6 +110,6 @@ type Admission = people.Admission
 
 // AdmitPerson creates a person, or a further session of an existing person, without the API, and returns the token,
 // which is stored nowhere. db logs in as readmodel.
-func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
+func AdmitPerson(ctx context.Context, db *pgxpool.Pool, a Admission) (string, error) {
 	return people.Admit(ctx, db, a)
 }

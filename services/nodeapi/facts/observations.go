@@ -28,6 +28,8 @@ const (
 	staleAfter = 150 * time.Second
 	// pruneEvery is how often rows of nodes that are gone are deleted at least.
 	pruneEvery = time.Hour
+	// nodesPruned and observationsPruned bound what one call of prune deletes.
+	nodesPruned, observationsPruned = 100, 1000
 )
 
 // kept names a workspace on one node. Observations of the same workspace by another node are kept apart.

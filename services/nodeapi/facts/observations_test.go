@@ -301,3 +301,63 @@ func TestObservationsOfAGoneNodeAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+// Scenario: many machines were given up at once, one of them with more workspaces than a batch has. One call deletes
+// one batch, and the calls that follow go on, without an hour between them, until all is forgotten.
+func TestManyGoneNodesAreForgottenInBatches(t *testing.T) {
+	s := newSite(t)
+	w := s.replica()
+	const nodes, each, many, live = 150, 8, 2500, 30
+	fill := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := s.pool.Exec(s.ctx, sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	observe := func(nodes, each int, age time.Duration) {
+		t.Helper()
+		fill(`WITH r AS (
+				INSERT INTO nodeapi.observer (node_id, generation, since)
+				SELECT gen_random_uuid(), 1, mesh.clock() - $3::interval FROM generate_series(1, $1::int) RETURNING node_id)
+			INSERT INTO nodeapi.observation (node_id, workspace_id, digest, body, written_at)
+			SELECT r.node_id, gen_random_uuid(), '', '', mesh.clock() FROM r, generate_series(1, $2::int)`, nodes, each, age)
+	}
+	observe(1, many, 75*time.Hour) // the oldest
+	observe(nodes, each, 74*time.Hour)
+	observe(live, each, time.Hour)
+	kept := func() (observers, observations int) {
+		t.Helper()
+		err := s.pool.QueryRow(s.ctx, `SELECT (SELECT count(*) FROM nodeapi.observer), (SELECT count(*)
+			FROM nodeapi.observation)`).Scan(&observers, &observations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return observers, observations
+	}
+	observers, observations := kept()
+	calls := 0
+	for ; calls < 20 && w.pruned.IsZero(); calls++ {
+		if err := w.prune(s.ctx); err != nil {
+			t.Fatal(err)
+		}
+		nowObservers, nowObservations := kept()
+		if gone := observers - nowObservers; gone > nodesPruned {
+			t.Errorf("one call deleted %d nodes, want at most %d", gone, nodesPruned)
+		}
+		if gone := observations - nowObservations; gone > observationsPruned {
+			t.Errorf("one call deleted %d observations, want at most %d", gone, observationsPruned)
+		}
+		observers, observations = nowObservers, nowObservations
+	}
+	if observers != live || observations != live*each {
+		t.Errorf("after %d calls %d nodes with %d observations are kept, want %d with %d", calls, observers, observations,
+			live, live*each)
+	}
+	observe(1, 1, 74*time.Hour)
+	if err := w.prune(s.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if observers, _ := kept(); observers != live+1 {
+		t.Errorf("%d nodes are kept before the next prune is due, want %d", observers, live+1)
+	}
+}

@@ -107,16 +107,47 @@ func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) erro
 }
 
 // prune deletes rows of nodes whose last session began longer ago than forgetAfter, and of replicas that are gone. The
-// observations of a node that comes back are written anew.
+// observations of a node that comes back are written anew. One call deletes one batch; if there may be more, the next
+// call goes on.
 func (w *Writer) prune(ctx context.Context) error {
-	if w.now().Sub(w.pruned) < min(pruneEvery, w.forgetAfter/10) {
+	now := w.now()
+	if now.Sub(w.pruned) < min(pruneEvery, w.forgetAfter/10) {
 		return nil
 	}
-	w.pruned = w.now()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if _, err := pg.Exec(ctx, w.db, pruneObservers, w.forgetAfter.Seconds()); err != nil {
+	more, err := w.pruneBatch(ctx)
+	if more && err == nil {
+		return nil
+	}
+	w.pruned = now
+	if err != nil {
 		return fmt.Errorf("delete observations of nodes that are gone: %w", err)
 	}
 	return replicas.Forget(ctx, w.db)
+}
+
+// pruneBatch deletes observations of at most nodesPruned nodes that are gone, and at most observationsPruned of them,
+// and then the nodes that have none left. It reports whether there may be more.
+func (w *Writer) pruneBatch(ctx context.Context) (bool, error) {
+	more := false
+	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
+		more = false
+		gone, err := pg.Values[string](ctx, tx, lockGone, w.forgetAfter.Seconds())
+		if err != nil || len(gone) == 0 {
+			return err
+		}
+		tag, err := pg.Exec(ctx, tx, pruneObservations, gone)
+		if err != nil {
+			return err
+		}
+		if tag.RowsAffected() >= observationsPruned {
+			more = true // the nodes stay for the next batch, by which the rest of their observations is found
+			return nil
+		}
+		more = len(gone) >= nodesPruned
+		_, err = pg.Exec(ctx, tx, pruneObservers, gone)
+		return err
+	})
+	return more, err
 }

@@ -54,11 +54,15 @@ var (
 		WHERE o.node_id = n.node_id AND o.workspace_id = n.workspace_id RETURNING `+pg.Columns[droppedRow]("o"))
 
 	// Each session of a node registers anew. $1 is in seconds.
+	lockGone = pg.Define(pg.RoleNodeAPI, "facts.lock_gone_observers", `
+		SELECT r.node_id::text FROM nodeapi.observer r WHERE r.since < mesh.clock() - make_interval(secs => $1)
+			ORDER BY r.since LIMIT 100 FOR UPDATE SKIP LOCKED`)
+
+	// The nodes of $1 are locked, so that no other statement writes the rows of theirs.
+	pruneObservations = pg.Define(pg.RoleNodeAPI, "facts.prune_observations", `
+		DELETE FROM nodeapi.observation o WHERE o.ctid = ANY (ARRAY(
+			SELECT x.ctid FROM nodeapi.observation x WHERE x.node_id = ANY($1::uuid[]) LIMIT 1000))`)
+
 	pruneObservers = pg.Define(pg.RoleNodeAPI, "facts.prune_observers", `
-		WITH over AS (
-			DELETE FROM nodeapi.observer r WHERE r.node_id IN (
-				SELECT x.node_id FROM nodeapi.observer x WHERE x.since < mesh.clock() - make_interval(secs => $1) ORDER BY x.since
-					LIMIT 1000 FOR UPDATE SKIP LOCKED)
-			RETURNING r.node_id)
-		DELETE FROM nodeapi.observation o WHERE o.node_id = ANY (ARRAY(SELECT node_id FROM over))`)
+		DELETE FROM nodeapi.observer r WHERE r.node_id = ANY($1::uuid[])`)
 )

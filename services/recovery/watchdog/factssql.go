@@ -82,20 +82,19 @@ const setRun = `version = $2, kind = $3, state = $4, phase = $5,
 	error_code = $14, error = $15, error_layer = $16, finished_at = $17`
 
 // forgottenAtOnce is the most rows that a statement of forget deletes, of the tables that grow with the fleet.
-const forgottenAtOnce = 2000
+const forgottenAtOnce = 500
 
 // forgottenByRule are the statements of forget whose terms are fixed, in their order.
 var forgottenByRule = []*pg.Statement{
 	pg.Define(pg.RoleRecovery, "watchdog.forget_ended_instances", `
-		DELETE FROM recovery.watch_instance i USING (
-			SELECT x.workspace_id, x.epoch FROM recovery.watch_instance x WHERE x.state = 'ended' AND x.epoch < (
+		DELETE FROM recovery.watch_instance i WHERE i.state = 'ended' AND i.ctid = ANY (ARRAY(
+			SELECT x.ctid FROM recovery.watch_instance x WHERE x.state = 'ended' AND x.epoch < (
 				SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = x.workspace_id)
-			ORDER BY x.workspace_id LIMIT 2000) over
-		WHERE i.workspace_id = over.workspace_id AND i.epoch = over.epoch`),
+			ORDER BY x.workspace_id LIMIT 500))`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
 		DELETE FROM recovery.class_sighting s USING (
 			SELECT x.step, x.error_code, x.run_id FROM recovery.class_sighting x
-			WHERE x.seen_at < mesh.clock() - interval '1 day' ORDER BY x.seen_at LIMIT 2000) over
+			WHERE x.seen_at < mesh.clock() - interval '1 day' ORDER BY x.seen_at LIMIT 500) over
 		WHERE s.step = over.step AND s.error_code = over.error_code AND s.run_id = over.run_id`),
 	// A finding resolves within minutes of the change of its workspace; its event may have been set aside.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_over_emptied", `
@@ -107,15 +106,16 @@ var forgottenByRule = []*pg.Statement{
 
 // forgottenByAge are the statements of forget whose term is $1, Config.ForgetAfter in seconds, in their order.
 var forgottenByAge = []*pg.Statement{
+	// The workspace is read by a subquery for each run: an anti-join would read all workspaces for the few that failed.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_runs", `
 		DELETE FROM recovery.watch_run t WHERE t.run_id = ANY (ARRAY(
 			SELECT r.run_id FROM recovery.watch_run r
 			WHERE r.finished_at < mesh.clock() - least(interval '2 hours', make_interval(secs => $1))
 				AND NOT EXISTS (SELECT FROM recovery.recovery_record c
 					WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)
-				AND NOT EXISTS (SELECT FROM recovery.watch_workspace w
-					WHERE w.workspace_id = r.workspace_id AND w.run_id = r.run_id AND w.state = 'failed')
-			ORDER BY r.finished_at LIMIT 2000))`),
+				AND coalesce((SELECT w.run_id <> r.run_id OR w.state <> 'failed' FROM recovery.watch_workspace w
+					WHERE w.workspace_id = r.workspace_id), true)
+			ORDER BY r.finished_at LIMIT 500))`),
 	// Sessions that have ended, and those of replicas that are gone, which would count as serving for ever.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sessions", `
 		WITH RECURSIVE servers AS (
@@ -139,7 +139,7 @@ var forgottenByAge = []*pg.Statement{
 			SELECT s.session_id FROM recovery.watch_session s WHERE s.session_id = ANY (ARRAY(SELECT o.session_id FROM over o))
 				AND s.since < mesh.clock() - make_interval(secs => $1)
 				AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.node_id = s.node_id AND w.state = 'active')
-			ORDER BY s.since LIMIT 2000))`),
+			ORDER BY s.since LIMIT 500))`),
 	// With their instances, which nothing else would find once the workspace is gone.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_workspaces", `
 		WITH over AS (
@@ -147,7 +147,7 @@ var forgottenByAge = []*pg.Statement{
 			WHERE w.state = 'decommissioned' AND w.state_at < mesh.clock() - make_interval(secs => $1)
 				AND NOT EXISTS (SELECT FROM recovery.recovery_record c
 					WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL)
-			ORDER BY w.state_at LIMIT 2000
+			ORDER BY w.state_at LIMIT 500
 		), instances AS (
 			DELETE FROM recovery.watch_instance i WHERE i.workspace_id = ANY (ARRAY(SELECT o.workspace_id FROM over o))
 		)

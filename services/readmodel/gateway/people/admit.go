@@ -8,10 +8,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -57,7 +59,7 @@ func isID(text string) bool {
 // Admit creates a person without the API, for programs that can log in to readmodel's database: `gpuaas dev`, a
 // cluster, `gpuaas compose admit`. A live person of that name with the same rights is kept, gets a later expiry and a
 // further session; one with other rights is replaced. It returns the token of the new session, which is stored nowhere.
-func Admit(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
+func Admit(ctx context.Context, db *pgxpool.Pool, a Admission) (string, error) {
 	if err := a.validate(); err != nil {
 		return "", fmt.Errorf("admit %q: %w", a.Name, err)
 	}
@@ -92,6 +94,8 @@ func Admit(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("admit %q: %w", a.Name, err)
 	}
+	// The program may have no sequencer to number the audit entry. An error is ignored since it only delays the number.
+	_ = events.NotifyAppended(ctx, db)
 	return token, nil
 }
 
