@@ -208,6 +208,7 @@ func tenantCalls(x projecttest.Tenant) map[string][]proto.Message {
 		"IncidentService/ListIncidents": generic, "IncidentService/GetIncident": generic,
 		"IncidentService/ListRecoveries": {nil, &readmodelv1.ListRecoveriesRequest{Workspace: ws}},
 		"IncidentService/GetBrake":       generic, "IncidentService/ReleaseBrake": generic,
+		"IncidentService/CloseIncident": generic,
 		"NotificationService/ListNotifications": {
 			&readmodelv1.ListNotificationsRequest{}, &readmodelv1.ListNotificationsRequest{Workspace: ws},
 			&readmodelv1.ListNotificationsRequest{IncidentId: x.RunID},
