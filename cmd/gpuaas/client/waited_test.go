@@ -36,9 +36,14 @@ func TestAWaitThatTookTooLongSaysWhatIsTrue(t *testing.T) {
 			provisioning, failed, "state=active", 5,
 			[]string{"launch_failed", "the box did not start", "gpuaas workspaces actions acme/demo2"}, "goes on",
 		},
-		"it is gone":     {provisioning, workspace(gone), "state=active", 5, []string{"decommissioned"}, "goes on"},
-		"nothing runs":   {active, workspace(active), "state=failed", 6, []string{"it is active", "no operation is under way"}, "goes on"},
-		"nobody answers": {provisioning, nil, "state=active", 6, []string{"it was provisioning", "could not be read"}, "goes on"},
+		"it is gone": {provisioning, workspace(gone), "state=active", 5, []string{"decommissioned"}, "goes on"},
+		"nothing runs": {
+			active, workspace(active), "state=failed", 6,
+			[]string{"it is active", "no operation is under way"}, "goes on",
+		},
+		"nothing answers": {
+			provisioning, nil, "state=active", 6, []string{"it was provisioning", "could not be read"}, "goes on",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := mesh(t)
