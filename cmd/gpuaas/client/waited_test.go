@@ -29,17 +29,20 @@ func TestAWaitThatTookTooLongSaysWhatIsTrue(t *testing.T) {
 	}{
 		"it goes on": {
 			provisioning, workspace(provisioning), "state=active", 6,
-			[]string{"it is provisioning", "goes on without you", "gpuaas workspaces timeline acme/demo2"}, "no operation",
+			[]string{"it is provisioning", "goes on without you", "gpuaas workspaces timeline acme/demo2"},
+			"no operation",
 		},
 		"it has come about": {provisioning, workspace(active), "state=active", 0, nil, "error"},
 		"it has failed": {
 			provisioning, failed, "state=active", 5,
-			[]string{"launch_failed", "the box did not start", "gpuaas workspaces actions acme/demo2"}, "goes on",
+			[]string{"launch_failed", "the box did not start", "gpuaas workspaces actions acme/demo2"},
+			"goes on",
 		},
 		"it is gone": {provisioning, workspace(gone), "state=active", 5, []string{"decommissioned"}, "goes on"},
 		"nothing runs": {
 			active, workspace(active), "state=failed", 6,
-			[]string{"it is active", "no operation is under way"}, "goes on",
+			[]string{"it is active", "no operation is under way"},
+			"goes on",
 		},
 		"nothing answers": {
 			provisioning, nil, "state=active", 6, []string{"it was provisioning", "could not be read"}, "goes on",

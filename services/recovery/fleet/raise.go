@@ -264,8 +264,8 @@ func update(ctx context.Context, tx pgx.Tx, list []*Incident) error {
 	return report(ctx, tx, list...)
 }
 
-// closeIncidents closes the open incidents of a kind that have the keys, and reports it. reason is that of the person by
-// whom they are closed; empty for incidents that end by themselves.
+// closeIncidents closes the open incidents of a kind that have the keys, and reports it. reason is that of the person
+// who closes them; empty for incidents that end by themselves.
 func closeIncidents(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, keys []string, by, reason string,
 	now time.Time,
 ) error {
