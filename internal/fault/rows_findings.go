@@ -111,21 +111,23 @@ var incidentRows = map[commonv1.IncidentKind]Explanation{
 		Meaning: "many nodes have the same reason at once, which one cause of ours explains better than each of them",
 		Impact: "none by itself: the verdicts on the nodes stay, and workloads go on; verdicts cordon no more nodes than " +
 			"may fail at once, and the fleet brake stops automatic remedies by a count of its own", Owner: ownerControl,
-		NextAction: "look at what these nodes share (endpoint, issuer, network) before any one of them", Action: wait,
+		NextAction: "look at what these nodes share (endpoint, issuer, network) before any one of them; it ends when fewer " +
+			"have the reason, or by `gpuaas incidents close INCIDENT --reason TEXT`", Action: wait,
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_IDENTITY_SUSPECTED: {
 		Meaning: "a node's identity has a second holder: its directory was copied, or its token was used with two keys",
 		Impact:  "the node is on hold, so neither holder has a session; what was on the machine may be known to others",
 		Owner:   ownerSecurity,
 		NextAction: "fence the nodes that the incident names (`gpuaas nodes fence NODE --reason TEXT`), find the second " +
-			"holder, and give each machine a new identity", Action: stop,
+			"holder, and give each machine a new identity; once it is judged and nodes stay on hold, `gpuaas incidents close " +
+			"INCIDENT --reason TEXT`", Action: stop,
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_STATE_OVERDUE: {
 		Meaning: "nodes are pending, on hold, quarantined or fenced for longer than that state may last",
 		Impact:  "none by itself: such a node takes no work, and nothing moves it on but its machine or a person",
 		Owner:   ownerOperator,
 		NextAction: "find out what each node that the incident names waits for with `gpuaas nodes get NODE`; then move it " +
-			"on, or retire it", Action: wait,
+			"on, or retire it; if it is to stay, `gpuaas incidents close INCIDENT --reason TEXT`", Action: wait,
 	},
 	commonv1.IncidentKind_INCIDENT_KIND_STORAGE: {
 		Meaning: "the database is about to have no room",

@@ -30,6 +30,14 @@ func (o *owners) ReleaseBrake(ctx context.Context, r *recoveryv1.ReleaseBrakeReq
 		o.note(ctx, r)
 }
 
+func (o *owners) CloseIncident(ctx context.Context,
+	r *recoveryv1.CloseIncidentRequest,
+) (*recoveryv1.CloseIncidentResponse, error) {
+	return &recoveryv1.CloseIncidentResponse{
+		Incident: &recoveryv1.Incident{IncidentId: r.GetIncidentId(), CloseReason: r.GetReason()}, Pos: "pos",
+	}, o.note(ctx, r)
+}
+
 func (k *kit) incidents(token string) readmodelv1connect.IncidentServiceClient {
 	k.t.Helper()
 	return readmodelv1connect.NewIncidentServiceClient(k.http(token, true), k.url())
@@ -173,5 +181,41 @@ func TestReleasingTheBrakeIsItsOwnersDecision(t *testing.T) {
 	if _, err = k.incidents(k.token("", "viewer")).ReleaseBrake(ctx,
 		&readmodelv1.ReleaseBrakeRequest{Reason: "x"}); err == nil {
 		t.Fatal("a viewer releases the brake")
+	}
+}
+
+// TestClosingAnIncidentIsItsOwnersDecision checks that the request goes on to recovery under the person's name, that a
+// refusal of recovery comes back, and that it needs an id, a reason and one of two roles.
+func TestClosingAnIncidentIsItsOwnersDecision(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	id := ids.New()
+	req := &readmodelv1.CloseIncidentRequest{IncidentId: id, Reason: "the rack is being moved"}
+	for _, role := range []string{"operator", "security"} {
+		k.owners.take()
+		out, err := k.incidents(k.token("", role)).CloseIncident(ctx, req)
+		k.check(err)
+		heard := k.owners.take()
+		if len(heard) != 1 || heard[0].person.Subject == "" || out.GetPos() == "" ||
+			out.GetIncident().GetIncidentId() != id || out.GetIncident().GetCloseReason() != req.GetReason() {
+			t.Fatalf("%v after %v", out, heard)
+		}
+	}
+	k.owners.refuse(fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the incident is closed"))
+	_, err := k.incidents(k.token("", "operator")).CloseIncident(ctx, req)
+	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PRECONDITION_FAILED {
+		t.Fatalf("%v", err)
+	}
+	k.owners.refuse(nil)
+	for what, r := range map[string]*readmodelv1.CloseIncidentRequest{
+		"no reason": {IncidentId: id}, "no id": {IncidentId: "n1", Reason: "x"},
+	} {
+		if _, err = k.incidents(k.token("", "operator")).CloseIncident(ctx, r); err == nil {
+			t.Errorf("%s", what)
+		}
+	}
+	k.owners.take()
+	if _, err = k.incidents(k.token("", "viewer")).CloseIncident(ctx, req); err == nil || len(k.owners.take()) != 0 {
+		t.Fatalf("a viewer closes an incident: %v", err)
 	}
 }

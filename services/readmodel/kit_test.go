@@ -407,6 +407,14 @@ type answer struct {
 	Body   string // without the values that are random for each request
 }
 
+// without returns the answer without the text that the request itself named, which a refusal repeats.
+func (a answer) without(asked string) answer {
+	if asked != "" {
+		a.Body = strings.ReplaceAll(a.Body, asked, "")
+	}
+	return a
+}
+
 // post calls a method with JSON over HTTP/1.1, as any script would.
 func (k *kit) post(client *http.Client, procedure string, m proto.Message) answer {
 	k.t.Helper()

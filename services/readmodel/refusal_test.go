@@ -196,3 +196,40 @@ func TestAFloodOfRefusalsIsBounded(t *testing.T) {
 		t.Fatalf("%d written one by one; left out: %v", len(single), left)
 	}
 }
+
+// TestRefusalsNameWhatIsNotFound checks that a reference to nothing is in the refusal, for each kind of object.
+func TestRefusalsNameWhatIsNotFound(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	q, c, id := k.query(k.token("", "operator")), k.command(k.token("", "operator")), ids.New()
+	for want, call := range map[string]func() error{
+		`there is no node "n9"`: func() error {
+			_, err := q.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: "n9"})
+			return err
+		},
+		`there is no node "n8"`: func() error {
+			_, err := c.SetCordon(ctx, &readmodelv1.SetCordonRequest{Node: "n8", Cordoned: true, Reason: "x"})
+			return err
+		},
+		`there is no workspace "acme/none"`: func() error {
+			_, err := q.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: "acme/none"})
+			return err
+		},
+		`there is no task "` + id + `"`: func() error {
+			_, err := q.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: id})
+			return err
+		},
+		`there is no incident "` + id + `"`: func() error {
+			_, err := k.incidents(k.token("", "operator")).GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: id})
+			return err
+		},
+		`there is no reason "none_such"`: func() error {
+			_, err := q.ExplainReason(ctx, &readmodelv1.ExplainReasonRequest{Code: "none_such"})
+			return err
+		},
+	} {
+		if err := call(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}

@@ -81,6 +81,42 @@ func TestIncidentsAndRecoveries(t *testing.T) {
 	call(t, "incidents", "get", taskID).wants(t, 3)
 }
 
+// TestIncidentsClose checks that a person closes an incident with a reason, that both are shown of it afterwards, and
+// that a refusal is one of a precondition.
+func TestIncidentsClose(t *testing.T) {
+	f := mesh(t)
+	closed := &recoveryv1.Incident{
+		IncidentId: claimID, Kind: commonv1.IncidentKind_INCIDENT_KIND_STATE_OVERDUE, ClosedAt: at(9),
+		ClosedBy: "ann", CloseReason: "the rack is being moved",
+	}
+	call(t, "incidents", "close", claimID).wants(t, 2)
+	call(t, "incidents", "close", "--reason", "x").wants(t, 2)
+	always(f, "CloseIncident", &readmodelv1.CloseIncidentResponse{Incident: closed, Pos: "1:9"})
+	got := call(t, "incidents", "close", claimID, "--reason", "the rack is being moved", "-o", "json").wants(t, 0)
+	var answer struct {
+		ClosedBy    string `json:"closed_by"`
+		CloseReason string `json:"close_reason"`
+		Pos         string `json:"pos"`
+	}
+	if err := json.Unmarshal([]byte(got.out), &answer); err != nil || answer.ClosedBy != "ann" ||
+		answer.CloseReason != "the rack is being moved" || answer.Pos != "1:9" {
+		t.Errorf("%s %v", got.out, err)
+	}
+	if req := sent[*readmodelv1.CloseIncidentRequest](f); len(req) != 1 || req[0].GetIncidentId() != claimID ||
+		req[0].GetReason() != "the rack is being moved" {
+		t.Errorf("%v", req)
+	}
+	always(f, "GetIncident", &readmodelv1.GetIncidentResponse{Incident: closed})
+	got = call(t, "incidents", "get", claimID).wants(t, 0)
+	for _, want := range []string{"CLOSED BY", "ann", "CLOSED FOR", "the rack is being moved"} {
+		if !strings.Contains(got.out, want) {
+			t.Errorf("%q is missing in\n%s", want, got.out)
+		}
+	}
+	refuse(f, "CloseIncident", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the incident is closed"))
+	call(t, "incidents", "close", claimID, "--reason", "again").wants(t, 5)
+}
+
 func TestBrake(t *testing.T) {
 	f := mesh(t)
 	always(f, "GetBrake", &readmodelv1.GetBrakeResponse{Brake: engaged()})

@@ -46,7 +46,7 @@ func TestNoRoleMakesAPersonOfATenantAnOperator(t *testing.T) {
 	}
 	for _, verb := range []string{
 		"ForceRelease", "RetryRelease", "EndInstance", "SetCordon", "ChangeIdentity", "IssueBootstrap", "SetPolicy",
-		"AcceptRollback", "ReleaseBrake", "ChangeTask", "EnqueueProbe", "AcknowledgeFinding", "CreateTenant",
+		"AcceptRollback", "ReleaseBrake", "CloseIncident", "ChangeTask", "EnqueueProbe", "AcknowledgeFinding", "CreateTenant",
 	} {
 		if !refused[verb] {
 			t.Errorf("%s does not refuse a person of a tenant", verb)

@@ -54,7 +54,7 @@ func (v *Server) AcknowledgeFinding(ctx context.Context,
 		}
 		f, err := finding.One(ctx, tx, findingToAcknowledge, req.GetFindingId())
 		if errors.Is(err, pgx.ErrNoRows) {
-			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such finding")
+			return fault.NoSuch("finding", req.GetFindingId())
 		}
 		if err != nil {
 			return fmt.Errorf("read finding: %w", err)

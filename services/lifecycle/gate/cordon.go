@@ -72,7 +72,7 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 func Cordon(ctx context.Context, tx pgx.Tx, nodeID string, cordoned bool, reason, by string) (Gate, error) {
 	g, err := one(ctx, tx, setCordon, nodeID, cordoned, reason, by)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Gate{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such node, or it is retired")
+		return Gate{}, fault.NoSuch("node", nodeID, fault.Unmet("no node has this id, or it is retired"))
 	}
 	if err != nil {
 		return Gate{}, fmt.Errorf("cordon node: %w", err)

@@ -182,7 +182,7 @@ func (s *Server) failedReleaseOf(ctx context.Context, tx pgx.Tx, allocationID st
 	}
 	f.allocated, err = allocation.One(ctx, tx, read, allocationID)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such allocation")
+		return nil, fault.NoSuch("allocation", allocationID)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read allocation: %w", err)

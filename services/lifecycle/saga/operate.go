@@ -58,7 +58,7 @@ func (c *Core) withWorkspace(ctx context.Context, tx pgx.Tx, r *runs.Run, state,
 func lockRun(ctx context.Context, tx pgx.Tx, runID string) (*runs.Run, error) {
 	r, err := pg.One[runs.Run](ctx, tx, lockRunByID, runID)
 	if pg.IsNoRows(err) {
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such operation")
+		return nil, fault.NoSuch("operation", runID)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock run %s: %w", runID, err)

@@ -174,7 +174,7 @@ func For(ctx context.Context, q pg.Querier, ref string, lockRow bool) (Tenant, e
 		return Tenant{}, fmt.Errorf("read tenant: %w", err)
 	}
 	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != t.ID) {
-		return Tenant{}, fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", ref))
+		return Tenant{}, fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, "there is no tenant "+fault.Named(ref))
 	}
 	return t, nil
 }
@@ -224,7 +224,7 @@ func Workspace(ctx context.Context, q pg.Querier, id string) (workspace.Row, err
 		return workspace.Row{}, err
 	}
 	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != w.TenantID) {
-		return workspace.Row{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such workspace")
+		return workspace.Row{}, fault.NoSuch("workspace", id)
 	}
 	return w, nil
 }

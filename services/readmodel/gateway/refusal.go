@@ -177,6 +177,8 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("instance.end", "instance", m.GetRequest().GetInstance())
 	case *readmodelv1.ReleaseBrakeRequest:
 		return entry("brake.release", "brake", "")
+	case *readmodelv1.CloseIncidentRequest:
+		return entry("incident.close", "incident", m.GetIncidentId())
 	case *readmodelv1.CreatePersonRequest:
 		return entry("person.create", "person", m.GetName())
 	case *readmodelv1.EndPersonRequest:

@@ -79,7 +79,6 @@ func OperatorsOnly() error {
 	return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator")
 }
 
-// NotFound returns the same error for an object that does not exist and for one of another tenant.
-func NotFound(what string) error {
-	return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such "+what)
-}
+// NotFound returns the same error for an object that does not exist and for one of another tenant: what kind of object
+// the request asked for, and as what it named it.
+func NotFound(what, asked string) error { return fault.NoSuch(what, asked) }

@@ -171,7 +171,7 @@ func (f Finder) Resolve(ctx context.Context, ref string,
 func only(what, ref string, found []*readmodelv1.ResolveResponse) (*readmodelv1.ResolveResponse, error) {
 	switch len(found) {
 	case 0:
-		return nil, list.NotFound(what)
+		return nil, list.NotFound(what, ref)
 	case 1:
 		return found[0], nil
 	}
@@ -300,7 +300,7 @@ func (f Finder) IDOf(ctx context.Context, kind readmodelv1.ObjectKind, ref strin
 			return one.GetId(), err
 		}
 	}
-	return "", list.NotFound(kindText(kind))
+	return "", list.NotFound(kindText(kind), ref)
 }
 
 // ambiguous returns the refusal of a reference that stands for several objects. It lists each with its kind, its id and

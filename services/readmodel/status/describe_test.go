@@ -26,6 +26,8 @@ func TestDescribeNode(t *testing.T) {
 	}
 	active := in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE)
 	pending := in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING)
+	launched := in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING)
+	launched.InstanceId = "0197c0de-0000-7000-8000-000000000001"
 	admitted := &nodev1.SessionChanged{
 		State:      commonv1.SessionState_SESSION_STATE_ADMITTED,
 		LastSeenAt: ago(10 * time.Minute),
@@ -157,10 +159,16 @@ func TestDescribeNode(t *testing.T) {
 			since: 30 * time.Minute,
 		},
 		"pending": {
-			facts: status.NodeFacts{Identity: pending}, state: normal, since: 30 * time.Minute,
+			facts: status.NodeFacts{Identity: pending}, state: operator, since: 30 * time.Minute,
+		},
+		"in a state of another build": {
+			facts: status.NodeFacts{Identity: in(0)}, state: temporary, since: 30 * time.Minute,
+		},
+		"pending instance": {
+			facts: status.NodeFacts{Identity: launched}, state: temporary, since: 30 * time.Minute,
 		},
 		"pending in an outage": {
-			facts: status.NodeFacts{Identity: pending, ControlPlane: outage}, state: normal, since: 30 * time.Minute,
+			facts: status.NodeFacts{Identity: pending, ControlPlane: outage}, state: operator, since: 30 * time.Minute,
 		},
 		"held, not judged": {
 			facts: status.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD)},
@@ -183,10 +191,11 @@ func TestDescribeNode(t *testing.T) {
 			if got.UserState != c.state || got.Reason != c.reason {
 				t.Errorf("got %s %q, want %s %q", names.Of(got.UserState), got.Reason, names.Of(c.state), c.reason)
 			}
-			if (got.UserState == normal) != (got.Reason == "") {
+			enrolled := c.facts.Identity.GetState() > commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING
+			if (got.UserState == normal) != (got.Reason == "") && (enrolled || got.Reason != "") {
 				t.Errorf("%s with reason %q", names.Of(got.UserState), got.Reason)
 			}
-			if got.Reason != "" && got.NextAction == "" {
+			if got.UserState != normal && got.NextAction == "" {
 				t.Error("no next action")
 			}
 			if heard := now.Sub(got.LastHeartbeat); (c.heard == 0) != got.LastHeartbeat.IsZero() ||

@@ -43,7 +43,7 @@ type NodeFacts struct {
 // NodeStatus is a node's status as people see it.
 type NodeStatus struct {
 	UserState     commonv1.UserState
-	Reason        string // empty if normal
+	Reason        string // empty if normal, and for a node that has not enrolled yet
 	NextAction    string
 	LastHeartbeat time.Time // zero: never heard
 	Since         time.Time // of Connected as it is
@@ -54,7 +54,8 @@ type NodeStatus struct {
 // Describe returns the verdict that holds for a node. If none does, the node shows the fact that it is connected, or
 // that it is not. It concludes nothing from the time: how long a node may be silent is recovery's to judge.
 //
-// A pending node has not enrolled yet, which is no failure, so it is normal.
+// A pending node has not enrolled yet. An operator has to enrol a machine, and an instance enrols by itself. Nothing
+// else concerns either: neither has had a session that could be missing.
 func Describe(f NodeFacts) NodeStatus {
 	s := NodeStatus{LastHeartbeat: lastHeartbeat(f), Since: since(f)}
 	switch v := verdictOf(f); {
@@ -65,7 +66,7 @@ func Describe(f NodeFacts) NodeStatus {
 	case f.Connected:
 		s.UserState = commonv1.UserState_USER_STATE_NORMAL
 	case pending(f.Identity):
-		s.UserState, s.NextAction = commonv1.UserState_USER_STATE_NORMAL, "enrol the machine with its bundle"
+		s.UserState, s.NextAction = unenrolled(f.Identity)
 	default:
 		s.UserState, s.Reason = commonv1.UserState_USER_STATE_TEMPORARY, ReasonDisconnected
 		s.NextAction = fault.ExplainDrift(commonv1.DriftReason_DRIFT_REASON_DISCONNECTED).NextAction
@@ -110,6 +111,17 @@ func ofSilence(reason commonv1.DriftReason) bool {
 		return true
 	}
 	return false
+}
+
+// unenrolled returns the user state and the next action of a node that has not enrolled yet.
+func unenrolled(i *recoveryv1.NodeIdentity) (commonv1.UserState, string) {
+	switch {
+	case i.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
+		return commonv1.UserState_USER_STATE_TEMPORARY, "wait: its identity is not known here"
+	case i.GetInstanceId() != "":
+		return commonv1.UserState_USER_STATE_TEMPORARY, "wait: the instance enrols by itself once it runs"
+	}
+	return commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, "enrol the machine with its bundle"
 }
 
 // pending reports whether a node has not enrolled yet, as far as is known.

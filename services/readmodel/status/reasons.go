@@ -23,7 +23,7 @@ func ExplainToTenant(code string) ([]*readmodelv1.ReasonText, error) {
 		out = append(out, row)
 	}
 	if err == nil && len(out) == 0 {
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such reason")
+		return nil, fault.NoSuch("reason", code)
 	}
 	return out, err
 }
@@ -32,7 +32,7 @@ func ExplainToTenant(code string) ([]*readmodelv1.ReasonText, error) {
 func Explain(code string) ([]*readmodelv1.ReasonText, error) {
 	found := fault.Explanations(code)
 	if len(found) == 0 {
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such reason")
+		return nil, fault.NoSuch("reason", code)
 	}
 	out := make([]*readmodelv1.ReasonText, len(found))
 	for i, e := range found {

@@ -50,7 +50,7 @@ func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page list.Page
 // Finding returns one finding by id, open or resolved.
 func (s *Snapshot) Finding(ctx context.Context, id string) (*lifecyclev1.Finding, error) {
 	found, _, err := s.Findings(ctx, FindingFilter{ID: id, Resolved: true}, list.Page{Size: 1})
-	return only(found, err, "finding")
+	return only(found, err, "finding", id)
 }
 
 // FindingCounts are the open findings by severity.

@@ -100,11 +100,11 @@ func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Inciden
 	error,
 ) {
 	if !s.scope.Everything() || !list.IsID(id) {
-		return nil, nil, list.NotFound("incident")
+		return nil, nil, list.NotFound("incident", id)
 	}
 	i, err := body[recoveryv1.Incident](ctx, s, incidentByID, id)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil, list.NotFound("incident")
+		return nil, nil, list.NotFound("incident", id)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("read incident: %w", err)
@@ -127,7 +127,7 @@ func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Inciden
 // Brake returns the fleet brake. Before its first event it is not engaged.
 func (s *Snapshot) Brake(ctx context.Context) (*recoveryv1.Brake, error) {
 	if !s.scope.Everything() {
-		return nil, list.NotFound("brake")
+		return nil, list.NotFound("brake", "")
 	}
 	b, err := body[recoveryv1.Brake](ctx, s, fleetBrake)
 	if errors.Is(err, pgx.ErrNoRows) {

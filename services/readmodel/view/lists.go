@@ -156,7 +156,7 @@ func (s *Snapshot) Allocations(ctx context.Context, f PerWorkspaceFilter, page l
 // Allocation returns one allocation by id.
 func (s *Snapshot) Allocation(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
 	found, _, err := s.Allocations(ctx, PerWorkspaceFilter{IDs: list.OneID(id)}, list.Page{Size: 1})
-	return only(found, err, "allocation")
+	return only(found, err, "allocation", id)
 }
 
 // run returns one page of a list and the token of the next page.
@@ -188,10 +188,10 @@ func namePage[M proto.Message](
 	return list.ShownAll(s.scope, items), next, err
 }
 
-// only returns the object of a list that was asked for one, or that there is none such.
-func only[T any](found []*T, err error, what string) (*T, error) {
+// only returns the object of a list that was asked for one as ref, or that there is none such.
+func only[T any](found []*T, err error, what, ref string) (*T, error) {
 	if err == nil && len(found) == 0 {
-		err = list.NotFound(what)
+		err = list.NotFound(what, ref)
 	}
 	return first(found), err
 }

@@ -266,5 +266,5 @@ func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, err
 		return nil, err
 	}
 	found, _, err := s.Nodes(ctx, NodeFilter{ID: id, IncludeRetired: true}, list.Page{Size: 1})
-	return only(found, err, "node")
+	return only(found, err, "node", ref)
 }

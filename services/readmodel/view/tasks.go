@@ -109,7 +109,7 @@ func (s *Snapshot) transitions(ctx context.Context, tasks []*readmodelv1.Task) e
 // Task returns one task by id.
 func (s *Snapshot) Task(ctx context.Context, id string) (*readmodelv1.Task, error) {
 	found, _, err := s.Tasks(ctx, TaskFilter{IDs: list.OneID(id)}, list.Page{Size: 1})
-	return only(found, err, "task")
+	return only(found, err, "task", id)
 }
 
 var tenantsOfTasks = pg.Define(pg.RoleReadmodel, "view.tenants_of_tasks", `

@@ -34,5 +34,5 @@ func (s *Snapshot) Tenant(ctx context.Context, ref string) (*lifecyclev1.Tenant,
 	l := list.Request{Layout: &tenantLayout, Statement: listTenants, Args: []any{s.scope.Arg()}}
 	l.And(theTenant, id)
 	found, _, err := run(ctx, s, l, list.Page{Size: 1}, fromBody[lifecyclev1.Tenant])
-	return only(found, err, "tenant")
+	return only(found, err, "tenant", ref)
 }

@@ -56,7 +56,7 @@ func (s *Snapshot) shownRun(ctx context.Context, w *readmodelv1.Workspace, runs 
 			return nil, err
 		}
 		if len(found) == 0 {
-			return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "the workspace has no such run",
+			return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "the workspace has no run "+fault.Named(id),
 				fault.Remedy("name one of the runs that its timeline lists"))
 		}
 		return found[0], nil

@@ -331,5 +331,5 @@ func (s *Snapshot) Workspace(ctx context.Context, ref string) (*readmodelv1.Work
 		return nil, err
 	}
 	found, _, err := s.Workspaces(ctx, WorkspaceFilter{ID: id}, list.Page{Size: 1})
-	return only(found, err, "workspace")
+	return only(found, err, "workspace", ref)
 }

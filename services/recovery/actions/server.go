@@ -63,7 +63,7 @@ func (s *Server) ListActions(ctx context.Context, req *recoveryv1.ListActionsReq
 			fault.Unmet("page_token: not from this list"))
 	}
 	if req.GetNodeId() != "" && !ids.Valid(req.GetNodeId()) {
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such node")
+		return nil, fault.NoSuch("node", req.GetNodeId())
 	}
 	rows, err := s.page(ctx, req, before, size+1)
 	if err != nil {

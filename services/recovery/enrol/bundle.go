@@ -85,7 +85,7 @@ func checkBundleRequest(req BundleRequest) error {
 	case req.Reason == "":
 		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
 	case !ids.Valid(req.NodeID):
-		return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such node")
+		return fault.NoSuch("node", req.NodeID)
 	case req.Life < time.Second || req.Life > MaxTokenLife:
 		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the token of a bundle lives at most 24 hours",
 			fault.Unmet("valid_for: between 1s and 24h"))

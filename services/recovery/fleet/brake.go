@@ -283,5 +283,8 @@ func release(ctx context.Context, tx pgx.Tx, b *brake, by, reason string, now ti
 	if err := decided(ctx, tx, b, "brake.release", reason); err != nil {
 		return err
 	}
-	return closeIncidents(ctx, tx, kindBrake, []string{"fleet"}, by, now)
+	if by == byWatchdog {
+		reason = "" // the incident ends by itself
+	}
+	return closeIncidents(ctx, tx, kindBrake, []string{"fleet"}, by, reason, now)
 }

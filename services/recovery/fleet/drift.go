@@ -141,7 +141,7 @@ func evaluateDrift(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now time
 		case err != nil:
 			return err
 		case 2*n.Still < most:
-			return closeIncidents(ctx, tx, kindDrift, []string{reason}, closedBySelf, now)
+			return closeIncidents(ctx, tx, kindDrift, []string{reason}, closedBySelf, "", now)
 		}
 		return driftGoesOn(ctx, tx, was, n, now)
 	}

@@ -47,8 +47,10 @@ type Incident struct {
 	LastSeenAt time.Time             `db:"last_seen_at"`
 	ClosedAt   *time.Time            `db:"closed_at"`
 	ClosedBy   string                `db:"closed_by"`
-	Count      int64                 `db:"count"`
-	Version    int64                 `db:"version"`
+	// CloseReason is that of the person who closed it; empty for an incident that ended by itself.
+	CloseReason string `db:"close_reason"`
+	Count       int64  `db:"count"`
+	Version     int64  `db:"version"`
 }
 
 // incidentRow is an incident as it is stored.
@@ -130,8 +132,8 @@ func (i *Incident) Proto() *recoveryv1.Incident {
 		IncidentId: i.ID, Kind: i.Kind, Severity: i.Severity, Summary: i.Summary, Step: i.Step, ErrorCode: i.ErrorCode,
 		TenantIds: i.Tenants, WorkspaceIds: i.Workspaces, NodeIds: i.Nodes, OwnerLayer: i.OwnerLayer,
 		NextAction: i.NextAction, OpenedAt: timestamppb.New(i.OpenedAt), LastSeenAt: timestamppb.New(i.LastSeenAt),
-		ClosedAt: incident.Stamp(i.ClosedAt), ClosedBy: i.ClosedBy, Count: i.Count,
-		Version: i.Version,
+		ClosedAt: incident.Stamp(i.ClosedAt), ClosedBy: i.ClosedBy,
+		CloseReason: i.CloseReason, Count: i.Count, Version: i.Version,
 	}
 }
 

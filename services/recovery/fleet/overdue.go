@@ -89,7 +89,7 @@ func evaluateOverdue(ctx context.Context, tx pgx.Tx, logger *slog.Logger, row po
 		return fmt.Errorf("read the clock: %w", err)
 	}
 	if len(found) == 0 {
-		return closeIncidents(ctx, tx, kindOverdue, []string{row.State}, closedBySelf, now)
+		return closeIncidents(ctx, tx, kindOverdue, []string{row.State}, closedBySelf, "", now)
 	}
 	suspects := make([]suspect, len(found))
 	for i, o := range found {

@@ -47,7 +47,7 @@ var (
 		WHERE i.incident_id = x.incident_id`)
 
 	endIncidents = pg.Define(pg.RoleRecovery, "fleet.close_incidents", `
-		UPDATE recovery.incident i SET closed_at = $3, closed_by = $4, version = version + 1
+		UPDATE recovery.incident i SET closed_at = $3, closed_by = $4, close_reason = $5, version = version + 1
 		WHERE i.kind = $1 AND i.key = ANY($2::text[]) AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
 )
 
@@ -221,7 +221,7 @@ func (r *Round) write(ctx context.Context, kind commonv1.IncidentKind, w writes)
 	if len(w.closed) == 0 {
 		return nil
 	}
-	return closeIncidents(ctx, r.tx, kind, w.closed, byWatchdog, r.now)
+	return closeIncidents(ctx, r.tx, kind, w.closed, byWatchdog, "", r.now)
 }
 
 // insert writes new incidents, and reports them.
@@ -264,11 +264,12 @@ func update(ctx context.Context, tx pgx.Tx, list []*Incident) error {
 	return report(ctx, tx, list...)
 }
 
-// closeIncidents closes the open incidents of a kind that have the keys, and reports it.
-func closeIncidents(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, keys []string, by string,
+// closeIncidents closes the open incidents of a kind that have the keys, and reports it. reason is that of the person
+// who closes them; empty for incidents that end by themselves.
+func closeIncidents(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, keys []string, by, reason string,
 	now time.Time,
 ) error {
-	rows, err := pg.All[incidentRow](ctx, tx, endIncidents, names.Of(kind), keys, now, by)
+	rows, err := pg.All[incidentRow](ctx, tx, endIncidents, names.Of(kind), keys, now, by, reason)
 	if err != nil {
 		return fmt.Errorf("close incidents: %w", err)
 	}

@@ -64,7 +64,7 @@ func evaluateSuspicion(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now 
 	case len(suspects) == 0 && was == nil:
 		return nil
 	case len(suspects) == 0:
-		return closeIncidents(ctx, tx, kindSuspected, []string{reason}, closedBySelf, now)
+		return closeIncidents(ctx, tx, kindSuspected, []string{reason}, closedBySelf, "", now)
 	case was != nil:
 		return suspicionGoesOn(ctx, tx, was, suspects, now, false)
 	}

@@ -49,6 +49,7 @@ type incidentRow struct {
 	LastSeenAt time.Time  `db:"last_seen_at"`
 	ClosedAt   *time.Time `db:"closed_at"`
 	ClosedBy   string     `db:"closed_by"`
+	Why        string     `db:"close_reason"`
 	Count      int64      `db:"count"`
 	Version    int64      `db:"version"`
 }
@@ -71,7 +72,7 @@ var (
 			WHERE incident_id = $1`)
 
 	endIncident = pg.Define(pg.RoleRecovery, "rollback.close_incident", `
-		UPDATE recovery.incident i SET closed_at = $3, closed_by = $4, version = version + 1
+		UPDATE recovery.incident i SET closed_at = $3, closed_by = $4, close_reason = $5, version = version + 1
 		WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
 )
 
@@ -84,7 +85,7 @@ func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) 
 	return &recoveryv1.Incident{
 		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer,
 		NextAction: r.NextAction, OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt),
-		ClosedAt: incident.Stamp(r.ClosedAt), ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
+		ClosedAt: incident.Stamp(r.ClosedAt), ClosedBy: r.ClosedBy, CloseReason: r.Why, Count: r.Count, Version: r.Version,
 	}, nil
 }
 
@@ -149,8 +150,8 @@ func open(ctx context.Context, tx pgx.Tx, mode *Mode, nodes []string, now time.T
 }
 
 // closeIncident closes the open incident and returns the position of its event; empty without one.
-func closeIncident(ctx context.Context, tx pgx.Tx, by string, now time.Time) (string, error) {
-	i, err := readIncident(ctx, tx, endIncident, names.Of(incidentKind), subject, now, by)
+func closeIncident(ctx context.Context, tx pgx.Tx, by, reason string, now time.Time) (string, error) {
+	i, err := readIncident(ctx, tx, endIncident, names.Of(incidentKind), subject, now, by, reason)
 	if pg.IsNoRows(err) {
 		return "", nil
 	}

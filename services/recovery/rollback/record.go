@@ -121,7 +121,7 @@ func accept(ctx context.Context, tx pgx.Tx, mode *Mode, by, reason string) (stri
 	if err != nil {
 		return "", err
 	}
-	pos, err := closeIncident(ctx, tx, by, now)
+	pos, err := closeIncident(ctx, tx, by, reason, now)
 	if err != nil {
 		return "", err
 	}

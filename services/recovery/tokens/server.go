@@ -150,7 +150,7 @@ func (s *Server) page(ctx context.Context, tx pgx.Tx, nodeID, before string, siz
 	case nodeID == "":
 		return pg.All[listed](ctx, tx, listTokens, before, size)
 	case !ids.Valid(nodeID):
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such node")
+		return nil, fault.NoSuch("node", nodeID)
 	default:
 		return pg.All[listed](ctx, tx, listOfNode, before, size, nodeID)
 	}
@@ -210,7 +210,7 @@ func checkRevoke(req *recoveryv1.RevokeTokensRequest, reason string) error {
 		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "either a token or a node is named",
 			fault.Unmet("token_id, node_id: exactly one of them"))
 	case !ids.Valid(req.GetTokenId() + req.GetNodeId()):
-		return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such token or node")
+		return fault.NoSuch("token or node", req.GetTokenId()+req.GetNodeId())
 	}
 	return nil
 }
@@ -226,7 +226,7 @@ func (s *Server) revoke(ctx context.Context, tx pgx.Tx, req *recoveryv1.RevokeTo
 		var err error
 		nodeID, err = pg.Value[string](ctx, tx, readNodeOf, req.GetTokenId())
 		if pg.IsNoRows(err) {
-			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such recovery token")
+			return fault.NoSuch("recovery token", req.GetTokenId())
 		}
 		if err != nil {
 			return fmt.Errorf("read node of recovery token: %w", err)

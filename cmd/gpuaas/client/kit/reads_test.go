@@ -28,7 +28,7 @@ func TestReadsAreKnown(t *testing.T) {
 	slices.Sort(commands)
 	want := []string{
 		"AcceptHostFacts", "AcceptRollback", "AcknowledgeFinding", "ActivateProfile", "ChangeNodeIdentity", "ChangeTask",
-		"CollectDiagnostics",
+		"CloseIncident", "CollectDiagnostics",
 		"CreatePerson", "CreateTenant", "CreateWorkspace", "DropParked", "EndInstance", "EndPerson", "EnrollNode", "Escalate",
 		"ExtendTokens", "ForceRelease", "ForgetConsumer", "IssueBundle", "MergeDiagnostics", "OperateWorkspace", "ProbeNode",
 		"RebuildProjections", "ReleaseBrake", "RepairTrust", "ReplayParked", "RetireProfile", "RetryRelease", "RevokeTokens",

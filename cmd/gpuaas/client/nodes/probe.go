@@ -63,11 +63,15 @@ func followTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos
 	return taskOutcome(last, timeout, err)
 }
 
+// reloadWithin bounds the request that reads a task after a wait that took too long.
+const reloadWithin = 5 * time.Second
+
 // awaitTask waits until a task has ended, and returns it as it was seen last. Each state that is seen is passed to
-// changed; nil: to none.
+// changed; nil: to none. When the time is over it reads the task once more, since the watch may be behind.
 func awaitTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos string, timeout time.Duration,
 	changed func(*readmodelv1.Task) error,
 ) (*readmodelv1.Task, error) {
+	all := ctx
 	ctx, cancel := kit.Within(ctx, timeout)
 	defer cancel()
 	last := taskOf(task)
@@ -91,6 +95,16 @@ func awaitTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos 
 	err := s.Follow(ctx, &readmodelv1.WatchRequest{
 		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS}, Node: task.GetNodeId(), MinPos: pos,
 	}, poll, each)
+	if !errors.Is(err, kit.ErrWaited) {
+		return last, err
+	}
+	reload, end := context.WithTimeout(all, reloadWithin)
+	defer end()
+	if items, perr := poll(reload); perr == nil {
+		if over, cerr := each(items[0]); over || cerr != nil {
+			return last, cerr
+		}
+	}
 	return last, err
 }
 

@@ -31,6 +31,7 @@ var IncidentView = output.View[*recoveryv1.Incident]{
 		{Title: "LAST SEEN", Path: "last_seen_at"},
 		{Title: "SEEN", Path: "count", As: output.NonZero},
 		{Title: "CLOSED BY", Path: "closed_by"},
+		{Title: "CLOSED FOR", Text: true, Path: "close_reason"},
 		{Title: "TENANTS", Path: "tenant_ids", As: output.Lines},
 		{Title: "WORKSPACE", Path: "workspaces workspace_ids", As: output.NameOrID},
 		{Title: "NODES", Path: "node_names node_ids", As: output.NameOrID},
@@ -76,6 +77,33 @@ func IncidentsCommand(p *kit.Program) *cobra.Command {
 		}),
 	}
 	return kit.Group("incidents", "Failures of the control plane, and of many workspaces at once", []string{"incident"},
-		ls,
-		get)
+		ls, get, closeCommand(p))
+}
+
+// closeCommand returns the command by which a person closes an incident.
+func closeCommand(p *kit.Program) *cobra.Command {
+	req := &readmodelv1.CloseIncidentRequest{}
+	cmd := &cobra.Command{
+		Use: "close INCIDENT --reason TEXT", Short: "Close an incident that a person has judged",
+		Long: "Close an incident whose cause a person has judged, although its evidence stands: of many nodes with the " +
+			"same reason (fleet_drift), of nodes that are in a state for long (state_overdue), or, with the security role, " +
+			"of an identity with a second holder (identity_suspected). For the nodes that it was about no other is opened; " +
+			"others open a new one. It changes nothing about the nodes. An incident of any other kind ends with its " +
+			"evidence, or by the verb that the refusal names.",
+		Example: "  gpuaas incidents close 0197c0de-0000-7000-8000-000000000001 --reason 'the rack is being moved'",
+		Args:    kit.Args("INCIDENT"),
+		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
+			var err error
+			if req.IncidentId, err = s.ID(ctx, kit.KindIncident, args[0]); err != nil {
+				return err
+			}
+			answer, err := s.Client.Incidents.CloseIncident(ctx, req)
+			if err != nil {
+				return err
+			}
+			return output.One(s.Printer, IncidentView, answer.GetIncident(), output.With("pos", answer.GetPos()))
+		}),
+	}
+	kit.ReasonFlag(cmd, &req.Reason, true)
+	return cmd
 }

@@ -37,6 +37,7 @@ func waitCommand(p *kit.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			all := ctx
 			ctx, cancel := kit.Within(ctx, timeout)
 			defer cancel()
 			last, told := (*readmodelv1.Workspace)(nil), ""
@@ -54,20 +55,20 @@ func waitCommand(p *kit.Program) *cobra.Command {
 						human.OnlyIf(w.GetLastError() != "", ": "+human.Clean(w.GetLastError())))
 					told = now
 				}
-				if w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
-					return false, &exit.Error{
-						Code: exit.CodeRefused, Reason: commonv1.Reason_REASON_STATE_TERMINAL,
-						Message: fmt.Sprintf("%s is decommissioned and stays so: %s will never hold", kit.FullName(w), want.text),
-					}
-				}
-				if restsFailed(ctx, s, w) {
-					return false, endedElsewhere(w, "decide what is done about it: gpuaas workspaces actions "+kit.FullName(w))
-				}
-				return false, nil
+				return false, ended(ctx, s, w, want.text)
 			})
+			if errors.Is(err, kit.ErrWaited) {
+				last, err = waited{
+					text: fmt.Sprintf("%s is not %s after %s", args[0], want.text, timeout), ref: args[0],
+					holds: want.holds, ended: func(ctx context.Context, w *readmodelv1.Workspace) error {
+						return ended(ctx, s, w, want.text)
+					},
+				}.tooLong(all, s, last)
+				if err != nil {
+					return err
+				}
+			}
 			switch {
-			case errors.Is(err, kit.ErrWaited):
-				return waitedTooLong(fmt.Sprintf("%s is not %s after %s", args[0], want.text, timeout), last)
 			case err != nil && ctx.Err() != nil:
 				ref := args[0]
 				if last != nil {
@@ -87,23 +88,6 @@ func waitCommand(p *kit.Program) *cobra.Command {
 	cmd.Flags().StringVar(&minPos, "min-pos", "",
 		"`position` that an earlier command printed as pos: ignore anything older")
 	return cmd
-}
-
-// waitedTooLong returns the error of a wait that took too long, with the last known state of the workspace.
-func waitedTooLong(text string, last *readmodelv1.Workspace) error {
-	if last != nil {
-		text += ": it is " + human.Enum(last.GetState())
-		if last.GetCurrentStep() != "" {
-			text += ", at " + last.GetCurrentStep()
-		}
-		if why := cmp.Or(last.GetWhyWaiting(), last.GetLastError()); why != "" {
-			text += " (" + why + ")"
-		}
-	}
-	return &exit.Error{
-		Code: exit.CodeTimeout, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED, Message: text,
-		Remedy: "it goes on without you: look with `gpuaas workspaces timeline`, or wait longer with --timeout",
-	}
 }
 
 // followWorkspace follows one workspace with its runs and steps.
@@ -154,6 +138,7 @@ func followWorkspace(ctx context.Context, s *kit.Session, ref, minPos string,
 func awaitOperation(ctx context.Context, s *kit.Session, op *lifecyclev1.Operation, name string,
 	want commonv1.WorkspaceState, timeout time.Duration,
 ) error {
+	all := ctx
 	ctx, cancel := kit.Within(ctx, timeout)
 	defer cancel()
 	human.Note(s.Err, "%s %s (epoch %d)%s", human.Enum(op.GetKind()), op.GetOperationId(), op.GetEpoch(),
@@ -169,12 +154,20 @@ func awaitOperation(ctx context.Context, s *kit.Session, op *lifecyclev1.Operati
 		last = w
 		return atRest(w, want), nil
 	})
+	if errors.Is(err, kit.ErrWaited) {
+		last, err = waited{
+			text: fmt.Sprintf("%s has not ended after %s", human.Enum(op.GetKind()), timeout), ref: op.GetWorkspaceId(),
+			holds: func(w *readmodelv1.Workspace) bool { return atRest(w, want) },
+		}.tooLong(all, s, last)
+		if err != nil {
+			return err
+		}
+		ctx = all
+	}
 	if err == nil {
 		steps.finish(ctx)
 	}
 	switch {
-	case errors.Is(err, kit.ErrWaited):
-		return waitedTooLong(fmt.Sprintf("%s has not ended after %s", human.Enum(op.GetKind()), timeout), last)
 	case err != nil:
 		if ctx.Err() != nil {
 			if last != nil {

@@ -874,6 +874,112 @@ func (x *GetIncidentResponse) GetCordonsWaiting() int32 {
 	return 0
 }
 
+// CloseIncidentRequest names the incident and says why.
+type CloseIncidentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	IncidentId    string                 `protobuf:"bytes,1,opt,name=incident_id,json=incidentId,proto3" json:"incident_id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseIncidentRequest) Reset() {
+	*x = CloseIncidentRequest{}
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseIncidentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseIncidentRequest) ProtoMessage() {}
+
+func (x *CloseIncidentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseIncidentRequest.ProtoReflect.Descriptor instead.
+func (*CloseIncidentRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *CloseIncidentRequest) GetIncidentId() string {
+	if x != nil {
+		return x.IncidentId
+	}
+	return ""
+}
+
+func (x *CloseIncidentRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// CloseIncidentResponse answers the closed incident.
+type CloseIncidentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incident      *v11.Incident          `protobuf:"bytes,1,opt,name=incident,proto3" json:"incident,omitempty"`
+	Pos           string                 `protobuf:"bytes,2,opt,name=pos,proto3" json:"pos,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseIncidentResponse) Reset() {
+	*x = CloseIncidentResponse{}
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseIncidentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseIncidentResponse) ProtoMessage() {}
+
+func (x *CloseIncidentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseIncidentResponse.ProtoReflect.Descriptor instead.
+func (*CloseIncidentResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CloseIncidentResponse) GetIncident() *v11.Incident {
+	if x != nil {
+		return x.Incident
+	}
+	return nil
+}
+
+func (x *CloseIncidentResponse) GetPos() string {
+	if x != nil {
+		return x.Pos
+	}
+	return ""
+}
+
 // ListRecoveriesRequest filters and pages.
 type ListRecoveriesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -887,7 +993,7 @@ type ListRecoveriesRequest struct {
 
 func (x *ListRecoveriesRequest) Reset() {
 	*x = ListRecoveriesRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +1005,7 @@ func (x *ListRecoveriesRequest) String() string {
 func (*ListRecoveriesRequest) ProtoMessage() {}
 
 func (x *ListRecoveriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1018,7 @@ func (x *ListRecoveriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecoveriesRequest.ProtoReflect.Descriptor instead.
 func (*ListRecoveriesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListRecoveriesRequest) GetMinPos() string {
@@ -954,7 +1060,7 @@ type ListRecoveriesResponse struct {
 
 func (x *ListRecoveriesResponse) Reset() {
 	*x = ListRecoveriesResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1072,7 @@ func (x *ListRecoveriesResponse) String() string {
 func (*ListRecoveriesResponse) ProtoMessage() {}
 
 func (x *ListRecoveriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1085,7 @@ func (x *ListRecoveriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecoveriesResponse.ProtoReflect.Descriptor instead.
 func (*ListRecoveriesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListRecoveriesResponse) GetItems() []*v11.RecoveryRecord {
@@ -1006,7 +1112,7 @@ type GetBrakeRequest struct {
 
 func (x *GetBrakeRequest) Reset() {
 	*x = GetBrakeRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1124,7 @@ func (x *GetBrakeRequest) String() string {
 func (*GetBrakeRequest) ProtoMessage() {}
 
 func (x *GetBrakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1137,7 @@ func (x *GetBrakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBrakeRequest.ProtoReflect.Descriptor instead.
 func (*GetBrakeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetBrakeRequest) GetMinPos() string {
@@ -1051,7 +1157,7 @@ type GetBrakeResponse struct {
 
 func (x *GetBrakeResponse) Reset() {
 	*x = GetBrakeResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1169,7 @@ func (x *GetBrakeResponse) String() string {
 func (*GetBrakeResponse) ProtoMessage() {}
 
 func (x *GetBrakeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1182,7 @@ func (x *GetBrakeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBrakeResponse.ProtoReflect.Descriptor instead.
 func (*GetBrakeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetBrakeResponse) GetBrake() *v11.Brake {
@@ -1096,7 +1202,7 @@ type ReleaseBrakeRequest struct {
 
 func (x *ReleaseBrakeRequest) Reset() {
 	*x = ReleaseBrakeRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1214,7 @@ func (x *ReleaseBrakeRequest) String() string {
 func (*ReleaseBrakeRequest) ProtoMessage() {}
 
 func (x *ReleaseBrakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1227,7 @@ func (x *ReleaseBrakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBrakeRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBrakeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReleaseBrakeRequest) GetReason() string {
@@ -1142,7 +1248,7 @@ type ReleaseBrakeResponse struct {
 
 func (x *ReleaseBrakeResponse) Reset() {
 	*x = ReleaseBrakeResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1260,7 @@ func (x *ReleaseBrakeResponse) String() string {
 func (*ReleaseBrakeResponse) ProtoMessage() {}
 
 func (x *ReleaseBrakeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1273,7 @@ func (x *ReleaseBrakeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBrakeResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseBrakeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReleaseBrakeResponse) GetBrake() *v11.Brake {
@@ -1204,7 +1310,7 @@ type AuditRow struct {
 
 func (x *AuditRow) Reset() {
 	*x = AuditRow{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1322,7 @@ func (x *AuditRow) String() string {
 func (*AuditRow) ProtoMessage() {}
 
 func (x *AuditRow) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1335,7 @@ func (x *AuditRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRow.ProtoReflect.Descriptor instead.
 func (*AuditRow) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AuditRow) GetNumber() int64 {
@@ -1310,7 +1416,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1428,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1441,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListAuditRequest) GetMinPos() string {
@@ -1391,7 +1497,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1509,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1522,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListAuditResponse) GetItems() []*AuditRow {
@@ -1442,7 +1548,7 @@ type VerifyAuditRequest struct {
 
 func (x *VerifyAuditRequest) Reset() {
 	*x = VerifyAuditRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1454,7 +1560,7 @@ func (x *VerifyAuditRequest) String() string {
 func (*VerifyAuditRequest) ProtoMessage() {}
 
 func (x *VerifyAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1467,7 +1573,7 @@ func (x *VerifyAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyAuditRequest.ProtoReflect.Descriptor instead.
 func (*VerifyAuditRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{27}
 }
 
 // VerifyAuditResponse says whether every row follows from the one before and from its event.
@@ -1489,7 +1595,7 @@ type VerifyAuditResponse struct {
 
 func (x *VerifyAuditResponse) Reset() {
 	*x = VerifyAuditResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1607,7 @@ func (x *VerifyAuditResponse) String() string {
 func (*VerifyAuditResponse) ProtoMessage() {}
 
 func (x *VerifyAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1620,7 @@ func (x *VerifyAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyAuditResponse.ProtoReflect.Descriptor instead.
 func (*VerifyAuditResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *VerifyAuditResponse) GetIntact() bool {
@@ -1598,7 +1704,7 @@ type EscalateRequest struct {
 
 func (x *EscalateRequest) Reset() {
 	*x = EscalateRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1716,7 @@ func (x *EscalateRequest) String() string {
 func (*EscalateRequest) ProtoMessage() {}
 
 func (x *EscalateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1729,7 @@ func (x *EscalateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EscalateRequest.ProtoReflect.Descriptor instead.
 func (*EscalateRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EscalateRequest) GetWorkspace() string {
@@ -1651,7 +1757,7 @@ type EscalateResponse struct {
 
 func (x *EscalateResponse) Reset() {
 	*x = EscalateResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1769,7 @@ func (x *EscalateResponse) String() string {
 func (*EscalateResponse) ProtoMessage() {}
 
 func (x *EscalateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1782,7 @@ func (x *EscalateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EscalateResponse.ProtoReflect.Descriptor instead.
 func (*EscalateResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EscalateResponse) GetChunk() []byte {
@@ -1703,7 +1809,7 @@ type EndInstanceRequest struct {
 
 func (x *EndInstanceRequest) Reset() {
 	*x = EndInstanceRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1821,7 @@ func (x *EndInstanceRequest) String() string {
 func (*EndInstanceRequest) ProtoMessage() {}
 
 func (x *EndInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1834,7 @@ func (x *EndInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndInstanceRequest.ProtoReflect.Descriptor instead.
 func (*EndInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EndInstanceRequest) GetRequest() *v1.EndInstanceRequest {
@@ -1748,7 +1854,7 @@ type EndInstanceResponse struct {
 
 func (x *EndInstanceResponse) Reset() {
 	*x = EndInstanceResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1866,7 @@ func (x *EndInstanceResponse) String() string {
 func (*EndInstanceResponse) ProtoMessage() {}
 
 func (x *EndInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1879,7 @@ func (x *EndInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndInstanceResponse.ProtoReflect.Descriptor instead.
 func (*EndInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EndInstanceResponse) GetResponse() *v1.EndInstanceResponse {
@@ -1845,7 +1951,15 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"recoveries\x18\x02 \x03(\v2\".gpuaas.recovery.v1.RecoveryRecordR\n" +
 	"recoveries\x12-\n" +
 	"\x12workspaces_touched\x18\x03 \x01(\x05R\x11workspacesTouched\x12'\n" +
-	"\x0fcordons_waiting\x18\x04 \x01(\x05R\x0ecordonsWaiting\"\xb3\x01\n" +
+	"\x0fcordons_waiting\x18\x04 \x01(\x05R\x0ecordonsWaiting\"e\n" +
+	"\x14CloseIncidentRequest\x12)\n" +
+	"\vincident_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\n" +
+	"incidentId\x12\"\n" +
+	"\x06reason\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\"c\n" +
+	"\x15CloseIncidentResponse\x128\n" +
+	"\bincident\x18\x01 \x01(\v2\x1c.gpuaas.recovery.v1.IncidentR\bincident\x12\x10\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos\"\xb3\x01\n" +
 	"\x15ListRecoveriesRequest\x12 \n" +
 	"\amin_pos\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +
@@ -1929,12 +2043,14 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"GetFinding\x12&.gpuaas.readmodel.v1.GetFindingRequest\x1a'.gpuaas.readmodel.v1.GetFindingResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x8f\x01\n" +
 	"\x12AcknowledgeFinding\x12..gpuaas.readmodel.v1.AcknowledgeFindingRequest\x1a/.gpuaas.readmodel.v1.AcknowledgeFindingResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperator2\xda\x05\n" +
+	"\x06person\x10\x03\x1a\boperator2\xe7\x06\n" +
 	"\x0fIncidentService\x12\x92\x01\n" +
 	"\rListIncidents\x12).gpuaas.readmodel.v1.ListIncidentsRequest\x1a*.gpuaas.readmodel.v1.ListIncidentsResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x8c\x01\n" +
 	"\vGetIncident\x12'.gpuaas.readmodel.v1.GetIncidentRequest\x1a(.gpuaas.readmodel.v1.GetIncidentResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x9d\x01\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x8a\x01\n" +
+	"\rCloseIncident\x12).gpuaas.readmodel.v1.CloseIncidentRequest\x1a*.gpuaas.readmodel.v1.CloseIncidentResponse\"\"\xe2\xe0\x18\x1e\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x12\x9d\x01\n" +
 	"\x0eListRecoveries\x12*.gpuaas.readmodel.v1.ListRecoveriesRequest\x1a+.gpuaas.readmodel.v1.ListRecoveriesResponse\"2\xe2\xe0\x18.\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x12\x83\x01\n" +
 	"\bGetBrake\x12$.gpuaas.readmodel.v1.GetBrakeRequest\x1a%.gpuaas.readmodel.v1.GetBrakeResponse\"*\xe2\xe0\x18&\n" +
@@ -1963,7 +2079,7 @@ func file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP() []byte {
 	return file_gpuaas_readmodel_v1_recover_proto_rawDescData
 }
 
-var file_gpuaas_readmodel_v1_recover_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_gpuaas_readmodel_v1_recover_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_gpuaas_readmodel_v1_recover_proto_goTypes = []any{
 	(*GetAllocationRequest)(nil),          // 0: gpuaas.readmodel.v1.GetAllocationRequest
 	(*GetAllocationResponse)(nil),         // 1: gpuaas.readmodel.v1.GetAllocationResponse
@@ -1981,96 +2097,101 @@ var file_gpuaas_readmodel_v1_recover_proto_goTypes = []any{
 	(*ListIncidentsResponse)(nil),         // 13: gpuaas.readmodel.v1.ListIncidentsResponse
 	(*GetIncidentRequest)(nil),            // 14: gpuaas.readmodel.v1.GetIncidentRequest
 	(*GetIncidentResponse)(nil),           // 15: gpuaas.readmodel.v1.GetIncidentResponse
-	(*ListRecoveriesRequest)(nil),         // 16: gpuaas.readmodel.v1.ListRecoveriesRequest
-	(*ListRecoveriesResponse)(nil),        // 17: gpuaas.readmodel.v1.ListRecoveriesResponse
-	(*GetBrakeRequest)(nil),               // 18: gpuaas.readmodel.v1.GetBrakeRequest
-	(*GetBrakeResponse)(nil),              // 19: gpuaas.readmodel.v1.GetBrakeResponse
-	(*ReleaseBrakeRequest)(nil),           // 20: gpuaas.readmodel.v1.ReleaseBrakeRequest
-	(*ReleaseBrakeResponse)(nil),          // 21: gpuaas.readmodel.v1.ReleaseBrakeResponse
-	(*AuditRow)(nil),                      // 22: gpuaas.readmodel.v1.AuditRow
-	(*ListAuditRequest)(nil),              // 23: gpuaas.readmodel.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),             // 24: gpuaas.readmodel.v1.ListAuditResponse
-	(*VerifyAuditRequest)(nil),            // 25: gpuaas.readmodel.v1.VerifyAuditRequest
-	(*VerifyAuditResponse)(nil),           // 26: gpuaas.readmodel.v1.VerifyAuditResponse
-	(*EscalateRequest)(nil),               // 27: gpuaas.readmodel.v1.EscalateRequest
-	(*EscalateResponse)(nil),              // 28: gpuaas.readmodel.v1.EscalateResponse
-	(*EndInstanceRequest)(nil),            // 29: gpuaas.readmodel.v1.EndInstanceRequest
-	(*EndInstanceResponse)(nil),           // 30: gpuaas.readmodel.v1.EndInstanceResponse
-	(*v1.Allocation)(nil),                 // 31: gpuaas.lifecycle.v1.Allocation
-	(*v1.Claim)(nil),                      // 32: gpuaas.lifecycle.v1.Claim
-	(*v1.RetryReleaseRequest)(nil),        // 33: gpuaas.lifecycle.v1.RetryReleaseRequest
-	(*v1.RetryReleaseResponse)(nil),       // 34: gpuaas.lifecycle.v1.RetryReleaseResponse
-	(*v1.ForceReleaseRequest)(nil),        // 35: gpuaas.lifecycle.v1.ForceReleaseRequest
-	(*v1.ForceReleaseResponse)(nil),       // 36: gpuaas.lifecycle.v1.ForceReleaseResponse
-	(*v1.Finding)(nil),                    // 37: gpuaas.lifecycle.v1.Finding
-	(*v1.AcknowledgeFindingRequest)(nil),  // 38: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	(*v1.AcknowledgeFindingResponse)(nil), // 39: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	(*v11.Incident)(nil),                  // 40: gpuaas.recovery.v1.Incident
-	(*v11.RecoveryRecord)(nil),            // 41: gpuaas.recovery.v1.RecoveryRecord
-	(*v11.Brake)(nil),                     // 42: gpuaas.recovery.v1.Brake
-	(*v12.AuditEntry)(nil),                // 43: gpuaas.common.v1.AuditEntry
-	(*timestamppb.Timestamp)(nil),         // 44: google.protobuf.Timestamp
-	(*v1.EndInstanceRequest)(nil),         // 45: gpuaas.lifecycle.v1.EndInstanceRequest
-	(*v1.EndInstanceResponse)(nil),        // 46: gpuaas.lifecycle.v1.EndInstanceResponse
+	(*CloseIncidentRequest)(nil),          // 16: gpuaas.readmodel.v1.CloseIncidentRequest
+	(*CloseIncidentResponse)(nil),         // 17: gpuaas.readmodel.v1.CloseIncidentResponse
+	(*ListRecoveriesRequest)(nil),         // 18: gpuaas.readmodel.v1.ListRecoveriesRequest
+	(*ListRecoveriesResponse)(nil),        // 19: gpuaas.readmodel.v1.ListRecoveriesResponse
+	(*GetBrakeRequest)(nil),               // 20: gpuaas.readmodel.v1.GetBrakeRequest
+	(*GetBrakeResponse)(nil),              // 21: gpuaas.readmodel.v1.GetBrakeResponse
+	(*ReleaseBrakeRequest)(nil),           // 22: gpuaas.readmodel.v1.ReleaseBrakeRequest
+	(*ReleaseBrakeResponse)(nil),          // 23: gpuaas.readmodel.v1.ReleaseBrakeResponse
+	(*AuditRow)(nil),                      // 24: gpuaas.readmodel.v1.AuditRow
+	(*ListAuditRequest)(nil),              // 25: gpuaas.readmodel.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),             // 26: gpuaas.readmodel.v1.ListAuditResponse
+	(*VerifyAuditRequest)(nil),            // 27: gpuaas.readmodel.v1.VerifyAuditRequest
+	(*VerifyAuditResponse)(nil),           // 28: gpuaas.readmodel.v1.VerifyAuditResponse
+	(*EscalateRequest)(nil),               // 29: gpuaas.readmodel.v1.EscalateRequest
+	(*EscalateResponse)(nil),              // 30: gpuaas.readmodel.v1.EscalateResponse
+	(*EndInstanceRequest)(nil),            // 31: gpuaas.readmodel.v1.EndInstanceRequest
+	(*EndInstanceResponse)(nil),           // 32: gpuaas.readmodel.v1.EndInstanceResponse
+	(*v1.Allocation)(nil),                 // 33: gpuaas.lifecycle.v1.Allocation
+	(*v1.Claim)(nil),                      // 34: gpuaas.lifecycle.v1.Claim
+	(*v1.RetryReleaseRequest)(nil),        // 35: gpuaas.lifecycle.v1.RetryReleaseRequest
+	(*v1.RetryReleaseResponse)(nil),       // 36: gpuaas.lifecycle.v1.RetryReleaseResponse
+	(*v1.ForceReleaseRequest)(nil),        // 37: gpuaas.lifecycle.v1.ForceReleaseRequest
+	(*v1.ForceReleaseResponse)(nil),       // 38: gpuaas.lifecycle.v1.ForceReleaseResponse
+	(*v1.Finding)(nil),                    // 39: gpuaas.lifecycle.v1.Finding
+	(*v1.AcknowledgeFindingRequest)(nil),  // 40: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	(*v1.AcknowledgeFindingResponse)(nil), // 41: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	(*v11.Incident)(nil),                  // 42: gpuaas.recovery.v1.Incident
+	(*v11.RecoveryRecord)(nil),            // 43: gpuaas.recovery.v1.RecoveryRecord
+	(*v11.Brake)(nil),                     // 44: gpuaas.recovery.v1.Brake
+	(*v12.AuditEntry)(nil),                // 45: gpuaas.common.v1.AuditEntry
+	(*timestamppb.Timestamp)(nil),         // 46: google.protobuf.Timestamp
+	(*v1.EndInstanceRequest)(nil),         // 47: gpuaas.lifecycle.v1.EndInstanceRequest
+	(*v1.EndInstanceResponse)(nil),        // 48: gpuaas.lifecycle.v1.EndInstanceResponse
 }
 var file_gpuaas_readmodel_v1_recover_proto_depIdxs = []int32{
-	31, // 0: gpuaas.readmodel.v1.GetAllocationResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	32, // 1: gpuaas.readmodel.v1.GetAllocationResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	33, // 2: gpuaas.readmodel.v1.RetryReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	34, // 3: gpuaas.readmodel.v1.RetryReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	35, // 4: gpuaas.readmodel.v1.ForceReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	36, // 5: gpuaas.readmodel.v1.ForceReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	37, // 6: gpuaas.readmodel.v1.ListFindingsResponse.items:type_name -> gpuaas.lifecycle.v1.Finding
-	37, // 7: gpuaas.readmodel.v1.GetFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
-	38, // 8: gpuaas.readmodel.v1.AcknowledgeFindingRequest.request:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	39, // 9: gpuaas.readmodel.v1.AcknowledgeFindingResponse.response:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	40, // 10: gpuaas.readmodel.v1.ListIncidentsResponse.items:type_name -> gpuaas.recovery.v1.Incident
-	40, // 11: gpuaas.readmodel.v1.GetIncidentResponse.incident:type_name -> gpuaas.recovery.v1.Incident
-	41, // 12: gpuaas.readmodel.v1.GetIncidentResponse.recoveries:type_name -> gpuaas.recovery.v1.RecoveryRecord
-	41, // 13: gpuaas.readmodel.v1.ListRecoveriesResponse.items:type_name -> gpuaas.recovery.v1.RecoveryRecord
-	42, // 14: gpuaas.readmodel.v1.GetBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
-	42, // 15: gpuaas.readmodel.v1.ReleaseBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
-	43, // 16: gpuaas.readmodel.v1.AuditRow.entry:type_name -> gpuaas.common.v1.AuditEntry
-	22, // 17: gpuaas.readmodel.v1.ListAuditResponse.items:type_name -> gpuaas.readmodel.v1.AuditRow
-	44, // 18: gpuaas.readmodel.v1.VerifyAuditResponse.signed_at:type_name -> google.protobuf.Timestamp
-	44, // 19: gpuaas.readmodel.v1.EscalateResponse.collected_at:type_name -> google.protobuf.Timestamp
-	45, // 20: gpuaas.readmodel.v1.EndInstanceRequest.request:type_name -> gpuaas.lifecycle.v1.EndInstanceRequest
-	46, // 21: gpuaas.readmodel.v1.EndInstanceResponse.response:type_name -> gpuaas.lifecycle.v1.EndInstanceResponse
-	0,  // 22: gpuaas.readmodel.v1.ReleaseService.GetAllocation:input_type -> gpuaas.readmodel.v1.GetAllocationRequest
-	2,  // 23: gpuaas.readmodel.v1.ReleaseService.RetryRelease:input_type -> gpuaas.readmodel.v1.RetryReleaseRequest
-	4,  // 24: gpuaas.readmodel.v1.ReleaseService.ForceRelease:input_type -> gpuaas.readmodel.v1.ForceReleaseRequest
-	29, // 25: gpuaas.readmodel.v1.InstanceService.EndInstance:input_type -> gpuaas.readmodel.v1.EndInstanceRequest
-	6,  // 26: gpuaas.readmodel.v1.FindingService.ListFindings:input_type -> gpuaas.readmodel.v1.ListFindingsRequest
-	8,  // 27: gpuaas.readmodel.v1.FindingService.GetFinding:input_type -> gpuaas.readmodel.v1.GetFindingRequest
-	10, // 28: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.readmodel.v1.AcknowledgeFindingRequest
-	12, // 29: gpuaas.readmodel.v1.IncidentService.ListIncidents:input_type -> gpuaas.readmodel.v1.ListIncidentsRequest
-	14, // 30: gpuaas.readmodel.v1.IncidentService.GetIncident:input_type -> gpuaas.readmodel.v1.GetIncidentRequest
-	16, // 31: gpuaas.readmodel.v1.IncidentService.ListRecoveries:input_type -> gpuaas.readmodel.v1.ListRecoveriesRequest
-	18, // 32: gpuaas.readmodel.v1.IncidentService.GetBrake:input_type -> gpuaas.readmodel.v1.GetBrakeRequest
-	20, // 33: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:input_type -> gpuaas.readmodel.v1.ReleaseBrakeRequest
-	23, // 34: gpuaas.readmodel.v1.AuditService.ListAudit:input_type -> gpuaas.readmodel.v1.ListAuditRequest
-	25, // 35: gpuaas.readmodel.v1.AuditService.VerifyAudit:input_type -> gpuaas.readmodel.v1.VerifyAuditRequest
-	27, // 36: gpuaas.readmodel.v1.EscalationService.Escalate:input_type -> gpuaas.readmodel.v1.EscalateRequest
-	1,  // 37: gpuaas.readmodel.v1.ReleaseService.GetAllocation:output_type -> gpuaas.readmodel.v1.GetAllocationResponse
-	3,  // 38: gpuaas.readmodel.v1.ReleaseService.RetryRelease:output_type -> gpuaas.readmodel.v1.RetryReleaseResponse
-	5,  // 39: gpuaas.readmodel.v1.ReleaseService.ForceRelease:output_type -> gpuaas.readmodel.v1.ForceReleaseResponse
-	30, // 40: gpuaas.readmodel.v1.InstanceService.EndInstance:output_type -> gpuaas.readmodel.v1.EndInstanceResponse
-	7,  // 41: gpuaas.readmodel.v1.FindingService.ListFindings:output_type -> gpuaas.readmodel.v1.ListFindingsResponse
-	9,  // 42: gpuaas.readmodel.v1.FindingService.GetFinding:output_type -> gpuaas.readmodel.v1.GetFindingResponse
-	11, // 43: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.readmodel.v1.AcknowledgeFindingResponse
-	13, // 44: gpuaas.readmodel.v1.IncidentService.ListIncidents:output_type -> gpuaas.readmodel.v1.ListIncidentsResponse
-	15, // 45: gpuaas.readmodel.v1.IncidentService.GetIncident:output_type -> gpuaas.readmodel.v1.GetIncidentResponse
-	17, // 46: gpuaas.readmodel.v1.IncidentService.ListRecoveries:output_type -> gpuaas.readmodel.v1.ListRecoveriesResponse
-	19, // 47: gpuaas.readmodel.v1.IncidentService.GetBrake:output_type -> gpuaas.readmodel.v1.GetBrakeResponse
-	21, // 48: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:output_type -> gpuaas.readmodel.v1.ReleaseBrakeResponse
-	24, // 49: gpuaas.readmodel.v1.AuditService.ListAudit:output_type -> gpuaas.readmodel.v1.ListAuditResponse
-	26, // 50: gpuaas.readmodel.v1.AuditService.VerifyAudit:output_type -> gpuaas.readmodel.v1.VerifyAuditResponse
-	28, // 51: gpuaas.readmodel.v1.EscalationService.Escalate:output_type -> gpuaas.readmodel.v1.EscalateResponse
-	37, // [37:52] is the sub-list for method output_type
-	22, // [22:37] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	33, // 0: gpuaas.readmodel.v1.GetAllocationResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	34, // 1: gpuaas.readmodel.v1.GetAllocationResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	35, // 2: gpuaas.readmodel.v1.RetryReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	36, // 3: gpuaas.readmodel.v1.RetryReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	37, // 4: gpuaas.readmodel.v1.ForceReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	38, // 5: gpuaas.readmodel.v1.ForceReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	39, // 6: gpuaas.readmodel.v1.ListFindingsResponse.items:type_name -> gpuaas.lifecycle.v1.Finding
+	39, // 7: gpuaas.readmodel.v1.GetFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	40, // 8: gpuaas.readmodel.v1.AcknowledgeFindingRequest.request:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	41, // 9: gpuaas.readmodel.v1.AcknowledgeFindingResponse.response:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	42, // 10: gpuaas.readmodel.v1.ListIncidentsResponse.items:type_name -> gpuaas.recovery.v1.Incident
+	42, // 11: gpuaas.readmodel.v1.GetIncidentResponse.incident:type_name -> gpuaas.recovery.v1.Incident
+	43, // 12: gpuaas.readmodel.v1.GetIncidentResponse.recoveries:type_name -> gpuaas.recovery.v1.RecoveryRecord
+	42, // 13: gpuaas.readmodel.v1.CloseIncidentResponse.incident:type_name -> gpuaas.recovery.v1.Incident
+	43, // 14: gpuaas.readmodel.v1.ListRecoveriesResponse.items:type_name -> gpuaas.recovery.v1.RecoveryRecord
+	44, // 15: gpuaas.readmodel.v1.GetBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
+	44, // 16: gpuaas.readmodel.v1.ReleaseBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
+	45, // 17: gpuaas.readmodel.v1.AuditRow.entry:type_name -> gpuaas.common.v1.AuditEntry
+	24, // 18: gpuaas.readmodel.v1.ListAuditResponse.items:type_name -> gpuaas.readmodel.v1.AuditRow
+	46, // 19: gpuaas.readmodel.v1.VerifyAuditResponse.signed_at:type_name -> google.protobuf.Timestamp
+	46, // 20: gpuaas.readmodel.v1.EscalateResponse.collected_at:type_name -> google.protobuf.Timestamp
+	47, // 21: gpuaas.readmodel.v1.EndInstanceRequest.request:type_name -> gpuaas.lifecycle.v1.EndInstanceRequest
+	48, // 22: gpuaas.readmodel.v1.EndInstanceResponse.response:type_name -> gpuaas.lifecycle.v1.EndInstanceResponse
+	0,  // 23: gpuaas.readmodel.v1.ReleaseService.GetAllocation:input_type -> gpuaas.readmodel.v1.GetAllocationRequest
+	2,  // 24: gpuaas.readmodel.v1.ReleaseService.RetryRelease:input_type -> gpuaas.readmodel.v1.RetryReleaseRequest
+	4,  // 25: gpuaas.readmodel.v1.ReleaseService.ForceRelease:input_type -> gpuaas.readmodel.v1.ForceReleaseRequest
+	31, // 26: gpuaas.readmodel.v1.InstanceService.EndInstance:input_type -> gpuaas.readmodel.v1.EndInstanceRequest
+	6,  // 27: gpuaas.readmodel.v1.FindingService.ListFindings:input_type -> gpuaas.readmodel.v1.ListFindingsRequest
+	8,  // 28: gpuaas.readmodel.v1.FindingService.GetFinding:input_type -> gpuaas.readmodel.v1.GetFindingRequest
+	10, // 29: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.readmodel.v1.AcknowledgeFindingRequest
+	12, // 30: gpuaas.readmodel.v1.IncidentService.ListIncidents:input_type -> gpuaas.readmodel.v1.ListIncidentsRequest
+	14, // 31: gpuaas.readmodel.v1.IncidentService.GetIncident:input_type -> gpuaas.readmodel.v1.GetIncidentRequest
+	16, // 32: gpuaas.readmodel.v1.IncidentService.CloseIncident:input_type -> gpuaas.readmodel.v1.CloseIncidentRequest
+	18, // 33: gpuaas.readmodel.v1.IncidentService.ListRecoveries:input_type -> gpuaas.readmodel.v1.ListRecoveriesRequest
+	20, // 34: gpuaas.readmodel.v1.IncidentService.GetBrake:input_type -> gpuaas.readmodel.v1.GetBrakeRequest
+	22, // 35: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:input_type -> gpuaas.readmodel.v1.ReleaseBrakeRequest
+	25, // 36: gpuaas.readmodel.v1.AuditService.ListAudit:input_type -> gpuaas.readmodel.v1.ListAuditRequest
+	27, // 37: gpuaas.readmodel.v1.AuditService.VerifyAudit:input_type -> gpuaas.readmodel.v1.VerifyAuditRequest
+	29, // 38: gpuaas.readmodel.v1.EscalationService.Escalate:input_type -> gpuaas.readmodel.v1.EscalateRequest
+	1,  // 39: gpuaas.readmodel.v1.ReleaseService.GetAllocation:output_type -> gpuaas.readmodel.v1.GetAllocationResponse
+	3,  // 40: gpuaas.readmodel.v1.ReleaseService.RetryRelease:output_type -> gpuaas.readmodel.v1.RetryReleaseResponse
+	5,  // 41: gpuaas.readmodel.v1.ReleaseService.ForceRelease:output_type -> gpuaas.readmodel.v1.ForceReleaseResponse
+	32, // 42: gpuaas.readmodel.v1.InstanceService.EndInstance:output_type -> gpuaas.readmodel.v1.EndInstanceResponse
+	7,  // 43: gpuaas.readmodel.v1.FindingService.ListFindings:output_type -> gpuaas.readmodel.v1.ListFindingsResponse
+	9,  // 44: gpuaas.readmodel.v1.FindingService.GetFinding:output_type -> gpuaas.readmodel.v1.GetFindingResponse
+	11, // 45: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.readmodel.v1.AcknowledgeFindingResponse
+	13, // 46: gpuaas.readmodel.v1.IncidentService.ListIncidents:output_type -> gpuaas.readmodel.v1.ListIncidentsResponse
+	15, // 47: gpuaas.readmodel.v1.IncidentService.GetIncident:output_type -> gpuaas.readmodel.v1.GetIncidentResponse
+	17, // 48: gpuaas.readmodel.v1.IncidentService.CloseIncident:output_type -> gpuaas.readmodel.v1.CloseIncidentResponse
+	19, // 49: gpuaas.readmodel.v1.IncidentService.ListRecoveries:output_type -> gpuaas.readmodel.v1.ListRecoveriesResponse
+	21, // 50: gpuaas.readmodel.v1.IncidentService.GetBrake:output_type -> gpuaas.readmodel.v1.GetBrakeResponse
+	23, // 51: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:output_type -> gpuaas.readmodel.v1.ReleaseBrakeResponse
+	26, // 52: gpuaas.readmodel.v1.AuditService.ListAudit:output_type -> gpuaas.readmodel.v1.ListAuditResponse
+	28, // 53: gpuaas.readmodel.v1.AuditService.VerifyAudit:output_type -> gpuaas.readmodel.v1.VerifyAuditResponse
+	30, // 54: gpuaas.readmodel.v1.EscalationService.Escalate:output_type -> gpuaas.readmodel.v1.EscalateResponse
+	39, // [39:55] is the sub-list for method output_type
+	23, // [23:39] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_recover_proto_init() }
@@ -2084,7 +2205,7 @@ func file_gpuaas_readmodel_v1_recover_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_recover_proto_rawDesc), len(file_gpuaas_readmodel_v1_recover_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

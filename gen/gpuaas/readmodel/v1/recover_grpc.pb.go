@@ -505,6 +505,7 @@ var FindingService_ServiceDesc = grpc.ServiceDesc{
 const (
 	IncidentService_ListIncidents_FullMethodName  = "/gpuaas.readmodel.v1.IncidentService/ListIncidents"
 	IncidentService_GetIncident_FullMethodName    = "/gpuaas.readmodel.v1.IncidentService/GetIncident"
+	IncidentService_CloseIncident_FullMethodName  = "/gpuaas.readmodel.v1.IncidentService/CloseIncident"
 	IncidentService_ListRecoveries_FullMethodName = "/gpuaas.readmodel.v1.IncidentService/ListRecoveries"
 	IncidentService_GetBrake_FullMethodName       = "/gpuaas.readmodel.v1.IncidentService/GetBrake"
 	IncidentService_ReleaseBrake_FullMethodName   = "/gpuaas.readmodel.v1.IncidentService/ReleaseBrake"
@@ -520,6 +521,8 @@ type IncidentServiceClient interface {
 	ListIncidents(ctx context.Context, in *ListIncidentsRequest, opts ...grpc.CallOption) (*ListIncidentsResponse, error)
 	// GetIncident shows one incident with the recoveries that it speaks of.
 	GetIncident(ctx context.Context, in *GetIncidentRequest, opts ...grpc.CallOption) (*GetIncidentResponse, error)
+	// CloseIncident closes an incident on a person's judgement.
+	CloseIncident(ctx context.Context, in *CloseIncidentRequest, opts ...grpc.CallOption) (*CloseIncidentResponse, error)
 	// ListRecoveries lists recovery records, newest first.
 	ListRecoveries(ctx context.Context, in *ListRecoveriesRequest, opts ...grpc.CallOption) (*ListRecoveriesResponse, error)
 	// GetBrake shows the fleet brake.
@@ -550,6 +553,16 @@ func (c *incidentServiceClient) GetIncident(ctx context.Context, in *GetIncident
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetIncidentResponse)
 	err := c.cc.Invoke(ctx, IncidentService_GetIncident_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *incidentServiceClient) CloseIncident(ctx context.Context, in *CloseIncidentRequest, opts ...grpc.CallOption) (*CloseIncidentResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CloseIncidentResponse)
+	err := c.cc.Invoke(ctx, IncidentService_CloseIncident_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -596,6 +609,8 @@ type IncidentServiceServer interface {
 	ListIncidents(context.Context, *ListIncidentsRequest) (*ListIncidentsResponse, error)
 	// GetIncident shows one incident with the recoveries that it speaks of.
 	GetIncident(context.Context, *GetIncidentRequest) (*GetIncidentResponse, error)
+	// CloseIncident closes an incident on a person's judgement.
+	CloseIncident(context.Context, *CloseIncidentRequest) (*CloseIncidentResponse, error)
 	// ListRecoveries lists recovery records, newest first.
 	ListRecoveries(context.Context, *ListRecoveriesRequest) (*ListRecoveriesResponse, error)
 	// GetBrake shows the fleet brake.
@@ -617,6 +632,9 @@ func (UnimplementedIncidentServiceServer) ListIncidents(context.Context, *ListIn
 }
 func (UnimplementedIncidentServiceServer) GetIncident(context.Context, *GetIncidentRequest) (*GetIncidentResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetIncident not implemented")
+}
+func (UnimplementedIncidentServiceServer) CloseIncident(context.Context, *CloseIncidentRequest) (*CloseIncidentResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CloseIncident not implemented")
 }
 func (UnimplementedIncidentServiceServer) ListRecoveries(context.Context, *ListRecoveriesRequest) (*ListRecoveriesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListRecoveries not implemented")
@@ -680,6 +698,24 @@ func _IncidentService_GetIncident_Handler(srv interface{}, ctx context.Context, 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(IncidentServiceServer).GetIncident(ctx, req.(*GetIncidentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IncidentService_CloseIncident_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CloseIncidentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IncidentServiceServer).CloseIncident(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IncidentService_CloseIncident_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IncidentServiceServer).CloseIncident(ctx, req.(*CloseIncidentRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -752,6 +788,10 @@ var IncidentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetIncident",
 			Handler:    _IncidentService_GetIncident_Handler,
+		},
+		{
+			MethodName: "CloseIncident",
+			Handler:    _IncidentService_CloseIncident_Handler,
 		},
 		{
 			MethodName: "ListRecoveries",

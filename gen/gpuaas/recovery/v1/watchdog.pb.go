@@ -249,8 +249,9 @@ type Incident struct {
 	ClosedBy      string                 `protobuf:"bytes,15,opt,name=closed_by,json=closedBy,proto3" json:"closed_by,omitempty"`
 	Count         int64                  `protobuf:"varint,16,opt,name=count,proto3" json:"count,omitempty"`
 	Version       int64                  `protobuf:"varint,17,opt,name=version,proto3" json:"version,omitempty"`
-	Workspaces    []string               `protobuf:"bytes,18,rep,name=workspaces,proto3" json:"workspaces,omitempty"`                // tenant/name of each of `workspace_ids`, in answers to people
-	NodeNames     []string               `protobuf:"bytes,19,rep,name=node_names,json=nodeNames,proto3" json:"node_names,omitempty"` // of each of `node_ids`, in answers to people
+	Workspaces    []string               `protobuf:"bytes,18,rep,name=workspaces,proto3" json:"workspaces,omitempty"`                      // tenant/name of each of `workspace_ids`, in answers to people
+	NodeNames     []string               `protobuf:"bytes,19,rep,name=node_names,json=nodeNames,proto3" json:"node_names,omitempty"`       // of each of `node_ids`, in answers to people
+	CloseReason   string                 `protobuf:"bytes,20,opt,name=close_reason,json=closeReason,proto3" json:"close_reason,omitempty"` // of the person who closed it; empty for one that ended by itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -416,6 +417,13 @@ func (x *Incident) GetNodeNames() []string {
 		return x.NodeNames
 	}
 	return nil
+}
+
+func (x *Incident) GetCloseReason() string {
+	if x != nil {
+		return x.CloseReason
+	}
+	return ""
 }
 
 // Brake stops automatic remedies when too much of the fleet needs them at once. Event kind `brake.changed`.
@@ -641,6 +649,112 @@ func (x *ReleaseBrakeResponse) GetPos() string {
 	return ""
 }
 
+// CloseIncidentRequest names the incident and says why.
+type CloseIncidentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	IncidentId    string                 `protobuf:"bytes,1,opt,name=incident_id,json=incidentId,proto3" json:"incident_id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseIncidentRequest) Reset() {
+	*x = CloseIncidentRequest{}
+	mi := &file_gpuaas_recovery_v1_watchdog_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseIncidentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseIncidentRequest) ProtoMessage() {}
+
+func (x *CloseIncidentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_recovery_v1_watchdog_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseIncidentRequest.ProtoReflect.Descriptor instead.
+func (*CloseIncidentRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_recovery_v1_watchdog_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *CloseIncidentRequest) GetIncidentId() string {
+	if x != nil {
+		return x.IncidentId
+	}
+	return ""
+}
+
+func (x *CloseIncidentRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// CloseIncidentResponse answers the closed incident.
+type CloseIncidentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incident      *Incident              `protobuf:"bytes,1,opt,name=incident,proto3" json:"incident,omitempty"`
+	Pos           string                 `protobuf:"bytes,2,opt,name=pos,proto3" json:"pos,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseIncidentResponse) Reset() {
+	*x = CloseIncidentResponse{}
+	mi := &file_gpuaas_recovery_v1_watchdog_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseIncidentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseIncidentResponse) ProtoMessage() {}
+
+func (x *CloseIncidentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_recovery_v1_watchdog_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseIncidentResponse.ProtoReflect.Descriptor instead.
+func (*CloseIncidentResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_recovery_v1_watchdog_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *CloseIncidentResponse) GetIncident() *Incident {
+	if x != nil {
+		return x.Incident
+	}
+	return nil
+}
+
+func (x *CloseIncidentResponse) GetPos() string {
+	if x != nil {
+		return x.Pos
+	}
+	return ""
+}
+
 var File_gpuaas_recovery_v1_watchdog_proto protoreflect.FileDescriptor
 
 const file_gpuaas_recovery_v1_watchdog_proto_rawDesc = "" +
@@ -673,7 +787,7 @@ const file_gpuaas_recovery_v1_watchdog_proto_rawDesc = "" +
 	"userImpact\x12\x1a\n" +
 	"\battempts\x18\x13 \x01(\x05R\battempts\x12%\n" +
 	"\x0ecorrelation_id\x18\x14 \x01(\tR\rcorrelationId\x12\x18\n" +
-	"\aversion\x18\x15 \x01(\x03R\aversion\"\xdf\x05\n" +
+	"\aversion\x18\x15 \x01(\x03R\aversion\"\x82\x06\n" +
 	"\bIncident\x12\x1f\n" +
 	"\vincident_id\x18\x01 \x01(\tR\n" +
 	"incidentId\x122\n" +
@@ -703,7 +817,8 @@ const file_gpuaas_recovery_v1_watchdog_proto_rawDesc = "" +
 	"workspaces\x18\x12 \x03(\tR\n" +
 	"workspaces\x12\x1d\n" +
 	"\n" +
-	"node_names\x18\x13 \x03(\tR\tnodeNames\"\xf3\x02\n" +
+	"node_names\x18\x13 \x03(\tR\tnodeNames\x12!\n" +
+	"\fclose_reason\x18\x14 \x01(\tR\vcloseReason\"\xf3\x02\n" +
 	"\x05Brake\x12\x18\n" +
 	"\aengaged\x18\x01 \x01(\bR\aengaged\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1a\n" +
@@ -725,10 +840,20 @@ const file_gpuaas_recovery_v1_watchdog_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\"Y\n" +
 	"\x14ReleaseBrakeResponse\x12/\n" +
 	"\x05brake\x18\x01 \x01(\v2\x19.gpuaas.recovery.v1.BrakeR\x05brake\x12\x10\n" +
-	"\x03pos\x18\x02 \x01(\tR\x03pos2\x91\x01\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos\"e\n" +
+	"\x14CloseIncidentRequest\x12)\n" +
+	"\vincident_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\n" +
+	"incidentId\x12\"\n" +
+	"\x06reason\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\"c\n" +
+	"\x15CloseIncidentResponse\x128\n" +
+	"\bincident\x18\x01 \x01(\v2\x1c.gpuaas.recovery.v1.IncidentR\bincident\x12\x10\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos2\x9f\x02\n" +
 	"\x0fWatchdogService\x12~\n" +
 	"\fReleaseBrake\x12'.gpuaas.recovery.v1.ReleaseBrakeRequest\x1a(.gpuaas.recovery.v1.ReleaseBrakeResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperatorB\xcb\x01\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x12\x8b\x01\n" +
+	"\rCloseIncident\x12(.gpuaas.recovery.v1.CloseIncidentRequest\x1a).gpuaas.recovery.v1.CloseIncidentResponse\"%\xe2\xe0\x18!\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurityB\xcb\x01\n" +
 	"\x16com.gpuaas.recovery.v1B\rWatchdogProtoP\x01Z8github.com/gpuaas/mesh/gen/gpuaas/recovery/v1;recoveryv1\xa2\x02\x03GRX\xaa\x02\x12Gpuaas.Recovery.V1\xca\x02\x12Gpuaas\\Recovery\\V1\xe2\x02\x1eGpuaas\\Recovery\\V1\\GPBMetadata\xea\x02\x14Gpuaas::Recovery::V1b\x06proto3"
 
 var (
@@ -743,43 +868,48 @@ func file_gpuaas_recovery_v1_watchdog_proto_rawDescGZIP() []byte {
 	return file_gpuaas_recovery_v1_watchdog_proto_rawDescData
 }
 
-var file_gpuaas_recovery_v1_watchdog_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_gpuaas_recovery_v1_watchdog_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_gpuaas_recovery_v1_watchdog_proto_goTypes = []any{
 	(*RecoveryRecord)(nil),        // 0: gpuaas.recovery.v1.RecoveryRecord
 	(*Incident)(nil),              // 1: gpuaas.recovery.v1.Incident
 	(*Brake)(nil),                 // 2: gpuaas.recovery.v1.Brake
 	(*ReleaseBrakeRequest)(nil),   // 3: gpuaas.recovery.v1.ReleaseBrakeRequest
 	(*ReleaseBrakeResponse)(nil),  // 4: gpuaas.recovery.v1.ReleaseBrakeResponse
-	(v1.RecoveryTrigger)(0),       // 5: gpuaas.common.v1.RecoveryTrigger
-	(v1.RecoveryOutcome)(0),       // 6: gpuaas.common.v1.RecoveryOutcome
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
-	(v1.IncidentKind)(0),          // 8: gpuaas.common.v1.IncidentKind
-	(v1.Severity)(0),              // 9: gpuaas.common.v1.Severity
-	(v1.OwnerLayer)(0),            // 10: gpuaas.common.v1.OwnerLayer
+	(*CloseIncidentRequest)(nil),  // 5: gpuaas.recovery.v1.CloseIncidentRequest
+	(*CloseIncidentResponse)(nil), // 6: gpuaas.recovery.v1.CloseIncidentResponse
+	(v1.RecoveryTrigger)(0),       // 7: gpuaas.common.v1.RecoveryTrigger
+	(v1.RecoveryOutcome)(0),       // 8: gpuaas.common.v1.RecoveryOutcome
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(v1.IncidentKind)(0),          // 10: gpuaas.common.v1.IncidentKind
+	(v1.Severity)(0),              // 11: gpuaas.common.v1.Severity
+	(v1.OwnerLayer)(0),            // 12: gpuaas.common.v1.OwnerLayer
 }
 var file_gpuaas_recovery_v1_watchdog_proto_depIdxs = []int32{
-	5,  // 0: gpuaas.recovery.v1.RecoveryRecord.trigger:type_name -> gpuaas.common.v1.RecoveryTrigger
-	6,  // 1: gpuaas.recovery.v1.RecoveryRecord.outcome:type_name -> gpuaas.common.v1.RecoveryOutcome
-	7,  // 2: gpuaas.recovery.v1.RecoveryRecord.next_at:type_name -> google.protobuf.Timestamp
-	7,  // 3: gpuaas.recovery.v1.RecoveryRecord.detected_at:type_name -> google.protobuf.Timestamp
-	7,  // 4: gpuaas.recovery.v1.RecoveryRecord.started_at:type_name -> google.protobuf.Timestamp
-	7,  // 5: gpuaas.recovery.v1.RecoveryRecord.ended_at:type_name -> google.protobuf.Timestamp
-	8,  // 6: gpuaas.recovery.v1.Incident.kind:type_name -> gpuaas.common.v1.IncidentKind
-	9,  // 7: gpuaas.recovery.v1.Incident.severity:type_name -> gpuaas.common.v1.Severity
-	10, // 8: gpuaas.recovery.v1.Incident.owner_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	7,  // 9: gpuaas.recovery.v1.Incident.opened_at:type_name -> google.protobuf.Timestamp
-	7,  // 10: gpuaas.recovery.v1.Incident.last_seen_at:type_name -> google.protobuf.Timestamp
-	7,  // 11: gpuaas.recovery.v1.Incident.closed_at:type_name -> google.protobuf.Timestamp
-	7,  // 12: gpuaas.recovery.v1.Brake.since:type_name -> google.protobuf.Timestamp
-	7,  // 13: gpuaas.recovery.v1.Brake.released_at:type_name -> google.protobuf.Timestamp
+	7,  // 0: gpuaas.recovery.v1.RecoveryRecord.trigger:type_name -> gpuaas.common.v1.RecoveryTrigger
+	8,  // 1: gpuaas.recovery.v1.RecoveryRecord.outcome:type_name -> gpuaas.common.v1.RecoveryOutcome
+	9,  // 2: gpuaas.recovery.v1.RecoveryRecord.next_at:type_name -> google.protobuf.Timestamp
+	9,  // 3: gpuaas.recovery.v1.RecoveryRecord.detected_at:type_name -> google.protobuf.Timestamp
+	9,  // 4: gpuaas.recovery.v1.RecoveryRecord.started_at:type_name -> google.protobuf.Timestamp
+	9,  // 5: gpuaas.recovery.v1.RecoveryRecord.ended_at:type_name -> google.protobuf.Timestamp
+	10, // 6: gpuaas.recovery.v1.Incident.kind:type_name -> gpuaas.common.v1.IncidentKind
+	11, // 7: gpuaas.recovery.v1.Incident.severity:type_name -> gpuaas.common.v1.Severity
+	12, // 8: gpuaas.recovery.v1.Incident.owner_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	9,  // 9: gpuaas.recovery.v1.Incident.opened_at:type_name -> google.protobuf.Timestamp
+	9,  // 10: gpuaas.recovery.v1.Incident.last_seen_at:type_name -> google.protobuf.Timestamp
+	9,  // 11: gpuaas.recovery.v1.Incident.closed_at:type_name -> google.protobuf.Timestamp
+	9,  // 12: gpuaas.recovery.v1.Brake.since:type_name -> google.protobuf.Timestamp
+	9,  // 13: gpuaas.recovery.v1.Brake.released_at:type_name -> google.protobuf.Timestamp
 	2,  // 14: gpuaas.recovery.v1.ReleaseBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
-	3,  // 15: gpuaas.recovery.v1.WatchdogService.ReleaseBrake:input_type -> gpuaas.recovery.v1.ReleaseBrakeRequest
-	4,  // 16: gpuaas.recovery.v1.WatchdogService.ReleaseBrake:output_type -> gpuaas.recovery.v1.ReleaseBrakeResponse
-	16, // [16:17] is the sub-list for method output_type
-	15, // [15:16] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	1,  // 15: gpuaas.recovery.v1.CloseIncidentResponse.incident:type_name -> gpuaas.recovery.v1.Incident
+	3,  // 16: gpuaas.recovery.v1.WatchdogService.ReleaseBrake:input_type -> gpuaas.recovery.v1.ReleaseBrakeRequest
+	5,  // 17: gpuaas.recovery.v1.WatchdogService.CloseIncident:input_type -> gpuaas.recovery.v1.CloseIncidentRequest
+	4,  // 18: gpuaas.recovery.v1.WatchdogService.ReleaseBrake:output_type -> gpuaas.recovery.v1.ReleaseBrakeResponse
+	6,  // 19: gpuaas.recovery.v1.WatchdogService.CloseIncident:output_type -> gpuaas.recovery.v1.CloseIncidentResponse
+	18, // [18:20] is the sub-list for method output_type
+	16, // [16:18] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_recovery_v1_watchdog_proto_init() }
@@ -793,7 +923,7 @@ func file_gpuaas_recovery_v1_watchdog_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_recovery_v1_watchdog_proto_rawDesc), len(file_gpuaas_recovery_v1_watchdog_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,7 +19,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	WatchdogService_ReleaseBrake_FullMethodName = "/gpuaas.recovery.v1.WatchdogService/ReleaseBrake"
+	WatchdogService_ReleaseBrake_FullMethodName  = "/gpuaas.recovery.v1.WatchdogService/ReleaseBrake"
+	WatchdogService_CloseIncident_FullMethodName = "/gpuaas.recovery.v1.WatchdogService/CloseIncident"
 )
 
 // WatchdogServiceClient is the client API for WatchdogService service.
@@ -30,6 +31,9 @@ const (
 type WatchdogServiceClient interface {
 	// ReleaseBrake lets automatic remedies go on.
 	ReleaseBrake(ctx context.Context, in *ReleaseBrakeRequest, opts ...grpc.CallOption) (*ReleaseBrakeResponse, error)
+	// CloseIncident closes an incident on a person's judgement. One that follows its evidence alone, or that another verb
+	// ends, is refused with what ends it; one about an identity with a second holder needs the security role.
+	CloseIncident(ctx context.Context, in *CloseIncidentRequest, opts ...grpc.CallOption) (*CloseIncidentResponse, error)
 }
 
 type watchdogServiceClient struct {
@@ -50,6 +54,16 @@ func (c *watchdogServiceClient) ReleaseBrake(ctx context.Context, in *ReleaseBra
 	return out, nil
 }
 
+func (c *watchdogServiceClient) CloseIncident(ctx context.Context, in *CloseIncidentRequest, opts ...grpc.CallOption) (*CloseIncidentResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CloseIncidentResponse)
+	err := c.cc.Invoke(ctx, WatchdogService_CloseIncident_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // WatchdogServiceServer is the server API for WatchdogService service.
 // All implementations must embed UnimplementedWatchdogServiceServer
 // for forward compatibility.
@@ -58,6 +72,9 @@ func (c *watchdogServiceClient) ReleaseBrake(ctx context.Context, in *ReleaseBra
 type WatchdogServiceServer interface {
 	// ReleaseBrake lets automatic remedies go on.
 	ReleaseBrake(context.Context, *ReleaseBrakeRequest) (*ReleaseBrakeResponse, error)
+	// CloseIncident closes an incident on a person's judgement. One that follows its evidence alone, or that another verb
+	// ends, is refused with what ends it; one about an identity with a second holder needs the security role.
+	CloseIncident(context.Context, *CloseIncidentRequest) (*CloseIncidentResponse, error)
 	mustEmbedUnimplementedWatchdogServiceServer()
 }
 
@@ -70,6 +87,9 @@ type UnimplementedWatchdogServiceServer struct{}
 
 func (UnimplementedWatchdogServiceServer) ReleaseBrake(context.Context, *ReleaseBrakeRequest) (*ReleaseBrakeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseBrake not implemented")
+}
+func (UnimplementedWatchdogServiceServer) CloseIncident(context.Context, *CloseIncidentRequest) (*CloseIncidentResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CloseIncident not implemented")
 }
 func (UnimplementedWatchdogServiceServer) mustEmbedUnimplementedWatchdogServiceServer() {}
 func (UnimplementedWatchdogServiceServer) testEmbeddedByValue()                         {}
@@ -110,6 +130,24 @@ func _WatchdogService_ReleaseBrake_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _WatchdogService_CloseIncident_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CloseIncidentRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WatchdogServiceServer).CloseIncident(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WatchdogService_CloseIncident_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WatchdogServiceServer).CloseIncident(ctx, req.(*CloseIncidentRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // WatchdogService_ServiceDesc is the grpc.ServiceDesc for WatchdogService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -120,6 +158,10 @@ var WatchdogService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReleaseBrake",
 			Handler:    _WatchdogService_ReleaseBrake_Handler,
+		},
+		{
+			MethodName: "CloseIncident",
+			Handler:    _WatchdogService_CloseIncident_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

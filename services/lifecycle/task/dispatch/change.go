@@ -37,7 +37,7 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 		}
 		r, err := task.One(ctx, tx, lockTask, req.GetTaskId())
 		if errors.Is(err, pgx.ErrNoRows) {
-			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such task")
+			return fault.NoSuch("task", req.GetTaskId())
 		}
 		if err != nil {
 			return fmt.Errorf("read task: %w", err)

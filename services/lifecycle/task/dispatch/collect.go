@@ -64,7 +64,7 @@ func (s *Server) GetCollectedDiagnostics(ctx context.Context,
 		return nil, fmt.Errorf("read collected diagnostics: %w", err)
 	}
 	if len(found) == 0 || found[0].Type != names.Of(commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT) {
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such task that collects diagnostics")
+		return nil, fault.NoSuch("task that collects diagnostics", req.GetTaskId())
 	}
 	if found[0].State != names.Of(commonv1.TaskState_TASK_STATE_SUCCEEDED) {
 		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the task has not succeeded",

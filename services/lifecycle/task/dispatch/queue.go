@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -310,7 +309,7 @@ func findQueued(ctx context.Context, tx pgx.Tx, group []*queued, out []queued, k
 		}
 		row, ok := byKey[one.task.Row.IdemKey]
 		if !ok {
-			out[i].err = fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such node, or it is retired")
+			out[i].err = fault.NoSuch("node", one.task.Row.NodeID, fault.Unmet("no node has this id, or it is retired"))
 		}
 		out[i].row = row
 	}

@@ -52,6 +52,15 @@ func (i *Incidents) GetIncident(ctx context.Context,
 	return out, err
 }
 
+// CloseIncident forwards a person's judgement of an incident to recovery.
+func (i *Incidents) CloseIncident(ctx context.Context,
+	req *readmodelv1.CloseIncidentRequest,
+) (*readmodelv1.CloseIncidentResponse, error) {
+	answer, err := operator(ctx, "recovery", i.owners.Watchdog.CloseIncident,
+		&recoveryv1.CloseIncidentRequest{IncidentId: req.GetIncidentId(), Reason: req.GetReason()})
+	return &readmodelv1.CloseIncidentResponse{Incident: answer.GetIncident(), Pos: answer.GetPos()}, err
+}
+
 // ListRecoveries lists recovery records, newest first. A person of a tenant gets only the records of that tenant.
 func (i *Incidents) ListRecoveries(ctx context.Context,
 	req *readmodelv1.ListRecoveriesRequest,

@@ -249,7 +249,7 @@ func MergeHost(ctx context.Context, tx pgx.Tx, nodeID string, records []HostReco
 	}
 	n := nodes[nodeID]
 	if n == nil {
-		return false, now, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such node")
+		return false, now, fault.NoSuch("node", nodeID)
 	}
 	n.hostReported(records, now, n.heardAt(), correlation)
 	n.Due = n.news()

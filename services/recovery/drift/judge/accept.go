@@ -75,7 +75,7 @@ func accept(ctx context.Context, tx pgx.Tx, req *recoveryv1.AcceptHostFactsReque
 	}
 	n := nodes[nodeID]
 	if n == nil {
-		return "", fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such node")
+		return "", fault.NoSuch("node", nodeID)
 	}
 	if err := collect.LoadFacts(ctx, tx, nodes, []string{nodeID}); err != nil {
 		return "", err

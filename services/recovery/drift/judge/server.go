@@ -72,7 +72,7 @@ func (s *Server) GetNodeHealth(ctx context.Context, req *recoveryv1.GetNodeHealt
 func (s *Server) read(ctx context.Context, tx pgx.Tx, nodeID string, out *recoveryv1.NodeHealth) error {
 	row, err := pg.One[collect.NodeRow](ctx, tx, readNode, nodeID)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return fault.New(commonv1.Reason_REASON_NOT_FOUND, "recovery knows no such node")
+		return fault.NoSuch("node", nodeID)
 	}
 	if err != nil {
 		return fmt.Errorf("read node: %w", err)

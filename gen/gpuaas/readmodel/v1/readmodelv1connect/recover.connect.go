@@ -70,6 +70,9 @@ const (
 	// IncidentServiceGetIncidentProcedure is the fully-qualified name of the IncidentService's
 	// GetIncident RPC.
 	IncidentServiceGetIncidentProcedure = "/gpuaas.readmodel.v1.IncidentService/GetIncident"
+	// IncidentServiceCloseIncidentProcedure is the fully-qualified name of the IncidentService's
+	// CloseIncident RPC.
+	IncidentServiceCloseIncidentProcedure = "/gpuaas.readmodel.v1.IncidentService/CloseIncident"
 	// IncidentServiceListRecoveriesProcedure is the fully-qualified name of the IncidentService's
 	// ListRecoveries RPC.
 	IncidentServiceListRecoveriesProcedure = "/gpuaas.readmodel.v1.IncidentService/ListRecoveries"
@@ -451,6 +454,8 @@ type IncidentServiceClient interface {
 	ListIncidents(context.Context, *v1.ListIncidentsRequest) (*v1.ListIncidentsResponse, error)
 	// GetIncident shows one incident with the recoveries that it speaks of.
 	GetIncident(context.Context, *v1.GetIncidentRequest) (*v1.GetIncidentResponse, error)
+	// CloseIncident closes an incident on a person's judgement.
+	CloseIncident(context.Context, *v1.CloseIncidentRequest) (*v1.CloseIncidentResponse, error)
 	// ListRecoveries lists recovery records, newest first.
 	ListRecoveries(context.Context, *v1.ListRecoveriesRequest) (*v1.ListRecoveriesResponse, error)
 	// GetBrake shows the fleet brake.
@@ -482,6 +487,12 @@ func NewIncidentServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(incidentServiceMethods.ByName("GetIncident")),
 			connect.WithClientOptions(opts...),
 		),
+		closeIncident: connect.NewClient[v1.CloseIncidentRequest, v1.CloseIncidentResponse](
+			httpClient,
+			baseURL+IncidentServiceCloseIncidentProcedure,
+			connect.WithSchema(incidentServiceMethods.ByName("CloseIncident")),
+			connect.WithClientOptions(opts...),
+		),
 		listRecoveries: connect.NewClient[v1.ListRecoveriesRequest, v1.ListRecoveriesResponse](
 			httpClient,
 			baseURL+IncidentServiceListRecoveriesProcedure,
@@ -507,6 +518,7 @@ func NewIncidentServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 type incidentServiceClient struct {
 	listIncidents  *connect.Client[v1.ListIncidentsRequest, v1.ListIncidentsResponse]
 	getIncident    *connect.Client[v1.GetIncidentRequest, v1.GetIncidentResponse]
+	closeIncident  *connect.Client[v1.CloseIncidentRequest, v1.CloseIncidentResponse]
 	listRecoveries *connect.Client[v1.ListRecoveriesRequest, v1.ListRecoveriesResponse]
 	getBrake       *connect.Client[v1.GetBrakeRequest, v1.GetBrakeResponse]
 	releaseBrake   *connect.Client[v1.ReleaseBrakeRequest, v1.ReleaseBrakeResponse]
@@ -524,6 +536,15 @@ func (c *incidentServiceClient) ListIncidents(ctx context.Context, req *v1.ListI
 // GetIncident calls gpuaas.readmodel.v1.IncidentService.GetIncident.
 func (c *incidentServiceClient) GetIncident(ctx context.Context, req *v1.GetIncidentRequest) (*v1.GetIncidentResponse, error) {
 	response, err := c.getIncident.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// CloseIncident calls gpuaas.readmodel.v1.IncidentService.CloseIncident.
+func (c *incidentServiceClient) CloseIncident(ctx context.Context, req *v1.CloseIncidentRequest) (*v1.CloseIncidentResponse, error) {
+	response, err := c.closeIncident.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -563,6 +584,8 @@ type IncidentServiceHandler interface {
 	ListIncidents(context.Context, *v1.ListIncidentsRequest) (*v1.ListIncidentsResponse, error)
 	// GetIncident shows one incident with the recoveries that it speaks of.
 	GetIncident(context.Context, *v1.GetIncidentRequest) (*v1.GetIncidentResponse, error)
+	// CloseIncident closes an incident on a person's judgement.
+	CloseIncident(context.Context, *v1.CloseIncidentRequest) (*v1.CloseIncidentResponse, error)
 	// ListRecoveries lists recovery records, newest first.
 	ListRecoveries(context.Context, *v1.ListRecoveriesRequest) (*v1.ListRecoveriesResponse, error)
 	// GetBrake shows the fleet brake.
@@ -590,6 +613,12 @@ func NewIncidentServiceHandler(svc IncidentServiceHandler, opts ...connect.Handl
 		connect.WithSchema(incidentServiceMethods.ByName("GetIncident")),
 		connect.WithHandlerOptions(opts...),
 	)
+	incidentServiceCloseIncidentHandler := connect.NewUnaryHandlerSimple(
+		IncidentServiceCloseIncidentProcedure,
+		svc.CloseIncident,
+		connect.WithSchema(incidentServiceMethods.ByName("CloseIncident")),
+		connect.WithHandlerOptions(opts...),
+	)
 	incidentServiceListRecoveriesHandler := connect.NewUnaryHandlerSimple(
 		IncidentServiceListRecoveriesProcedure,
 		svc.ListRecoveries,
@@ -614,6 +643,8 @@ func NewIncidentServiceHandler(svc IncidentServiceHandler, opts ...connect.Handl
 			incidentServiceListIncidentsHandler.ServeHTTP(w, r)
 		case IncidentServiceGetIncidentProcedure:
 			incidentServiceGetIncidentHandler.ServeHTTP(w, r)
+		case IncidentServiceCloseIncidentProcedure:
+			incidentServiceCloseIncidentHandler.ServeHTTP(w, r)
 		case IncidentServiceListRecoveriesProcedure:
 			incidentServiceListRecoveriesHandler.ServeHTTP(w, r)
 		case IncidentServiceGetBrakeProcedure:
@@ -635,6 +666,10 @@ func (UnimplementedIncidentServiceHandler) ListIncidents(context.Context, *v1.Li
 
 func (UnimplementedIncidentServiceHandler) GetIncident(context.Context, *v1.GetIncidentRequest) (*v1.GetIncidentResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.IncidentService.GetIncident is not implemented"))
+}
+
+func (UnimplementedIncidentServiceHandler) CloseIncident(context.Context, *v1.CloseIncidentRequest) (*v1.CloseIncidentResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.IncidentService.CloseIncident is not implemented"))
 }
 
 func (UnimplementedIncidentServiceHandler) ListRecoveries(context.Context, *v1.ListRecoveriesRequest) (*v1.ListRecoveriesResponse, error) {

@@ -36,12 +36,18 @@ const (
 	// WatchdogServiceReleaseBrakeProcedure is the fully-qualified name of the WatchdogService's
 	// ReleaseBrake RPC.
 	WatchdogServiceReleaseBrakeProcedure = "/gpuaas.recovery.v1.WatchdogService/ReleaseBrake"
+	// WatchdogServiceCloseIncidentProcedure is the fully-qualified name of the WatchdogService's
+	// CloseIncident RPC.
+	WatchdogServiceCloseIncidentProcedure = "/gpuaas.recovery.v1.WatchdogService/CloseIncident"
 )
 
 // WatchdogServiceClient is a client for the gpuaas.recovery.v1.WatchdogService service.
 type WatchdogServiceClient interface {
 	// ReleaseBrake lets automatic remedies go on.
 	ReleaseBrake(context.Context, *v1.ReleaseBrakeRequest) (*v1.ReleaseBrakeResponse, error)
+	// CloseIncident closes an incident on a person's judgement. One that follows its evidence alone, or that another verb
+	// ends, is refused with what ends it; one about an identity with a second holder needs the security role.
+	CloseIncident(context.Context, *v1.CloseIncidentRequest) (*v1.CloseIncidentResponse, error)
 }
 
 // NewWatchdogServiceClient constructs a client for the gpuaas.recovery.v1.WatchdogService service.
@@ -61,12 +67,19 @@ func NewWatchdogServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(watchdogServiceMethods.ByName("ReleaseBrake")),
 			connect.WithClientOptions(opts...),
 		),
+		closeIncident: connect.NewClient[v1.CloseIncidentRequest, v1.CloseIncidentResponse](
+			httpClient,
+			baseURL+WatchdogServiceCloseIncidentProcedure,
+			connect.WithSchema(watchdogServiceMethods.ByName("CloseIncident")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // watchdogServiceClient implements WatchdogServiceClient.
 type watchdogServiceClient struct {
-	releaseBrake *connect.Client[v1.ReleaseBrakeRequest, v1.ReleaseBrakeResponse]
+	releaseBrake  *connect.Client[v1.ReleaseBrakeRequest, v1.ReleaseBrakeResponse]
+	closeIncident *connect.Client[v1.CloseIncidentRequest, v1.CloseIncidentResponse]
 }
 
 // ReleaseBrake calls gpuaas.recovery.v1.WatchdogService.ReleaseBrake.
@@ -78,10 +91,22 @@ func (c *watchdogServiceClient) ReleaseBrake(ctx context.Context, req *v1.Releas
 	return nil, err
 }
 
+// CloseIncident calls gpuaas.recovery.v1.WatchdogService.CloseIncident.
+func (c *watchdogServiceClient) CloseIncident(ctx context.Context, req *v1.CloseIncidentRequest) (*v1.CloseIncidentResponse, error) {
+	response, err := c.closeIncident.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // WatchdogServiceHandler is an implementation of the gpuaas.recovery.v1.WatchdogService service.
 type WatchdogServiceHandler interface {
 	// ReleaseBrake lets automatic remedies go on.
 	ReleaseBrake(context.Context, *v1.ReleaseBrakeRequest) (*v1.ReleaseBrakeResponse, error)
+	// CloseIncident closes an incident on a person's judgement. One that follows its evidence alone, or that another verb
+	// ends, is refused with what ends it; one about an identity with a second holder needs the security role.
+	CloseIncident(context.Context, *v1.CloseIncidentRequest) (*v1.CloseIncidentResponse, error)
 }
 
 // NewWatchdogServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -97,10 +122,18 @@ func NewWatchdogServiceHandler(svc WatchdogServiceHandler, opts ...connect.Handl
 		connect.WithSchema(watchdogServiceMethods.ByName("ReleaseBrake")),
 		connect.WithHandlerOptions(opts...),
 	)
+	watchdogServiceCloseIncidentHandler := connect.NewUnaryHandlerSimple(
+		WatchdogServiceCloseIncidentProcedure,
+		svc.CloseIncident,
+		connect.WithSchema(watchdogServiceMethods.ByName("CloseIncident")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/gpuaas.recovery.v1.WatchdogService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case WatchdogServiceReleaseBrakeProcedure:
 			watchdogServiceReleaseBrakeHandler.ServeHTTP(w, r)
+		case WatchdogServiceCloseIncidentProcedure:
+			watchdogServiceCloseIncidentHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -112,4 +145,8 @@ type UnimplementedWatchdogServiceHandler struct{}
 
 func (UnimplementedWatchdogServiceHandler) ReleaseBrake(context.Context, *v1.ReleaseBrakeRequest) (*v1.ReleaseBrakeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.recovery.v1.WatchdogService.ReleaseBrake is not implemented"))
+}
+
+func (UnimplementedWatchdogServiceHandler) CloseIncident(context.Context, *v1.CloseIncidentRequest) (*v1.CloseIncidentResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.recovery.v1.WatchdogService.CloseIncident is not implemented"))
 }
