@@ -46,8 +46,8 @@ func isLastFlight(p []byte) bool {
 	return len(p) > length && p[0] == changeCipherSpec && p[length] == encrypted
 }
 
-// settled are the frames with which a client acknowledges the server's settings.
-var settled = []byte{0, 0, 0, byte(http2.FrameSettings), byte(http2.FlagSettingsAck), 0, 0, 0, 0}
+// settingsAck is the frame with which a client acknowledges the server's settings.
+var settingsAck = []byte{0, 0, 0, byte(http2.FrameSettings), byte(http2.FlagSettingsAck), 0, 0, 0, 0}
 
 // beginning holds back, of what grpc writes when a connection begins, the preface, which its settings follow, and the
 // acknowledgement of the server's settings, which the first stream follows.
@@ -62,7 +62,7 @@ func (b *beginning) write(conn net.Conn, p []byte) (int, error) {
 	switch {
 	case b.writes >= settingsAndStream:
 		return conn.Write(p)
-	case string(p) == http2.ClientPreface, bytes.Equal(p, settled):
+	case string(p) == http2.ClientPreface, bytes.Equal(p, settingsAck):
 		b.held = append(b.held, p...)
 		return len(p), nil
 	}

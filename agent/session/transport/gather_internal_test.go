@@ -40,7 +40,7 @@ func (r *recorder) count() int {
 
 func TestTheBeginningOfAConnectionTakesTwoWrites(t *testing.T) {
 	const settings, stream, frame = "settings", "stream", "frame"
-	ack := string(settled)
+	ack := string(settingsAck)
 	for name, test := range map[string]struct{ writes, want []string }{
 		"each by itself": {
 			[]string{http2.ClientPreface, settings, ack, stream, frame},
