@@ -175,8 +175,8 @@ func (k *Keys) Verify(signed []byte) (State, error) {
 	return state, nil
 }
 
-// isOf reports whether a signature of a message is of a key. Where the private key is known, the message is signed again
-// and the signatures are compared: Ed25519 makes one signature of a message, and that costs less than half of a
+// isOf reports whether a signature of a message is of a key. Where the private key is known, the message is signed
+// again and the signatures are compared: Ed25519 makes one signature of a message, and that costs less than half of a
 // verification. The comparison takes the same time wherever they differ, so that no signature can be guessed by it.
 func (k *Keys) isOf(keyID string, public ed25519.PublicKey, message, signature []byte) bool {
 	if private, ok := k.privates[keyID]; ok && public.Equal(private.Public()) &&

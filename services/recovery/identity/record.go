@@ -112,8 +112,8 @@ func (r *Record) event() events.Event {
 	}
 }
 
-// announced reports whether a change of the record is an event. That a node which was admitted before has another session
-// on the same certificate is none: nodeapi reports the session itself, and no consumer needs its numbers from here.
+// announced reports whether a change of the record is an event. That a node which was admitted before has another
+// session on the same certificate is none: nodeapi reports the session, and no consumer needs its numbers from here.
 func (r *Record) announced() bool { return !r.plain || r.correlated != "" || r.decided != "" }
 
 // Enter moves the record into a state and draws the fence that lifecycle must apply. by is a person's subject or this
