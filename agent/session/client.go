@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/agent/session/transport"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/stack"
 )
 
 // Client keeps one session open. It is safe for concurrent use; Run is called by one goroutine at a time.
@@ -176,6 +177,7 @@ func (r *runner) startOpen(ctx context.Context) {
 	}
 	timeouts := r.timeouts
 	r.group.Go(func() {
+		stack.Grow()
 		k, err := r.c.open(ctx, replaces, timeouts)
 		r.opened <- openResult{k, err} // one open in flight, room for one
 	})

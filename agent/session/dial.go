@@ -28,7 +28,7 @@ const Window = 256 << 10
 func (c *Client) dial(
 	cert *tls.Certificate, trustDomain, endpoint string, phases *transport.Phases,
 ) (*grpc.ClientConn, *transport.Wire, error) {
-	store, err := pki.NewStore(cert.PrivateKey, cert.Certificate)
+	store, err := pki.StoreOf(cert)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -146,8 +146,8 @@ func runShortOutage(ctx context.Context, r *kit.Run) error {
 	case host.IdentityDigest(held.Dir) != files:
 		return stage.At(stage.Evidence, errors.New("the files of the agent's identity are not as they were"))
 	}
-	r.Note("the serial is %s as before, in generation %d after %d", is.GetCurrentSerial(), is.GetConfirmed(),
-		was.GetConfirmed())
+	r.Note("the serial is %s as before, in generation %d after %d", is.GetCurrentSerial(),
+		after.GetSession().GetGeneration(), before.GetSession().GetGeneration())
 	return r.Retire(ctx, held.ID)
 }
 

@@ -85,7 +85,7 @@ func runRollback(ctx context.Context, r *kit.Run) error {
 		defer func() { _ = b.ShowNewer(ctx, m, c) }() // the drill has failed by then, as it had to
 	}
 	err = r.Inject(ctx, fmt.Sprintf("the database is put back to a copy with generation %d of %s, which has "+
-		"generation %d", h.copied, held.Machine.Name(), h.before.GetConfirmed()),
+		"generation %d", h.copied, held.Machine.Name(), h.generation),
 		func(ctx context.Context) error { return b.PutBack(ctx, c, between) },
 		func(context.Context) error { return b.InPlace(c) })
 	if err != nil {
@@ -129,9 +129,11 @@ type history struct {
 	absent string                   // the id of its node
 	copied int64                    // the node's generation in the copy of the database
 	before *recoveryv1.NodeIdentity // as the database had it last
-	starts map[string]string        // of the workloads
-	closed int                      // incidents of rollbacks before
-	probe  string
+	// generation is that of the node's last session before.
+	generation int64
+	starts     map[string]string // of the workloads
+	closed     int               // incidents of rollbacks before
+	probe      string
 }
 
 // goOn has the machine's agent open sessions that the copy of the database does not have.
@@ -141,7 +143,7 @@ func (h *history) goOn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	h.copied = node.GetIdentity().GetConfirmed()
+	h.copied = node.GetSession().GetGeneration()
 	for range 2 {
 		h.held.Machine.LetDie()
 		if err := h.held.Machine.Kill9(); err != nil {
@@ -154,9 +156,9 @@ func (h *history) goOn(ctx context.Context) error {
 	if node, err = m.Node(ctx, h.held.Node); err != nil {
 		return err
 	}
-	if is := node.GetIdentity().GetConfirmed(); is <= h.copied {
+	if h.generation = node.GetSession().GetGeneration(); h.generation <= h.copied {
 		return fmt.Errorf("%s is in generation %d, and the copy of the database has %d: there is nothing to remember",
-			h.held.Machine.Name(), is, h.copied)
+			h.held.Machine.Name(), h.generation, h.copied)
 	}
 	h.before = node.GetIdentity()
 	if h.starts, err = host.WorkloadStarts(h.held.Dir); err != nil {
@@ -282,8 +284,8 @@ func (h *history) untouched(ctx context.Context) error {
 		is.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		return fmt.Errorf("the identity is %v, was %v", is, h.before)
 	}
-	if is.GetConfirmed() < h.before.GetConfirmed() {
-		return fmt.Errorf("the node is in generation %d, and was in %d", is.GetConfirmed(), h.before.GetConfirmed())
+	if now := node.GetSession().GetGeneration(); now < h.generation {
+		return fmt.Errorf("the node is in generation %d, and was in %d", now, h.generation)
 	}
 	starts, err := host.WorkloadStarts(h.held.Dir)
 	if err != nil {

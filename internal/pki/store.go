@@ -95,6 +95,20 @@ func NewStore(key any, chain [][]byte) (*Store, error) {
 	return s, nil
 }
 
+// StoreOf returns a store of a key and its chain in memory. A leaf that pair has parsed already is not parsed again.
+func StoreOf(pair *tls.Certificate) (*Store, error) {
+	if pair.Leaf == nil {
+		return NewStore(pair.PrivateKey, pair.Certificate)
+	}
+	s := new(Store)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.showLocked(pair); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
 // Set replaces the certificate for all connections that begin from now on.
 func (s *Store) Set(key any, chain [][]byte) error {
 	certs, err := ParseChain(chain)

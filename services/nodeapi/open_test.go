@@ -266,10 +266,10 @@ func TestOpensAreRationed(t *testing.T) {
 	k := newKit(t)
 	r := k.replica(func(c *nodeapi.Config) { c.OpenBurst, c.OpenEvery = 2, time.Hour })
 	a := k.node()
-	for i := range 4 { // the first opening has no join state, and is charged to another budget
+	for i := range 5 { // two of the unproven budget, and two of the proven one
 		a = a.again()
 		k.connect(a, r.AgentAddr(), true)
-		if i < 3 {
+		if i < 4 {
 			a.open()
 			continue
 		}
@@ -323,7 +323,7 @@ func TestShortCertificatesMayOpenMoreOften(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the first opening has no join state, and is charged to another budget
+	for range 2 { // one of each budget
 		a = a.again()
 		k.connect(a, r.AgentAddr(), true)
 		a.open()

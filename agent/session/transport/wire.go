@@ -52,7 +52,11 @@ type watched struct {
 	net.Conn
 	wire  *Wire
 	limit limitReader
+	begin beginning
 }
+
+// Write is called by one goroutine at a time: the one that opens the connection, then grpc's writer.
+func (c *watched) Write(p []byte) (int, error) { return c.begin.write(c.Conn, p) }
 
 // Read is called by one goroutine at a time, grpc's reader.
 func (c *watched) Read(p []byte) (int, error) {
@@ -82,7 +86,7 @@ func Watch(inner credentials.TransportCredentials, w *Wire, phases *Phases) cred
 func (c watchedTLS) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn,
 	credentials.AuthInfo, error,
 ) {
-	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
+	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, &gathered{Conn: raw})
 	if err != nil {
 		c.wire.Note(&HandshakeError{err})
 		return nil, nil, err

@@ -16,10 +16,10 @@ import (
 // node's name, such as the holder of a copy of its key, must not use up the node's openings. Three budgets keep them
 // apart:
 //
-//   - proven, of a certificate: for a stream that shows the signed join state that counts now, or one that is newer
-//     than this replica has heard of. A holder of a key alone has none, however often it asks.
-//   - unproven, of a certificate and a source address: for everything else, such as an agent that lost its join state.
-//     recovery challenges or refuses these.
+//   - unproven, of a certificate and a source address: for any stream. An agent that comes back once in a while needs
+//     no other.
+//   - proven, of a certificate: once unproven is used up, for a stream that shows the signed join state that counts
+//     now, or one that is newer than this replica has heard of. A holder of a key alone has none, however often it asks.
 //   - refused, of a certificate: in place of unproven once recovery has refused the serial. It is the smallest.
 //
 // Two cases cannot be kept apart. A node that was never admitted has no join state yet, and shares the unproven budget
@@ -98,9 +98,16 @@ func (b *budgets) exhausted(p payer, now time.Time) time.Duration {
 	return min(least, unproven.peek(key, now))
 }
 
-// charge takes one opening from the budget of a stream and returns zero, or returns how long to wait.
-func (b *budgets) charge(p payer, proven bool, now time.Time) time.Duration {
-	budget, key := b.budget(p, proven, now)
+// charge takes one opening from a budget of a stream and returns zero, or returns how long to wait. It calls proven,
+// which verifies a signature, only if the unproven budget is used up or the certificate was refused.
+func (b *budgets) charge(p payer, proven func() bool, now time.Time) time.Duration {
+	if !b.isRefused(p.certificate(), now) {
+		budget, key := b.budget(p, false, now)
+		if budget.take(key, now) == 0 {
+			return 0
+		}
+	}
+	budget, key := b.budget(p, proven(), now)
 	return budget.take(key, now)
 }
 

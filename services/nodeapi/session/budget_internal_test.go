@@ -9,12 +9,42 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
+// is returns a proof with that result.
+func is(proven bool) func() bool { return func() bool { return proven } }
+
+// TestTheJoinStateIsVerifiedOnceTheUnprovenBudgetIsUsedUp checks that openings within the unproven budget cost no check
+// of a signature, and that an agent goes on beside it by its proof.
+func TestTheJoinStateIsVerifiedOnceTheUnprovenBudgetIsUsedUp(t *testing.T) {
+	b := newBudgets(Limits{OpenBurst: 3, OpenEvery: 10 * time.Second})
+	now := time.Unix(1000, 0)
+	p := payer{node: "node", serial: "01", source: "192.0.2.1/32"}
+	checks := 0
+	proof := func() bool { checks++; return true }
+	for range 3 {
+		if wait := b.charge(p, proof, now); wait != 0 || checks != 0 {
+			t.Fatalf("within the budget: wait %s, %d checks", wait, checks)
+		}
+	}
+	for i := range 3 {
+		if wait := b.charge(p, proof, now); wait != 0 || checks != i+1 {
+			t.Fatalf("beyond it: wait %s, %d checks", wait, checks)
+		}
+	}
+	if b.charge(p, proof, now) != 10*time.Second {
+		t.Error("with both used up the stream is not refused")
+	}
+	b.noteDecision(p, fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, ""), now)
+	if checks = 0; b.charge(p, proof, now.Add(time.Minute)) != 0 || checks != 1 {
+		t.Errorf("a certificate that was refused: %d checks", checks)
+	}
+}
+
 func TestBudgetsOfOneCertificateAreApart(t *testing.T) {
 	b := newBudgets(Limits{OpenBurst: 3, OpenEvery: 10 * time.Second})
 	now := time.Unix(1000, 0)
 	drain := func(p payer, proven bool) int {
 		for n := 0; ; n++ {
-			if b.charge(p, proven, now) > 0 {
+			if b.charge(p, is(proven), now) > 0 {
 				return n
 			}
 		}
@@ -43,7 +73,7 @@ func TestBudgetsOfOneCertificateAreApart(t *testing.T) {
 		t.Errorf("%d openings of the node's next certificate", got)
 	}
 	shut := payer{node: "held", serial: "03", source: thief.source, often: true}
-	if drain(shut, true); b.charge(shut, true, now.Add(oftenEvery)) != 0 {
+	if drain(shut, true); b.charge(shut, is(true), now.Add(oftenEvery)) != 0 {
 		t.Error("a node that is shut out may not ask at the pace that it is told")
 	}
 }
@@ -62,17 +92,17 @@ func TestARefusedSerialHasTheSmallestBudget(t *testing.T) {
 		}
 	}
 	b.noteDecision(p, fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, ""), now)
-	if b.charge(p, false, now) != 0 || b.charge(p, false, now) != refusedEvery {
+	if b.charge(p, is(false), now) != 0 || b.charge(p, is(false), now) != refusedEvery {
 		t.Error("a refused serial may ask more than once")
 	}
 	other := p
 	other.source = "192.0.2.2/32"
-	if b.charge(other, false, now) == 0 {
+	if b.charge(other, is(false), now) == 0 {
 		t.Error("a refused serial may ask again from another address")
 	}
 	// After a restore of the database one opening with a serial may be refused and another welcomed: a stream that
 	// presents the join state is charged to the proven budget.
-	if b.charge(p, true, now) != 0 {
+	if b.charge(p, is(true), now) != 0 {
 		t.Error("a refused serial keeps a proven stream out")
 	}
 	if b.noteDecision(p, nil, now); b.isRefused(p.certificate(), now) {

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/stack"
 	"github.com/gpuaas/mesh/internal/wallclock"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session/admission"
@@ -95,6 +96,7 @@ func (h *handler) run(ctx context.Context) error {
 func aside(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
+		stack.Grow()
 		defer func() {
 			if p := recover(); p != nil {
 				done <- fault.New(commonv1.Reason_REASON_INTERNAL, "", fault.Cause(fmt.Errorf("panic: %v", p)))

@@ -39,7 +39,8 @@ func (h *handler) open(ctx context.Context) error {
 	if hello.GetNodeId() != h.sess.Identity.NodeID {
 		return fault.New(commonv1.Reason_REASON_IDENTITY_MISMATCH, "Hello names another node than the certificate does")
 	}
-	if wait := h.server.budgets.charge(h.who, h.server.isProven(hello), wallclock.Now()); wait > 0 {
+	proven := func() bool { return h.server.isProven(hello) }
+	if wait := h.server.budgets.charge(h.who, proven, wallclock.Now()); wait > 0 {
 		h.overBudget = true
 		return rateLimited(wait)
 	}

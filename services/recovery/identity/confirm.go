@@ -114,12 +114,15 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 		if n := len(r.JoinKeys); n > 0 {
 			r.JoinKeys = r.JoinKeys[n-1:] // the generation is the last one issued, and the node has stored it
 		}
+		plain := r.Confirmed > 0 && r.CurrentSerial == c.GetSerial()
 		r.Confirmed, r.ConfirmedSession, r.ReplacedNonce = c.GetGeneration(), c.GetSessionId(), row.ReplacesNonce
 		promoted = append(promoted, promotion{record: r, serial: c.GetSerial()})
 		if changed[r.NodeID] == nil {
+			r.plain = true
 			changed[r.NodeID] = r
 			order = append(order, r)
 		}
+		r.plain = r.plain && plain
 	}
 	first := fresh(promoted)
 	if err := promote(ctx, tx, promoted); err != nil {

@@ -54,6 +54,7 @@ type Record struct {
 	ended              commonv1.Reason `db:"-"` // the reason with which a retired instance is refused; see MarkEnded
 	unreadState        string          `db:"-"` // as it is stored, where this build does not know it
 	unreadRefusal      string          `db:"-"`
+	plain              bool            `db:"-"` // it has another session than before, and nothing else has changed
 	decided            string          `db:"-"` // the audit action of a change of state that is not written yet
 }
 
@@ -111,6 +112,10 @@ func (r *Record) event() events.Event {
 		},
 	}
 }
+
+// announced reports whether a change of the record is an event. That a node which was admitted before has another
+// session on the same certificate is none: nodeapi reports the session, and no consumer needs its numbers from here.
+func (r *Record) announced() bool { return !r.plain || r.correlated != "" || r.decided != "" }
 
 // Enter moves the record into a state and draws the fence that lifecycle must apply. by is a person's subject or this
 // service.

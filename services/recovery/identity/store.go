@@ -230,12 +230,15 @@ func SaveQuietly(ctx context.Context, tx pgx.Tx, records ...*Record) (string, er
 
 func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 	rows := make([]row, len(records))
-	evs := make([]events.Event, len(records), 2*len(records))
+	evs := make([]events.Event, 0, 2*len(records))
 	correlation := obs.From(ctx).CorrelationID
 	for i, r := range records {
 		r.Version++
 		r.correlationForNext = cmp.Or(r.correlated, correlation)
-		rows[i], evs[i] = r.row(), r.event()
+		rows[i] = r.row()
+		if r.announced() {
+			evs = append(evs, r.event())
+		}
 		if r.decided != "" {
 			evs = append(evs, audit.Event(ctx, r.decision()))
 		}
@@ -251,12 +254,14 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 	if tag.RowsAffected() != int64(len(records)) {
 		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the node was changed by another request in the meantime")
 	}
-	pos, err := events.Append(ctx, tx, evs...)
-	if err != nil {
-		return "", fmt.Errorf("append node events: %w", err)
+	var pos string
+	if len(evs) > 0 {
+		if pos, err = events.Append(ctx, tx, evs...); err != nil {
+			return "", fmt.Errorf("append node events: %w", err)
+		}
 	}
 	for _, r := range records {
-		r.decided, r.correlated = "", ""
+		r.decided, r.correlated, r.plain = "", "", false
 	}
 	return pos, nil
 }

@@ -2281,21 +2281,23 @@ type NodeIdentity struct {
 	NextSerial          string                 `protobuf:"bytes,11,opt,name=next_serial,json=nextSerial,proto3" json:"next_serial,omitempty"`
 	CertificateNotAfter *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=certificate_not_after,json=certificateNotAfter,proto3" json:"certificate_not_after,omitempty"`
 	IssuerFingerprint   string                 `protobuf:"bytes,13,opt,name=issuer_fingerprint,json=issuerFingerprint,proto3" json:"issuer_fingerprint,omitempty"`
-	Issued              int64                  `protobuf:"varint,14,opt,name=issued,proto3" json:"issued,omitempty"`
-	Confirmed           int64                  `protobuf:"varint,15,opt,name=confirmed,proto3" json:"confirmed,omitempty"`
-	WorkspaceId         string                 `protobuf:"bytes,16,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"` // of a launched box
-	TenantId            string                 `protobuf:"bytes,17,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
-	Epoch               int64                  `protobuf:"varint,18,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	InstanceId          string                 `protobuf:"bytes,19,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	Mints               int32                  `protobuf:"varint,20,opt,name=mints,proto3" json:"mints,omitempty"`
-	RefusedRegisters    int32                  `protobuf:"varint,21,opt,name=refused_registers,json=refusedRegisters,proto3" json:"refused_registers,omitempty"`
-	LastRefusal         v1.Reason              `protobuf:"varint,22,opt,name=last_refusal,json=lastRefusal,proto3,enum=gpuaas.common.v1.Reason" json:"last_refusal,omitempty"`
-	CreatedAt           *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	Version             int64                  `protobuf:"varint,24,opt,name=version,proto3" json:"version,omitempty"`
-	Alarm               string                 `protobuf:"bytes,25,opt,name=alarm,proto3" json:"alarm,omitempty"`     // `cloned_identity_detected`, `join_state_lost`, `token_reuse` or empty
-	Profile             string                 `protobuf:"bytes,26,opt,name=profile,proto3" json:"profile,omitempty"` // the name of its profile; empty: the default
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// The generations. A plain reconnect raises them without an event, so a copy of this message that was made of events may have
+	// earlier ones than the node's session.
+	Issued           int64                  `protobuf:"varint,14,opt,name=issued,proto3" json:"issued,omitempty"`
+	Confirmed        int64                  `protobuf:"varint,15,opt,name=confirmed,proto3" json:"confirmed,omitempty"`
+	WorkspaceId      string                 `protobuf:"bytes,16,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"` // of a launched box
+	TenantId         string                 `protobuf:"bytes,17,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	Epoch            int64                  `protobuf:"varint,18,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	InstanceId       string                 `protobuf:"bytes,19,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	Mints            int32                  `protobuf:"varint,20,opt,name=mints,proto3" json:"mints,omitempty"`
+	RefusedRegisters int32                  `protobuf:"varint,21,opt,name=refused_registers,json=refusedRegisters,proto3" json:"refused_registers,omitempty"`
+	LastRefusal      v1.Reason              `protobuf:"varint,22,opt,name=last_refusal,json=lastRefusal,proto3,enum=gpuaas.common.v1.Reason" json:"last_refusal,omitempty"`
+	CreatedAt        *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Version          int64                  `protobuf:"varint,24,opt,name=version,proto3" json:"version,omitempty"`
+	Alarm            string                 `protobuf:"bytes,25,opt,name=alarm,proto3" json:"alarm,omitempty"`     // `cloned_identity_detected`, `join_state_lost`, `token_reuse` or empty
+	Profile          string                 `protobuf:"bytes,26,opt,name=profile,proto3" json:"profile,omitempty"` // the name of its profile; empty: the default
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *NodeIdentity) Reset() {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/internal/stack"
 )
 
 // Place is one opening among those of its source that are under way: from the begin of its handshake until its session
@@ -128,6 +130,7 @@ func (t *Conn) Read(b []byte) (int, error) {
 		if p, err = t.admission.begin(t.ctx, t.source); err == nil {
 			t.opening.Store(p)
 			t.holds = true
+			stack.Grow()        // of the handshake's goroutine, and not of those that wait
 			if hungUp(t.Conn) { // it gave up before its turn came, which it would only waste
 				err = io.EOF
 			}
