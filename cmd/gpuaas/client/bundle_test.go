@@ -62,6 +62,12 @@ func TestBundle(t *testing.T) {
 	if n := len(sent[*readmodelv1.IssueBundleRequest](f)); n != 2 {
 		t.Errorf("%d bundles were asked for, two of them written", n)
 	}
+	place := t.TempDir()
+	call(t, "nodes", "bundle", node, "--reason", "r", "--out", place).wants(t, 0)
+	written, err := os.ReadFile(filepath.Join(place, node+bundle.Extension))
+	if err != nil || !bytes.Equal(written, archive) {
+		t.Errorf("in a directory: %d bytes, want %d: %v", len(written), len(archive), err)
+	}
 	out := filepath.Join(dir, "none")
 	refuse(f, "IssueBundle", fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, ""))
 	if got := call(t, "nodes", "bundle", node, "--reason", "r", "--out", out); got.code == 0 {

@@ -47,6 +47,10 @@ func TestKeys(t *testing.T) {
 		!strings.Contains(got.out, `"held_by"`) {
 		t.Errorf("JSON:\n%s", got.out)
 	}
+	always(f, "ListKeys", &readmodelv1.ListKeysResponse{})
+	if got := call(t, "keys", "list", "-o", "json").wants(t, 0); !strings.Contains(got.out, `"problems": []`) {
+		t.Errorf("without problems:\n%s", got.out)
+	}
 	call(t, "keys", "rotate", "join_state").wants(t, 2)              // no reason
 	call(t, "keys", "rotate", "hinges", "--reason", "r").wants(t, 2) // no such kind
 	always(f, "RotateKey", &readmodelv1.RotateKeyResponse{Rotation: &recoveryv1.RotateKeyResponse{

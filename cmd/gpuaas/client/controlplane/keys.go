@@ -94,7 +94,8 @@ func keysList(p *kit.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			err = output.List(s.Printer, KeyView, answer.GetKeys(), "", output.With("problems", answer.GetProblems()))
+			err = output.List(s.Printer, KeyView, answer.GetKeys(), "",
+				output.With("problems", output.Messages(answer.GetProblems()...)))
 			return output.Under(s.Printer, err, KeyProblemColumns, answer.GetProblems())
 		}),
 	}

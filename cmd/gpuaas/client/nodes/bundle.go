@@ -42,7 +42,7 @@ func bundleCommand(p *kit.Program) *cobra.Command {
 		validFor         time.Duration
 	)
 	cmd := &cobra.Command{
-		Use:   "bundle NODE --reason TEXT [--out FILE]",
+		Use:   "bundle NODE --reason TEXT [--out FILE|DIR]",
 		Short: "Issue a bundle that brings a node that exists back: endpoints, trust and a fresh token",
 		Long: "Issue a bundle for a machine or an instance that is a node already: one signed archive with the endpoints\n" +
 			"and the trust of its profile and a token for this node alone, which is good once. Nothing changes for the node\n" +
@@ -62,7 +62,7 @@ func bundleCommand(p *kit.Program) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		out := cmp.Or(out, filepath.Base(filepath.Clean(args[0]))+bundle.Extension)
+		out := archivePath(out, filepath.Base(filepath.Clean(args[0]))+bundle.Extension)
 		// The file is claimed before the token exists, because a token that cannot be written is lost.
 		if err := claimFile(out); err != nil {
 			return err
@@ -88,12 +88,20 @@ func bundleCommand(p *kit.Program) *cobra.Command {
 		return nil
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&out, "out", "", "file to write the archive to, which must not exist (default: NODE"+
-		bundle.Extension+")")
+	flags.StringVar(&out, "out", "", "file to write the archive to, which must not exist, or a directory that does "+
+		"(default: NODE"+bundle.Extension+")")
 	flags.DurationVar(&validFor, "valid-for", 0, "how long the token is good, at most 24h (default 1h)")
 	flags.StringVar(&key, "idempotency-key", "", "the same key answers the same token with a new secret")
 	kit.ReasonFlag(cmd, &reason, true)
 	return cmd
+}
+
+// archivePath returns the file that --out names: one of this name in a directory that exists, or in the present one.
+func archivePath(out, name string) string {
+	if info, err := os.Stat(out); err == nil && info.IsDir() {
+		return filepath.Join(out, name)
+	}
+	return cmp.Or(out, name)
 }
 
 // claimFile makes an empty file for an archive, which only its owner can read.
