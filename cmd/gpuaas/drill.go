@@ -198,7 +198,7 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 	}
 	forgetDead(logger) // starting a mesh removed the directories of dead ones
 	var unwritten error
-	print := func(r drillkit.Result) {
+	show := func(r drillkit.Result) {
 		unwritten = errors.Join(unwritten, writeNodes(o.nodesDir, r))
 		if !program.JSON() {
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s %s after %.1f s %s\n", map[bool]string{true: "passed", false: "FAILED"}[r.Passed],
@@ -210,7 +210,7 @@ func runDrills(cmd *cobra.Command, program *kit.Program, o drillOptions, names [
 		controls = drillkit.Controls()
 	}
 	results, err := drillkit.Beside(ctx, targets, repeated(drills, o.runs),
-		drillkit.Options{Logger: logger, Controls: controls, Each: print})
+		drillkit.Options{Logger: logger, Controls: controls, Each: show})
 	err = errors.Join(err, ended(), unwritten)
 	if printErr := kit.Records(program, cmd, func(r drillkit.Result) string { return r.Name }, drillColumns,
 		results); printErr != nil {

@@ -18,7 +18,8 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_IDENTITY_HELD: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 3 * time.Second, Owner: ownerRecovery,
 		Public: "the node's identity is on hold",
-		Remedy: "look at the node's verdict; reactivate it, or have a person with the security role fence it if it was copied",
+		Remedy: "look at the node's verdict; reactivate it, or have a person with the security role fence it if it was " +
+			"copied",
 		Impact: "the node gets no work; its running workloads go on",
 	},
 	commonv1.Reason_REASON_IDENTITY_QUARANTINED: {

@@ -83,7 +83,7 @@ func TestPartitionsOfTheLogCostAProbeEach(t *testing.T) {
 			"project.newest_event":          {kinds},
 			"project.newest_of_late_events": {kinds},
 			"events.read_horizon":           {},
-			"auditlog.end_of_audit":          {"'c'"},
+			"auditlog.end_of_audit":         {"'c'"},
 		}
 	}
 	before, after := args(oneSeq, oneID), args(manySeq, manyID)

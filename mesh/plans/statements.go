@@ -18,11 +18,11 @@ var whole = map[string]float64{
 	"view.count_nodes":         1,
 	"workspace.after":          6, // a batch of an announcement: the tenants are few, and read for each workspace
 	// Rebuilding projections reads and writes all of them.
-	"project.compare":       44,
-	"project.empty_table":   22,
-	"project.drop_replaced": 40,
-	"project.take_rebuilt":  40,
-	"project.compare_reported":  40,
+	"project.compare":          44,
+	"project.empty_table":      22,
+	"project.drop_replaced":    40,
+	"project.take_rebuilt":     40,
+	"project.compare_reported": 40,
 	// Reads all workspaces, and runs by the index of those that are live.
 	"project.compare_counts": 10,
 	"fleet.compare_counts":   4, // once an hour

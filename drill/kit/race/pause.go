@@ -18,8 +18,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
-// pauses is how often the drill tries to stop a holder: a run is parked most of the time, and a parked run loses nothing
-// when its last holder stops.
+// pauses is how often the drill tries to stop a holder: a run is parked most of the time, and a parked run loses
+// nothing when its last holder stops.
 const pauses = 20
 
 // Pause races until a replica that had leased the run was stopped for longer than the lease, and another continued the
