@@ -19,7 +19,8 @@ import (
 //   - unproven, of a certificate and a source address: for any stream. An agent that comes back once in a while needs
 //     no other.
 //   - proven, of a certificate: once unproven is used up, for a stream that shows the signed join state that counts
-//     now, or one that is newer than this replica has heard of. A holder of a key alone has none, however often it asks.
+//     now, or one that is newer than this replica has heard of. A holder of a key alone has none, however often it
+//     asks.
 //   - refused, of a certificate: in place of unproven once recovery has refused the serial. It is the smallest.
 //
 // Two cases cannot be kept apart. A node that was never admitted has no join state yet, and shares the unproven budget
