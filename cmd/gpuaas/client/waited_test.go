@@ -55,7 +55,7 @@ func TestAWaitThatTookTooLongSaysWhatIsTrue(t *testing.T) {
 				if err := out(itemFrame("t", workspaceItem(workspace(tt.first)))); err != nil {
 					return err
 				}
-				return hold(ctx)
+				return keepOpen(ctx)
 			})
 			asked := 0
 			answer(f, "GetWorkspace", func(*readmodelv1.GetWorkspaceRequest) (*readmodelv1.GetWorkspaceResponse, error) {
@@ -96,7 +96,7 @@ func TestATaskThatEndedAsTheTimeWasOverHasItsOutcome(t *testing.T) {
 		if err := out(bootstrapped()); err != nil {
 			return err
 		}
-		return hold(ctx)
+		return keepOpen(ctx)
 	})
 	asked := 0
 	answer(f, "GetTask", func(*readmodelv1.GetTaskRequest) (*readmodelv1.GetTaskResponse, error) {
