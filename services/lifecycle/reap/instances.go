@@ -150,7 +150,8 @@ func (s *Instances) find(ctx context.Context, ref string) (listedInstance, error
 			fault.Unmet("its placement lists it as ended"),
 			fault.Remedy("nothing is left to do"))
 	}
-	return listedInstance{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no placement lists an instance "+fault.Named(ref),
+	return listedInstance{}, fault.New(commonv1.Reason_REASON_NOT_FOUND,
+		"no placement lists an instance "+fault.Named(ref),
 		fault.Remedy("take the id or the provider id from `gpuaas instances list --live`"))
 }
 

@@ -272,7 +272,8 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 		kind, payload = commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE, &nodev1.StorageRelease{Name: l.Name}
 	}
 	_, err = task.Enqueue(ctx, tx, task.Spec{
-		Type: kind, NodeID: l.NodeID, WorkspaceID: l.WorkspaceID, TenantID: l.TenantID, Epoch: drawn.Epoch, OpSeq: drawn.OpSeq,
+		Type: kind, NodeID: l.NodeID, WorkspaceID: l.WorkspaceID, TenantID: l.TenantID, Epoch: drawn.Epoch,
+		OpSeq: drawn.OpSeq,
 		IdempotencyKey: l.Key, Payload: payload, CreatedBy: "reaper",
 	})
 	return err == nil, err
