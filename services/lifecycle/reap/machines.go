@@ -273,7 +273,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool,
 	}
 	_, err = task.Enqueue(ctx, tx, task.Spec{
 		Type: kind, NodeID: l.NodeID, WorkspaceID: l.WorkspaceID, TenantID: l.TenantID, Epoch: drawn.Epoch,
-		OpSeq: drawn.OpSeq,
+		OpSeq:          drawn.OpSeq,
 		IdempotencyKey: l.Key, Payload: payload, CreatedBy: "reaper",
 	})
 	return err == nil, err
