@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"net"
 
 	"golang.org/x/net/http2"
@@ -39,11 +40,16 @@ func (c *gathered) Write(p []byte) (int, error) {
 const roomForPreface = 128
 
 // isLastFlight reports whether a write of crypto/tls is the client's last flight of TLS 1.3: a change of ciphers, which
-// means nothing, and encrypted records. A second ClientHello, for which the server waits, follows such a change too,
-// but is not encrypted.
+// means nothing, and encrypted records with a Finished. A second ClientHello, for which the server waits, follows such
+// a change too, but is not encrypted. So does the alert of a client that refuses the server, after which nothing is
+// written; its record is shorter than one with a Finished.
 func isLastFlight(p []byte) bool {
-	const changeCipherSpec, encrypted, length = 20, 23, 6
-	return len(p) > length && p[0] == changeCipherSpec && p[length] == encrypted
+	const (
+		changeCipherSpec, encrypted = 20, 23
+		change                      = 6
+		leastFinished               = 5 + 4 + sha256.Size + 1 + 16 // record header, message header, type, tag
+	)
+	return len(p) >= change+leastFinished && p[0] == changeCipherSpec && p[change] == encrypted
 }
 
 // settingsAck is the frame with which a client acknowledges the server's settings.

@@ -125,9 +125,9 @@ func shake(t *testing.T, server *tls.Config) int {
 	return wire.count()
 }
 
-// TestTheLastFlightWaitsForTheFirstWrite checks that it goes with what follows, and that nothing is held back for which
-// the server waits.
-func TestTheLastFlightWaitsForTheFirstWrite(t *testing.T) {
+// selfSigned returns the configuration of a server with a certificate of its own.
+func selfSigned(t *testing.T) *tls.Config {
+	t.Helper()
 	_, key, err := ed25519.GenerateKey(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -137,10 +137,16 @@ func TestTheLastFlightWaitsForTheFirstWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &tls.Config{
+	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{{Certificate: [][]byte{cert}, PrivateKey: key}}, SessionTicketsDisabled: true,
 	}
+}
+
+// TestTheLastFlightWaitsForTheFirstWrite checks that it goes with what follows, and that nothing is held back for which
+// the server waits.
+func TestTheLastFlightWaitsForTheFirstWrite(t *testing.T) {
+	server := selfSigned(t)
 	if n := shake(t, server); n != 2 {
 		t.Errorf("a handshake and the first write are %d writes, want 2", n)
 	}
@@ -148,5 +154,26 @@ func TestTheLastFlightWaitsForTheFirstWrite(t *testing.T) {
 	other.CurvePreferences = []tls.CurveID{tls.CurveP521} // the server asks for another ClientHello
 	if n := shake(t, other); n != 5 {
 		t.Errorf("a handshake with two ClientHellos and the first write are %d writes, want 5", n)
+	}
+}
+
+// TestAClientThatRefusesTheServerSendsItsAlert checks that the alert of a client that does not trust the server is written,
+// though nothing follows it.
+func TestAClientThatRefusesTheServerSendsItsAlert(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	defer far.Close()
+	served := make(chan error, 1)
+	go func() { served <- tls.Server(far, selfSigned(t)).Handshake() }()
+	client := tls.Client(&gathered{Conn: near}, &tls.Config{
+		MinVersion: tls.VersionTLS13, ServerName: "one", RootCAs: x509.NewCertPool(),
+	})
+	if err := client.HandshakeContext(t.Context()); err == nil {
+		t.Fatal("the client trusts a certificate that no authority of its has signed")
+	}
+	err := <-served
+	var alert *net.OpError
+	if !errors.As(err, &alert) || alert.Op != "remote error" {
+		t.Errorf("the server ends with %v, want the client's alert", err)
 	}
 }

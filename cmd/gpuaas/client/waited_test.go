@@ -18,7 +18,7 @@ func TestAWaitThatTookTooLongSaysWhatIsTrue(t *testing.T) {
 	const provisioning, active, gone = commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
 		commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED
 	failed := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED)
-	failed.LastError, failed.LastErrorCode = "the box did not start", "launch_failed"
+	failed.LastError, failed.LastErrorCode = "the instance did not start", "launch_failed"
 	for name, tt := range map[string]struct {
 		first  commonv1.WorkspaceState
 		second *readmodelv1.Workspace // nil: it cannot be read
@@ -35,7 +35,7 @@ func TestAWaitThatTookTooLongSaysWhatIsTrue(t *testing.T) {
 		"it has come about": {provisioning, workspace(active), "state=active", 0, nil, "error"},
 		"it has failed": {
 			provisioning, failed, "state=active", 5,
-			[]string{"launch_failed", "the box did not start", "gpuaas workspaces actions acme/demo2"},
+			[]string{"launch_failed", "the instance did not start", "gpuaas workspaces actions acme/demo2"},
 			"goes on",
 		},
 		"it is gone": {provisioning, workspace(gone), "state=active", 5, []string{"decommissioned"}, "goes on"},
@@ -58,8 +58,11 @@ func TestAWaitThatTookTooLongSaysWhatIsTrue(t *testing.T) {
 				return keepOpen(ctx)
 			})
 			asked := 0
-			answer(f, "GetWorkspace", func(*readmodelv1.GetWorkspaceRequest) (*readmodelv1.GetWorkspaceResponse, error) {
+			answer(f, "GetWorkspace", func(req *readmodelv1.GetWorkspaceRequest) (*readmodelv1.GetWorkspaceResponse, error) {
 				asked++
+				if asked > 1 && req.GetMinPos() != "7" {
+					t.Errorf("the state is read again at position %q, want 7", req.GetMinPos())
+				}
 				switch {
 				case asked == 1:
 					return &readmodelv1.GetWorkspaceResponse{Workspace: workspace(tt.first)}, nil
@@ -71,7 +74,8 @@ func TestAWaitThatTookTooLongSaysWhatIsTrue(t *testing.T) {
 			always(f, "GetActions", &readmodelv1.GetActionsResponse{Actions: []*lifecyclev1.ActionOption{{
 				Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL,
 			}}})
-			got := call(t, "workspaces", "wait", "demo2", "--for", tt.wanted, "--timeout", "50ms").wants(t, tt.code)
+			got := call(t, "workspaces", "wait", "demo2", "--for", tt.wanted, "--timeout", "1s", "--min-pos", "7").
+				wants(t, tt.code)
 			for _, text := range tt.says {
 				if !strings.Contains(got.err, text) {
 					t.Errorf("%q is missing in %s", text, got.err)
@@ -105,5 +109,5 @@ func TestATaskThatEndedAsTheTimeWasOverHasItsOutcome(t *testing.T) {
 		}
 		return &readmodelv1.GetTaskResponse{Task: task(done, queued, done)}, nil
 	})
-	call(t, "nodes", "probe", "node-1", "--timeout", "50ms").wants(t, 0)
+	call(t, "nodes", "probe", "node-1", "--timeout", "1s").wants(t, 0)
 }

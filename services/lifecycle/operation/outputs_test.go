@@ -3,6 +3,7 @@ package operation
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,9 +85,11 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 	}
 	eve := rpc.Person{Subject: "eve", TenantID: ids.New(), Roles: []string{"tenant", "operator"}}
 	foreign := refused("another tenant", eve, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_NOT_FOUND)
-	if absent := refused("nobody's", eve, &lifecyclev1.ReadOutputRequest{WorkspaceId: ids.New()},
-		commonv1.Reason_REASON_NOT_FOUND); foreign != absent {
-		t.Errorf("another tenant's: %s; nobody's: %s", foreign, absent)
+	unknown := ids.New()
+	absent := refused("a workspace that does not exist", eve, &lifecyclev1.ReadOutputRequest{WorkspaceId: unknown},
+		commonv1.Reason_REASON_NOT_FOUND)
+	if strings.ReplaceAll(absent, unknown, w.ID) != foreign {
+		t.Errorf("another tenant's: %s; one that does not exist: %s", foreign, absent)
 	}
 	refused("an unknown workload", own, &lifecyclev1.ReadOutputRequest{Workload: "other"},
 		commonv1.Reason_REASON_NOT_FOUND)

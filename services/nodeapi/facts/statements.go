@@ -61,7 +61,8 @@ var (
 	// The nodes of $1 are locked, so that no other statement writes the rows of theirs.
 	pruneObservations = pg.Define(pg.RoleNodeAPI, "facts.prune_observations", `
 		DELETE FROM nodeapi.observation o WHERE o.ctid = ANY (ARRAY(
-			SELECT x.ctid FROM nodeapi.observation x WHERE x.node_id = ANY($1::uuid[]) LIMIT 1000))`)
+			SELECT x.ctid FROM nodeapi.observation x WHERE x.node_id = ANY($1::uuid[])
+				ORDER BY x.node_id, x.workspace_id LIMIT 1000))`)
 
 	pruneObservers = pg.Define(pg.RoleNodeAPI, "facts.prune_observers", `
 		DELETE FROM nodeapi.observer r WHERE r.node_id = ANY($1::uuid[])`)

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -60,6 +61,13 @@ func (f *Fleet) CloseIncident(ctx context.Context,
 	out := &recoveryv1.CloseIncidentResponse{}
 	by := rpc.ActorFrom(ctx)
 	err := pg.InTx(ctx, f.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		// Rounds that open incidents or go on with them take these locks before they read any. One that waits for this
+		// transaction reads the closed incident, and one before it has named all nodes that it judged.
+		for _, lock := range []int64{driftLock, overdueLock} {
+			if _, err := pg.Exec(ctx, tx, takeDriftLock, lock); err != nil {
+				return fmt.Errorf("take the locks of rounds: %w", err)
+			}
+		}
 		row, err := pg.One[incidentRow](ctx, tx, lockIncident, req.GetIncidentId())
 		switch {
 		case pg.IsNoRows(err):
@@ -118,7 +126,10 @@ func (f *Fleet) closable(ctx context.Context, tx pgx.Tx, i *Incident) error {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, text, fault.Unmet("the incident is not open"),
 			fault.Remedy("nothing is to be done"))
 	}
-	if ends, known := endings[i.Kind]; known {
+	switch i.Kind {
+	case kindDrift, kindOverdue, kindSuspected:
+	default: // of any other kind another would be opened while its evidence stands
+		ends := cmp.Or(endings[i.Kind], "it ends by itself once its evidence does")
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 			"an incident of the kind "+names.Of(i.Kind)+" is not closed by a person",
 			fault.Unmet("its evidence stands: "+i.Summary), fault.Remedy(ends))

@@ -64,8 +64,8 @@ var (
 
 	// reopenDrift opens the incident again that ended last, if that is not longer ago than the window.
 	reopenDrift = pg.Define(pg.RoleRecovery, "fleet.reopen_drift", `
-		UPDATE recovery.incident i SET closed_at = NULL, closed_by = '', summary = $3, node_ids = $4, count = $5,
-			error_code = i.key, last_seen_at = mesh.clock(), version = i.version + 1
+		UPDATE recovery.incident i SET closed_at = NULL, closed_by = '', close_reason = '', summary = $3, node_ids = $4,
+			count = $5, error_code = i.key, last_seen_at = mesh.clock(), version = i.version + 1
 		WHERE i.incident_id = (
 			SELECT c.incident_id FROM recovery.incident c
 			WHERE c.kind = 'fleet_drift' AND c.key = $1 AND c.closed_by = '`+closedBySelf+`'

@@ -28,6 +28,8 @@ type ended struct {
 	ID string    `db:"incident_id"`
 	At time.Time `db:"closed_at"`
 	By string    `db:"closed_by"`
+	// LastSeen is when it was last written: it is of all nodes that had the reason by then.
+	LastSeen time.Time `db:"last_seen_at"`
 }
 
 var (
@@ -40,11 +42,11 @@ var (
 		ORDER BY v.since DESC NULLS LAST, v.node_id LIMIT $2`)
 
 	lastSuspected = pg.Define(pg.RoleRecovery, "fleet.last_suspected", `
-		SELECT c.incident_id::text, c.closed_at, c.closed_by FROM recovery.incident c
+		SELECT c.incident_id::text, c.closed_at, c.closed_by, c.last_seen_at FROM recovery.incident c
 		WHERE c.kind = 'identity_suspected' AND c.key = $1 AND c.closed_at IS NOT NULL ORDER BY c.closed_at DESC LIMIT 1`)
 
 	reopenSuspected = pg.Define(pg.RoleRecovery, "fleet.reopen_suspected", `
-		UPDATE recovery.incident i SET closed_at = NULL, closed_by = '' WHERE i.incident_id = $1`)
+		UPDATE recovery.incident i SET closed_at = NULL, closed_by = '', close_reason = '' WHERE i.incident_id = $1`)
 )
 
 // evaluateSuspicion keeps one incident for security open for a reason while any node is on hold for it. None is opened
@@ -84,7 +86,7 @@ func evaluateSuspicion(ctx context.Context, tx pgx.Tx, logger *slog.Logger, now 
 			return err
 		}
 		return suspicionGoesOn(ctx, tx, was, suspects, now, true)
-	case !slices.ContainsFunc(suspects, func(s suspect) bool { return s.Since != nil && s.Since.After(last.At) }):
+	case !slices.ContainsFunc(suspects, func(s suspect) bool { return s.Since != nil && s.Since.After(last.LastSeen) }):
 		return nil
 	}
 	nodes, count := nodesOf(suspects)

@@ -104,6 +104,8 @@ func awaitTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos 
 		if over, cerr := each(items[0]); over || cerr != nil {
 			return last, cerr
 		}
+	} else if all.Err() != nil {
+		return last, fmt.Errorf("read the task once more: %w", all.Err())
 	}
 	return last, err
 }

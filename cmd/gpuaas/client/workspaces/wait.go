@@ -60,11 +60,11 @@ func waitCommand(p *kit.Program) *cobra.Command {
 			if errors.Is(err, kit.ErrWaited) {
 				last, err = waited{
 					text: fmt.Sprintf("%s is not %s after %s", args[0], want.text, timeout), ref: args[0],
-					holds: want.holds, ended: func(ctx context.Context, w *readmodelv1.Workspace) error {
+					minPos: minPos, holds: want.holds, ended: func(ctx context.Context, w *readmodelv1.Workspace) error {
 						return ended(ctx, s, w, want.text)
 					},
 				}.tooLong(all, s, last)
-				if err != nil {
+				if err != nil && all.Err() == nil {
 					return err
 				}
 			}
@@ -157,9 +157,9 @@ func awaitOperation(ctx context.Context, s *kit.Session, op *lifecyclev1.Operati
 	if errors.Is(err, kit.ErrWaited) {
 		last, err = waited{
 			text: fmt.Sprintf("%s has not ended after %s", human.Enum(op.GetKind()), timeout), ref: op.GetWorkspaceId(),
-			holds: func(w *readmodelv1.Workspace) bool { return atRest(w, want) },
+			minPos: op.GetPos(), holds: func(w *readmodelv1.Workspace) bool { return atRest(w, want) },
 		}.tooLong(all, s, last)
-		if err != nil {
+		if err != nil && all.Err() == nil {
 			return err
 		}
 		ctx = all

@@ -19,6 +19,7 @@ const reloadWithin = 5 * time.Second
 // waited is a wait for a workspace that took too long.
 type waited struct {
 	text, ref string // what did not come about in time; the reference to the workspace
+	minPos    string // the position that the state must have; empty: any
 	holds     func(*readmodelv1.Workspace) bool
 	// ended returns the error of a workspace for which waiting longer is of no use; nil: there is no such state.
 	ended func(context.Context, *readmodelv1.Workspace) error
@@ -27,21 +28,24 @@ type waited struct {
 // tooLong reads the workspace once more, since the watch may be behind, or have been cut off. It returns the workspace
 // if what was waited for has come about, the outcome if it has ended otherwise, and else an error that says whether an
 // operation is under way. last is the workspace as the watch showed it; nil: it showed none.
-func (w waited) tooLong(ctx context.Context, s *kit.Session, last *readmodelv1.Workspace) (*readmodelv1.Workspace,
+func (w waited) tooLong(all context.Context, s *kit.Session, last *readmodelv1.Workspace) (*readmodelv1.Workspace,
 	error,
 ) {
-	ctx, cancel := context.WithTimeout(ctx, reloadWithin)
+	ctx, cancel := context.WithTimeout(all, reloadWithin)
 	defer cancel()
 	answer, err := s.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{
-		Workspace: cmp.Or(last.GetWorkspaceId(), w.ref),
+		Workspace: cmp.Or(last.GetWorkspaceId(), w.ref), MinPos: w.minPos,
 	})
 	if err != nil {
+		if all.Err() != nil {
+			return nil, fmt.Errorf("read %s once more: %w", w.name(last), all.Err())
+		}
 		text := w.text
 		if last != nil {
 			text += ": it was " + describe(last) + " when it was read last"
 		}
-		return nil, timedOut(text, "its present state could not be read: look with `gpuaas workspaces get "+w.name(last)+
-			"`, and at the mesh with `gpuaas status`")
+		return nil, timedOut(text, "its present state could not be read ("+human.Clean(err.Error())+
+			"): look with `gpuaas workspaces get "+w.name(last)+"`, and at the mesh with `gpuaas status`")
 	}
 	now := answer.GetWorkspace()
 	if w.holds(now) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -45,10 +46,18 @@ func (a Admission) validate() error {
 	if !namePattern.MatchString(a.Name) || isID(a.Name) {
 		return errors.New("the name of a person is 1 to 63 lower case letters, digits and . _ @ -, and no id")
 	}
+	if isService(a.Name) {
+		return fmt.Errorf("%s is the name by which a service acts", a.Name)
+	}
 	if a.Life <= 0 || a.Life > sessionMax {
 		return errors.New("a person lives for at most thirty days")
 	}
 	return nil
+}
+
+// isService reports whether a service acts by this name, in audit entries and as who closed an incident.
+func isService(name string) bool {
+	return slices.Contains([]string{"lifecycle", "nodeapi", "readmodel", "recovery", "watchdog", "auto_recovery"}, name)
 }
 
 func isID(text string) bool {

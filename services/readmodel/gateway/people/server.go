@@ -111,6 +111,9 @@ func checkAdmission(a Admission, req *readmodelv1.CreatePersonRequest) error {
 	if isID(a.Name) {
 		unmet = append(unmet, "name: it has the form of an id")
 	}
+	if isService(a.Name) {
+		unmet = append(unmet, "name: it is the name by which a service acts")
+	}
 	if slices.Contains(a.Roles, "tenant") && req.GetTenant() == "" {
 		unmet = append(unmet, "tenant: the role tenant needs the tenant whose person it is")
 	}
