@@ -157,8 +157,8 @@ func TestTheLastFlightWaitsForTheFirstWrite(t *testing.T) {
 	}
 }
 
-// TestAClientThatRefusesTheServerSendsItsAlert checks that the alert of a client that does not trust the server is written,
-// though nothing follows it.
+// TestAClientThatRefusesTheServerSendsItsAlert checks that the alert of a client that does not trust the server is
+// written, though nothing follows it.
 func TestAClientThatRefusesTheServerSendsItsAlert(t *testing.T) {
 	near, far := net.Pipe()
 	defer near.Close()
