@@ -16,23 +16,46 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// adopt takes over the generation, and if the verdict says so the certificate, that a node has and the database has
-// lost.
+// adopt takes over what a node has and the database has lost: its generation, and if the verdict says so the
+// certificate.
 func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p judge.Presented, v judge.Verdict) error {
-	if v.Reason != commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK {
+	rolledBack := v.Reason == commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK
+	if !rolledBack && !v.AdoptSerial {
 		return nil
 	}
-	b.evidence = append(b.evidence, evidenceOf(r, p, v))
-	if shown, err := joinstate.KeyID(o.GetJoinState()); err == nil {
-		r.JoinKeys = joinkeys.With(r.JoinKeys, shown) // the node keeps this join state until it confirms the next
+	if rolledBack {
+		b.evidence = append(b.evidence, evidenceOf(r, p, v))
+		if shown, err := joinstate.KeyID(o.GetJoinState()); err == nil {
+			r.JoinKeys = joinkeys.With(r.JoinKeys, shown) // the node keeps this join state until it confirms the next
+		}
+		r.StateBy, r.StateReason, r.StateAt = "recovery", names.Of(v.Reason), b.moment.Now
+		b.rolledBack = append(b.rolledBack, r)
 	}
 	if v.Adopt > 0 {
 		r.Issued, r.Confirmed = max(r.Issued, v.Adopt), v.Adopt
 		r.ConfirmedSession, r.ReplacedNonce = "", ""
 	}
 	if v.AdoptSerial {
+		if err := b.adoptSerial(tx, r, o); err != nil {
+			return err
+		}
+	}
+	if !slices.Contains(b.changed, r) {
+		b.changed = append(b.changed, r)
+	}
+	return nil
+}
+
+// adoptSerial makes the connection's certificate the node's next one.
+func (b *opening) adoptSerial(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession) error {
+	s, known := b.serials[o.GetSerial()]
+	if known {
+		if err := offerAgain(b.ctx, tx, r, s.Serial); err != nil {
+			return err
+		}
+	} else {
 		// The certificate's validity is not known here; its connection is cut when the certificate expires.
-		s := Serial{
+		s = Serial{
 			Serial: o.GetSerial(), NotBefore: b.moment.Now, NotAfter: b.moment.Now.Add(24 * time.Hour),
 			ChainPEM: []byte{},
 		}
@@ -43,14 +66,9 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p judge
 		if err := Offer(b.ctx, tx, r, s); err != nil {
 			return err
 		}
-		s.NodeID, s.InstanceID, s.State = r.NodeID, r.InstanceID, commonv1.SerialState_SERIAL_STATE_NEXT
-		b.serials[s.Serial] = s
 	}
-	r.StateBy, r.StateReason, r.StateAt = "recovery", names.Of(v.Reason), b.moment.Now
-	if !slices.Contains(b.changed, r) {
-		b.changed = append(b.changed, r)
-	}
-	b.rolledBack = append(b.rolledBack, r)
+	s.NodeID, s.InstanceID, s.State = r.NodeID, r.InstanceID, commonv1.SerialState_SERIAL_STATE_NEXT
+	b.serials[s.Serial] = s
 	return nil
 }
 

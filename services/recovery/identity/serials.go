@@ -134,6 +134,23 @@ func Offer(ctx context.Context, tx pgx.Tx, r *Record, s Serial) error {
 	return nil
 }
 
+// offerAgain puts a superseded certificate that was never used into the node's next slot again. It changes the record,
+// which the caller must save.
+func offerAgain(ctx context.Context, tx pgx.Tx, r *Record, serial string) error {
+	if _, err := pg.Exec(ctx, tx, supersedeNext, r.NodeID); err != nil {
+		return fmt.Errorf("supersede next serial: %w", err)
+	}
+	tag, err := pg.Exec(ctx, tx, reofferSerial, serial, r.NodeID)
+	if err != nil {
+		return fmt.Errorf("offer serial again: %w", err)
+	}
+	if tag.RowsAffected() != 1 {
+		return fmt.Errorf("offer serial %s again: it changed under the lock of node %s", serial, r.NodeID)
+	}
+	r.NextSerial = serial
+	return nil
+}
+
 // RevokeAll revokes every certificate of a node. It changes the record, which the caller must save.
 func RevokeAll(ctx context.Context, tx pgx.Tx, r *Record) error {
 	if _, err := pg.Exec(ctx, tx, revokeSerials, r.NodeID); err != nil {

@@ -106,6 +106,10 @@ var (
 			not_before, not_after)
 		VALUES ($1, $2, $3, $4, $5, $6, 'next', $7, $8)`)
 
+	reofferSerial = pg.Define(pg.RoleRecovery, "identity.offer_serial_again", `
+		UPDATE recovery.serial SET state = 'next', state_at = mesh.clock()
+			WHERE serial = $1 AND node_id = $2 AND state = 'superseded' AND ready_at IS NULL`)
+
 	revokeSerials = pg.Define(pg.RoleRecovery, "identity.revoke_serials", `
 		UPDATE recovery.serial SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state <> 'revoked'`)
 

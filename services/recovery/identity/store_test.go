@@ -467,6 +467,37 @@ func TestRollbackIsAdopted(t *testing.T) {
 	}
 }
 
+// Scenario: a certificate was issued before the backup and came into use after it. The database is restored, and a
+// replica that was paused since before the backup executes a renewal over the session that counts again, which replaces
+// the certificate before its node is back.
+func TestACertificateReplacedAfterARestoreIsAdopted(t *testing.T) {
+	b := newBench(t)
+	n := b.enrolled("one")
+	b.admit(n)
+	first := n.serial
+	used := b.offered(n)
+	late := b.offered(n) // supersedes the one that was used
+	n.serial = used
+	b.shows(n, 9, 0)
+	o := b.hello(n)
+	welcome := b.open(o)
+	wantWelcome(t, welcome)
+	if r := b.get(n); r.CurrentSerial != first || r.NextSerial != used || r.Alarm != "" {
+		t.Fatalf("after the open: %+v", r)
+	}
+	if got := b.confirm(o, welcome.GetGeneration()); !got.GetAdmitted() {
+		t.Fatalf("confirm: %v", got)
+	}
+	if r := b.get(n); r.CurrentSerial != used || r.NextSerial != "" || r.Confirmed != 10 || r.Alarm != "" {
+		t.Fatalf("after the ready: %+v", r)
+	}
+	n.serial, n.joinState = late, welcome.GetJoinState()
+	if got := b.open(b.hello(n)).GetDenial().GetReason(); got != commonv1.Reason_REASON_SERIAL_SUPERSEDED {
+		t.Fatalf("the certificate of the late renewal: %v", got)
+	}
+	b.wantMode(true)
+}
+
 func TestEraRaisesGenerations(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")

@@ -208,6 +208,8 @@ func TestJoinStateExhaustively(t *testing.T) {
 			bounds{name: "a copy and a renewal", opens: 3, renewals: 1, copies: true},
 			bounds{name: "a restored database and a renewal", opens: 3, renewals: 1, restore: true},
 			bounds{name: "a restored database of a later era and a renewal", opens: 3, renewals: 1, restore: true, era: true},
+			bounds{name: "a restored database and two renewals", opens: 2, renewals: 2, restore: true},
+			bounds{name: "a restored database of a later era and two renewals", opens: 2, renewals: 2, restore: true, era: true},
 		)
 	}
 	if !slow && !testing.Short() {
@@ -280,6 +282,17 @@ func TestSearchCatchesWrongRules(t *testing.T) {
 				v := judge.Open(s, h)
 				if v.AdoptSerial {
 					return judge.Verdict{Ruling: judge.RulingDeny, Reason: commonv1.Reason_REASON_SERIAL_UNKNOWN}
+				}
+				return v
+			}},
+		},
+		{
+			name:  "a certificate is replaced for good before its session is ready",
+			bound: bounds{opens: 2, renewals: 2, restore: true},
+			rules: rules{judgeReady: judge.Confirm, judge: func(s judge.Standing, h judge.Hello) judge.Verdict {
+				v := judge.Open(s, h)
+				if v.AdoptSerial && h.Certificate.State == commonv1.SerialState_SERIAL_STATE_SUPERSEDED {
+					return judge.Verdict{Ruling: judge.RulingDeny, Reason: commonv1.Reason_REASON_SERIAL_SUPERSEDED}
 				}
 				return v
 			}},

@@ -74,7 +74,7 @@ type Verdict struct {
 	Reason commonv1.Reason
 	// Adopt is the generation to take over before issuing, because the node has a later one than the database. Zero: none.
 	Adopt int64
-	// AdoptSerial is set if the connection's certificate is taken over as well.
+	// AdoptSerial is set if the connection's certificate, which has no row or is superseded, becomes the next one.
 	AdoptSerial bool
 }
 
@@ -91,6 +91,9 @@ type Verdict struct {
 //	signed by a key that this replica lacks     | wait: signing_key_unknown, an incident of ours
 //	p > issued, or a later era, validly signed  | welcome, adopt p: control_plane_rollback
 //	p < confirmed                               | challenge; answered: cloned_identity_detected, hold both
+//
+// A certificate that was replaced before a session was ready on it becomes the next one again for an agent whose join
+// state was given on it, or comes from a lost history.
 func Open(s Standing, h Hello) Verdict {
 	if reason := s.Refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return deny(reason)
@@ -110,7 +113,13 @@ func Open(s Standing, h Hello) Verdict {
 	// over that serial, or over a generation that the database never gave: it was issued in the history that the database
 	// has lost. The orphan of a crashed enrolment has no such signature.
 	unknown := h.Certificate.State == commonv1.SerialState_SERIAL_STATE_UNSPECIFIED
-	forgotten := unknown && ours && p.Form == FormSigned && (ahead || (p.Serial != "" && p.Serial == h.Serial))
+	onThis := ours && p.Form == FormSigned && p.Serial != "" && p.Serial == h.Serial
+	forgotten := unknown && (ahead || onThis)
+	// A renewal has replaced the certificate before a session was ready on it here. One was opened on it, so that the
+	// agent may have no other: after a restore, sessions of the lost history may have been ready on it, and the renewal may
+	// be one that a paused replica executes late.
+	replaced := h.Certificate.State == commonv1.SerialState_SERIAL_STATE_SUPERSEDED && !h.Certificate.Used &&
+		(ahead || onThis)
 	switch {
 	case unknown && !forgotten && ours && p.Form == FormSigned && signedForAnother(s, p):
 		return deny(commonv1.Reason_REASON_SERIAL_SUPERSEDED)
@@ -129,10 +138,13 @@ func Open(s Standing, h Hello) Verdict {
 		return deny(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN)
 	case p.Form == FormUnreadable, p.Form == FormAbsent && s.Confirmed > 0:
 		return Verdict{Ruling: RulingChallenge, Reason: commonv1.Reason_REASON_JOIN_STATE_LOST}
-	case h.Certificate.State == commonv1.SerialState_SERIAL_STATE_SUPERSEDED:
+	case h.Certificate.State == commonv1.SerialState_SERIAL_STATE_SUPERSEDED && !replaced:
 		return superseded(s, h)
-	case ahead || forgotten:
-		v := Verdict{Ruling: RulingWelcome, Reason: commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, AdoptSerial: forgotten}
+	case ahead || forgotten || replaced:
+		v := Verdict{Ruling: RulingWelcome, AdoptSerial: forgotten || replaced}
+		if ahead || forgotten {
+			v.Reason = commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK
+		}
 		if ahead {
 			v.Adopt = p.Generation
 		}

@@ -127,6 +127,30 @@ func TestOpen(t *testing.T) {
 			want: refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
 		},
 		{
+			name: "replaced before use in this history, used in the lost one", standing: active,
+			hello: judge.Hello{
+				Presented:   signed(12),
+				Certificate: judge.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED},
+			},
+			want: judge.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, Adopt: 12, AdoptSerial: true},
+		},
+		{
+			name: "replaced before use, after a session was opened on it", standing: active,
+			hello: judge.Hello{
+				Presented: judge.Presented{Form: judge.FormSigned, Generation: 8, Serial: "bb"}, Serial: "bb",
+				Certificate: judge.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED},
+			},
+			want: judge.Verdict{Ruling: judge.RulingWelcome, AdoptSerial: true},
+		},
+		{
+			name: "replaced after use, by one who holds it", standing: active,
+			hello: judge.Hello{
+				Presented: judge.Presented{Form: judge.FormSigned, Generation: 8, Serial: "bb"}, Serial: "bb",
+				Certificate: judge.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED, Used: true},
+			},
+			want: refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
+		},
+		{
 			name: "replaced, by one who holds the current", standing: active,
 			hello: judge.Hello{
 				Presented:   signed(8),
