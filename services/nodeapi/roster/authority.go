@@ -27,8 +27,11 @@ func (r *Roster) applyAuthority(s *Session, n *recoveryv1.NodeAuthority) {
 		}
 		return
 	}
-	gen := s.Generation()
-	if gen == 0 || n.GetConfirmed() < gen {
+	gen, fence := s.numbers()
+	// A decision with a later fence is from after the opening, whatever generation it leaves confirmed: none, after an
+	// enrolment, or a reactivation that ended an alarm.
+	ended := n.GetConfirmedSessionId() == "" && n.GetFenceEpoch() > fence
+	if gen == 0 || (!ended && n.GetConfirmed() < gen) {
 		// The session is not open yet, or the decision is from before it was confirmed: its instance and serials may be those
 		// of an earlier session.
 		return
@@ -37,7 +40,7 @@ func (r *Roster) applyAuthority(s *Session, n *recoveryv1.NodeAuthority) {
 		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_SUPERSEDED, "this node was enrolled anew"), ""))
 		return
 	}
-	if n.GetConfirmedSessionId() == "" && (n.GetConfirmed() > gen || n.GetIssued() == gen) {
+	if ended || (n.GetConfirmedSessionId() == "" && (n.GetConfirmed() > gen || n.GetIssued() == gen)) {
 		// A hold, quarantine or fence ended the session, and the node was reactivated before this replica heard of that. The
 		// other decision that leaves no session confirmed, a rollback's adoption, issues the next generation with it, whose
 		// session replaces this one.

@@ -28,7 +28,7 @@ func TestASessionKeepsFewDiagnostics(t *testing.T) {
 	}
 	r := New(slog.New(slog.DiscardHandler), Config{}, nil)
 	s := r.Add("session", Identity{NodeID: "node"}, nil, time.Time{}, time.Time{})
-	s.Welcomed("instance", 1, "nonce", "", AgentFacts{Diags: many("a", true)})
+	s.Welcomed("instance", 1, 1, "nonce", "", AgentFacts{Diags: many("a", true)})
 	const admitted = commonv1.SessionState_SESSION_STATE_ADMITTED
 	check := func(what string, f *nodev1.SessionChanged, count int, first, last string) {
 		t.Helper()

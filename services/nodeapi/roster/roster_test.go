@@ -87,7 +87,7 @@ func admitted(r *Roster, stuck chan struct{}) (*Session, *wire) {
 	s := r.Add("session", Identity{NodeID: "node", Serial: "1", NotAfter: now.Add(8 * time.Hour), Conn: w}, w,
 		now.Add(5*time.Second), now.Add(time.Hour))
 	r.Opening(s)
-	s.Welcomed("instance", 1, "nonce", "", AgentFacts{})
+	s.Welcomed("instance", 1, 1, "nonce", "", AgentFacts{})
 	r.Admit(s)
 	return s, w
 }
@@ -229,7 +229,7 @@ func TestCertificateEndsByTheDatabasesClock(t *testing.T) {
 		now := time.Now()
 		s := r.Add("session", Identity{NodeID: "node", NotAfter: now.Add(8 * time.Hour), Conn: w}, w, now,
 			now.Add(24*time.Hour))
-		s.Welcomed("instance", 1, "nonce", "", AgentFacts{})
+		s.Welcomed("instance", 1, 1, "nonce", "", AgentFacts{})
 		r.Admit(s)
 		s.SetWorkReady()
 		time.Sleep(6*time.Hour - time.Second)
@@ -368,7 +368,7 @@ func TestAdmissionsThatCrossLeaveTheNewerSession(t *testing.T) {
 			s := r.Add(id, Identity{NodeID: "node", Serial: id, NotAfter: now.Add(8 * time.Hour), Conn: w}, w,
 				now.Add(5*time.Second), now.Add(time.Hour))
 			r.Opening(s)
-			s.Welcomed("instance", generation, id, "", AgentFacts{})
+			s.Welcomed("instance", generation, 1, id, "", AgentFacts{})
 			return s, w
 		}
 		older, olderWire := made("older", 1)
@@ -418,7 +418,7 @@ func TestShortCertificatesAreReplacedInTime(t *testing.T) {
 				end := now.Add(tt.life)
 				s := r.Add("session", Identity{NodeID: "node", NotAfter: end, Life: tt.life, Conn: w}, w, now,
 					now.Add(24*time.Hour))
-				s.Welcomed("instance", 1, "nonce", "", AgentFacts{})
+				s.Welcomed("instance", 1, 1, "nonce", "", AgentFacts{})
 				r.Admit(s)
 				const tick = 250 * time.Millisecond
 				time.Sleep(tt.life - tt.lead - tick)
@@ -449,6 +449,40 @@ func TestSilenceIsElapsedTime(t *testing.T) {
 	}
 	r.Remove(s)
 	r.Wait()
+}
+
+// TestADecisionThatLeavesNoGenerationConfirmedEndsASession: a node was enrolled anew on another host, or a hold for a
+// lost join state and its reactivation were one change of this replica's view. Both leave no generation confirmed. The
+// session of before ends; one that was opened since, and is not confirmed yet, does not.
+func TestADecisionThatLeavesNoGenerationConfirmedEndsASession(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		instance string
+		issued   int64
+		fence    int64
+		want     commonv1.Reason
+	}{
+		{"enrolled anew", "another", 1, 2, commonv1.Reason_REASON_SESSION_SUPERSEDED},
+		{"reactivated", "instance", 1, 2, commonv1.Reason_REASON_SESSION_UNKNOWN},
+		{"reactivated, with a Welcome that no Ready followed", "instance", 2, 2, commonv1.Reason_REASON_SESSION_UNKNOWN},
+		{"opened since", "instance", 1, 1, commonv1.Reason_REASON_UNSPECIFIED},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in(t, Config{}, func(r *Roster, _ *facts) {
+				s, w := admitted(r, nil)
+				r.OnAuthority(&recoveryv1.NodeAuthority{
+					NodeId: "node", NodeInstanceId: tt.instance, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
+					NextSerial: "1", Issued: tt.issued, FenceEpoch: tt.fence,
+				})
+				time.Sleep(2 * time.Second)
+				got := w.last().GetDenied().GetReason()
+				if w.isClosed() != (tt.want != commonv1.Reason_REASON_UNSPECIFIED) || got != tt.want {
+					t.Errorf("closed %t, because of %s; want %s", w.isClosed(), got, tt.want)
+				}
+				r.Remove(s)
+			})
+		})
+	}
 }
 
 // TestASessionFromBeforeAFenceEnds: a node was fenced and reactivated before this replica heard of the fence. Its

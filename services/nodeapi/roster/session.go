@@ -70,6 +70,7 @@ type Session struct {
 	workReady    bool
 	retiring     bool
 	generation   int64
+	fence        int64 // the node's fence epoch at the opening
 	nonce        string
 	replaces     string
 	instanceID   string
@@ -118,11 +119,11 @@ func (s *Session) LastSeen() time.Time { return s.OpenedAt.Add(time.Duration(s.l
 // ReportsRefused counts n more reports of tasks that were not taken, and returns how many there were in this session.
 func (s *Session) ReportsRefused(n int) int { return int(s.refused.Add(int64(n))) }
 
-// Welcomed records recovery's answer to the session's Hello.
-func (s *Session) Welcomed(instanceID string, generation int64, nonce, replaces string, facts AgentFacts) {
+// Welcomed records recovery's answer to the session's Hello: its generation, and the node's fence epoch.
+func (s *Session) Welcomed(instanceID string, generation, fence int64, nonce, replaces string, facts AgentFacts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.instanceID, s.generation, s.nonce, s.replaces = instanceID, generation, nonce, replaces
+	s.instanceID, s.generation, s.fence, s.nonce, s.replaces = instanceID, generation, fence, nonce, replaces
 	s.agent = keptFacts{
 		version: facts.Version, ledgerID: facts.LedgerID, bootID: facts.BootID, protocol: facts.Protocol,
 		recovery: facts.Recovery,
@@ -161,6 +162,13 @@ func guarded[T any](mu *sync.Mutex, field *T) T {
 
 // Generation returns the generation of the session; zero before Welcome.
 func (s *Session) Generation() int64 { return guarded(&s.mu, &s.generation) }
+
+// numbers returns the generation of the session, zero before Welcome, and the node's fence epoch at its opening.
+func (s *Session) numbers() (generation, fence int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.generation, s.fence
+}
 
 // Nonce returns the nonce of the session's Welcome.
 func (s *Session) Nonce() string { return guarded(&s.mu, &s.nonce) }

@@ -81,13 +81,15 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	hello := h.hello
 	nonce := h.sess.ID + "." + rand.Text()[:16]
 	h.join = res.GetJoinState()
-	h.sess.Welcomed(hello.GetNodeInstanceId(), res.GetGeneration(), nonce, hello.GetReplacesNonce(), roster.AgentFacts{
+	facts := roster.AgentFacts{
 		Version: hello.GetAgentVersion(), Protocol: hello.GetProtocolVersion(), LedgerID: hello.GetLedgerId(),
 		BootID: hello.GetBootId(), Host: hello.GetHost(), Profile: boundedProfile(hello.GetProfile()),
 		Diags:     hello.GetDiagnostics(),
 		TaskTypes: hello.GetTaskTypes(),
 		Recovery:  bounds.Recovery(hello.GetRecovery()),
-	})
+	}
+	h.sess.Welcomed(hello.GetNodeInstanceId(), res.GetGeneration(), res.GetFenceEpoch(), nonce, hello.GetReplacesNonce(),
+		facts)
 	h.host.reported(hello.GetHost())
 	h.clock.Begin(h.server.cfg.Clock, h.server.lim.ClockTolerance)
 	h.policy = h.server.deps.Policy()

@@ -61,6 +61,10 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 	h.sess.Correlate(res.GetCorrelationId())
 	h.conn.Leave()
 	h.server.deps.Roster.Admit(h.sess)
+	// A decision that came while the session was being opened did not end it: a later session may be confirmed since.
+	if decided := h.server.deps.View.Get(h.sess.Identity.NodeID); decided != nil {
+		h.server.deps.Roster.OnAuthority(decided)
+	}
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
 		Generation: generation, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), RunListFollows: true,
 	}}})
