@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -82,6 +83,9 @@ func (h *handler) run(ctx context.Context) error {
 	if h.overBudget { // a client that opens too often must not fill the log
 		level = slog.LevelDebug
 	}
+	if _, panicked := errors.AsType[*panicError](err); panicked {
+		level = slog.LevelError
+	}
 	h.server.deps.Logger.Log(ctx, level, "session refused", slog.String("node_id", h.sess.Identity.NodeID),
 		slog.String("session_id", h.sess.ID), slog.Any("error", err))
 	if !tooLarge { // else grpc has sent the stream's status already, and nothing comes after that
@@ -99,13 +103,21 @@ func aside(f func() error) error {
 		stack.Grow()
 		defer func() {
 			if p := recover(); p != nil {
-				done <- fault.New(commonv1.Reason_REASON_INTERNAL, "", fault.Cause(fmt.Errorf("panic: %v", p)))
+				done <- fault.New(commonv1.Reason_REASON_INTERNAL, "", fault.Cause(&panicError{value: p, stack: debug.Stack()}))
 			}
 		}()
 		done <- f()
 	}()
 	return <-done
 }
+
+// panicError is a panic of an opening, with the stack of where it happened.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.value, e.stack) }
 
 // recv reads and validates one frame.
 func (h *handler) recv() (*nodev1.ConnectRequest, error) {

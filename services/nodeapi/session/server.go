@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -172,6 +173,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	cfg.ServiceRoots.notify(s.sendRoots)
 	s.admission = admission.New(func() time.Duration { return max(s.openings.Delay(), s.confirms.Delay()) },
 		func() { s.deps.Metrics.Stalled() })
+	refused := refusedHandshakes{logger: deps.Logger}
 	creds := &transport{
 		tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now,
 		onShed: s.shed, admission: s.admission,
@@ -180,9 +182,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 			if deps.Rejected != nil {
 				deps.Rejected(r)
 			}
-			deps.Logger.Info("handshake refused", slog.String("reason", string(r.Reason)),
-				slog.String("claimed_unverified", r.Claimed.SAN),
-				slog.String("remote", r.Remote), slog.Any("error", r.Err))
+			refused.log(r, wallclock.Now())
 		},
 	}
 	s.grpc = grpc.NewServer(append(lim.Transport(), grpc.Creds(creds), grpc.InTapHandle(s.tap),
@@ -215,7 +215,8 @@ func (s *Server) protect(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo
 ) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.deps.Logger.ErrorContext(ss.Context(), "stream handler panicked", slog.Any("panic", p))
+			s.deps.Logger.ErrorContext(ss.Context(), "stream handler panicked", slog.Any("panic", p),
+				slog.String("stack", string(debug.Stack())))
 			err = status.Error(codes.Internal, "internal error")
 		}
 	}()
