@@ -18,13 +18,17 @@ const (
 	reportNodes = 64 // nodes in one report
 	reportLanes = 2  // reports under way at once
 	// maxPending is how many frames may wait for a report; past it, reading stops, and flow control stops the agents from
-	// sending.
+	// sending, for at most stallAfter where results are read.
 	maxPending    = 16384
 	perNodeFrames = 1024 // frames of one kind of one node in one report
 
 	// lazyWait is how long an update about delivery, start or progress may wait for the result of its task, so that a
 	// short task costs one report and not two.
 	lazyWait = 100 * time.Millisecond
+
+	// stallAfter is how long updates wait before results that find no room are dropped: less than the time for which an
+	// agent waits for a reply to its heartbeats.
+	stallAfter = 5 * time.Second
 
 	maxRefusals = 5 // refused reports that end a session
 
@@ -69,44 +73,73 @@ func (r *Reporter) Delivered(ctx context.Context, s *roster.Session, f *nodev1.T
 	if len(f.GetSigned()) > 0 {
 		bytes = proto.Size(f)
 	}
-	return r.add(ctx, s, len(f.GetTasks()), bytes, func(n *lifecyclev1.NodeReport) {
+	return r.add(ctx, s, false, func(n *lifecyclev1.NodeReport) (int, int) {
 		n.Delivered = append(n.Delivered, f.GetTasks()...)
 		n.Signed = append(n.Signed, f.GetSigned()...)
+		return len(f.GetTasks()), bytes
 	})
 }
 
 // Started takes the update that a task has started.
 func (r *Reporter) Started(ctx context.Context, s *roster.Session, f *nodev1.TaskStarted) error {
-	return r.add(ctx, s, 1, 0, func(n *lifecyclev1.NodeReport) { n.Started = append(n.Started, f) })
+	return r.add(ctx, s, false, func(n *lifecyclev1.NodeReport) (int, int) {
+		n.Started = append(n.Started, f)
+		return 1, 0
+	})
 }
 
 // Progress takes an activity's own update that it advances. It replaces an earlier one of the same task that was not
 // reported yet.
 func (r *Reporter) Progress(ctx context.Context, s *roster.Session, f *nodev1.TaskProgress) error {
-	return r.add(ctx, s, 1, 0, func(n *lifecyclev1.NodeReport) {
+	return r.add(ctx, s, false, func(n *lifecyclev1.NodeReport) (int, int) {
 		for i, old := range n.GetProgress() {
 			if old.GetTask().GetTaskId() == f.GetTask().GetTaskId() {
 				n.Progress[i] = f
-				return
+				return 0, 0
 			}
 		}
 		n.Progress = append(n.Progress, f)
+		return 1, 0
 	})
 }
 
-// Result takes the terminal update of a task.
+// Result takes the terminal update of a task. It replaces an earlier one of the same attempt that was not reported yet:
+// an agent sends a result again until it is acknowledged. While nothing is reported, a result that finds no room is
+// dropped, since the agent keeps it and sends it again.
 func (r *Reporter) Result(ctx context.Context, s *roster.Session, f *nodev1.TaskResult) error {
-	return r.add(ctx, s, 1, proto.Size(f), func(n *lifecyclev1.NodeReport) { n.Results = append(n.Results, f) })
+	return r.add(ctx, s, true, func(n *lifecyclev1.NodeReport) (int, int) {
+		size := proto.Size(f)
+		for i, old := range n.GetResults() {
+			if old.GetTask().GetTaskId() == f.GetTask().GetTaskId() &&
+				old.GetTask().GetAttempt() == f.GetTask().GetAttempt() {
+				n.Results[i] = f
+				return 0, size - proto.Size(old)
+			}
+		}
+		n.Results = append(n.Results, f)
+		return 1, size
+	})
 }
 
-// add waits for room, so that flow control stops an agent which sends more than can be reported.
-func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int,
-	put func(*lifecyclev1.NodeReport),
+// add waits for room, so that flow control stops an agent which sends more than can be reported. put adds an update to
+// the report of the session, and returns how many frames and bytes the report has more. An update that may be dropped
+// waits only while reports are taken: a reader that waits reads no heartbeats.
+func (r *Reporter) add(ctx context.Context, s *roster.Session, drop bool,
+	put func(*lifecyclev1.NodeReport) (frames, bytes int),
 ) error {
 	for {
 		r.mu.Lock()
 		if r.frames < maxPending && r.bytes < maxPendingBytes && !r.pending[s].full() {
 			break
+		}
+		var stalls <-chan time.Time
+		if drop {
+			left := time.Until(r.waitsSinceLocked(s).Add(stallAfter))
+			if left <= 0 {
+				r.mu.Unlock()
+				return nil
+			}
+			stalls = time.After(left)
 		}
 		if r.room == nil {
 			r.room = make(chan struct{})
@@ -115,6 +148,7 @@ func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int
 		r.mu.Unlock()
 		select {
 		case <-room:
+		case <-stalls:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -128,7 +162,7 @@ func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int
 		r.pending[s] = p
 		r.order = append(r.order, s)
 	}
-	put(p.report)
+	frames, bytes := put(p.report)
 	p.frames += frames
 	p.bytes += bytes
 	r.frames += frames
@@ -136,6 +170,14 @@ func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int
 	r.mu.Unlock()
 	poke(r.wake)
 	return nil
+}
+
+// waitsSinceLocked returns since when the updates wait that leave no room for one of s: its own, else the oldest.
+func (r *Reporter) waitsSinceLocked(s *roster.Session) time.Time {
+	if p := r.pending[s]; p.full() {
+		return p.since
+	}
+	return r.pending[r.order[0]].since
 }
 
 // poke wakes the loop that waits on a channel with room for one; one that is awake goes round once more.
