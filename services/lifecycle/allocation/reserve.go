@@ -117,12 +117,26 @@ var bindAllocation = pg.Define(pg.RoleLifecycle, "allocation.bind_allocation",
 // Bound reports whether the allocation is bound to a node and has all its GPUs.
 func (a Allocation) Bound() bool { return a.NodeID != "" && len(a.Devices) >= int(a.GPUs) }
 
+// bindTries is how often BindDevices chooses again. Of those that choose the same devices at once, each time one is the
+// first.
+const bindTries = 16
+
 // BindDevices binds GPUs of the node to the allocation, unless it is bound. The table's key refuses a device that
-// another allocation holds. The step enters the stage next with them.
+// another allocation holds: if one took it meanwhile, others are chosen. The step enters the stage next with them.
 func BindDevices(ctx context.Context, env *saga.Env, a Allocation, g gate.Gate, next string) (Allocation, error) {
 	if a.Bound() {
 		return a, nil
 	}
+	for try := 1; ; try++ {
+		bound, err := bindFree(ctx, env, a, g, next)
+		if !pg.IsUnique(err, "gpu_hold_pkey") || try == bindTries {
+			return bound, err
+		}
+	}
+}
+
+// bindFree binds devices that no allocation holds.
+func bindFree(ctx context.Context, env *saga.Env, a Allocation, g gate.Gate, next string) (Allocation, error) {
 	was := a
 	err := env.TxInto(ctx, next, func(ctx context.Context, tx pgx.Tx) error {
 		a = was // a second try begins where the first did

@@ -58,7 +58,8 @@ func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 		// Between its launch and the record of it, an instance is owned by its run; a live claim is adopted by a retry, or
 		// undone.
 		return Owned, ""
-	case !b.EndedAt.IsZero() && o.Instance == "ended" && !o.GivenUp:
+	case !b.EndedAt.IsZero() && !o.GivenUp && (o.Instance == "ended" || (o.Instance == "" && b.Epoch < o.Epoch)):
+		// The row of an earlier epoch's instance ends with its retention; drivers list the instance for longer.
 		return Gone, ""
 	case o.GivenUp:
 		return Orphan, "its release was given up and nothing owns it since"

@@ -77,6 +77,9 @@ func TestBelongs(t *testing.T) {
 		"ended and recorded": {
 			placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 1, Instance: "ended"}, Gone,
 		},
+		"ended in an earlier epoch, its row cut since": {
+			placement.Instance{Epoch: 1, EndedAt: ended}, Owner{Known: true, Epoch: 2}, Gone,
+		},
 		"ended, and its end not yet recorded": {
 			placement.Instance{Epoch: 1, EndedAt: ended}, Owner{
 				Known: true, Epoch: 1, Instance: "ending", GivenUp: true,

@@ -91,7 +91,7 @@ var (
 		SELECT `+Columns+`, coalesce((SELECT g.cordoned FROM lifecycle.node_gate g WHERE g.node_id = t.node_id), false)
 			AS node_cordoned
 		FROM lifecycle.task t
-		WHERE t.run_id = $1 AND starts_with(t.idem_key, $2) ORDER BY t.task_id DESC LIMIT 1`)
+		WHERE t.run_id = $1 AND starts_with(t.idem_key, $2) ORDER BY t.created_at DESC, t.task_id DESC LIMIT 1`)
 	// The bounds enclose every key that begins with the prefix and goes on with digits, in any collation of the database.
 	lastNumbered = pg.Define(pg.RoleLifecycle, "task.last_numbered", `
 		SELECT `+Columns+` FROM lifecycle.task t

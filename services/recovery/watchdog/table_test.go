@@ -115,17 +115,20 @@ func TestForgetting(t *testing.T) {
 func TestRoundOverAFleetIsShort(t *testing.T) {
 	k := newKit(t)
 	k.beat()
-	for _, sql := range []string{
-		`INSERT INTO recovery.watch_workspace
-			SELECT gen_random_uuid(), 1, gen_random_uuid(), 't', 'w' || n, 'active', mesh.clock(), 1, 'r' || n,
-			md5('node' || n)::uuid, 'process', 0, NULL, '', '' FROM generate_series(1, 10000) n`,
-		`INSERT INTO recovery.watch_instance
-			SELECT w.workspace_id, 1, 1, gen_random_uuid(), 'live', 'process', w.node_id, mesh.clock()
-			FROM recovery.watch_workspace w`,
-		`INSERT INTO recovery.watch_session SELECT gen_random_uuid(), 1, w.node_id, '` + k.replica +
-			`', 1, true, mesh.clock(), '' FROM recovery.watch_workspace w`,
-	} {
-		if _, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, sql); err != nil {
+	const workspaces, batch = 10000, 1000 // within the role's statement timeout on a slow machine
+	for from := 1; from <= workspaces; from += batch {
+		_, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, `WITH w AS (
+				INSERT INTO recovery.watch_workspace
+				SELECT gen_random_uuid(), 1, gen_random_uuid(), 't', 'w' || n, 'active', mesh.clock(), 1, 'r' || n,
+				md5('node' || n)::uuid, 'process', 0, NULL, '', '' FROM generate_series($1::int, $2) n
+				RETURNING workspace_id, node_id),
+			i AS (
+				INSERT INTO recovery.watch_instance
+				SELECT workspace_id, 1, 1, gen_random_uuid(), 'live', 'process', node_id, mesh.clock() FROM w)
+			INSERT INTO recovery.watch_session
+			SELECT gen_random_uuid(), 1, node_id, $3, 1, true, mesh.clock(), '' FROM w`,
+			from, from+batch-1, k.replica)
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -98,17 +98,49 @@ func (h *Hub) each(put func(*watcher)) {
 	}
 }
 
+// sweeps is when the hub has swept, and when it sweeps again.
+type sweeps struct {
+	busy time.Time // when there was work last
+	last time.Time // the last whole sweep, which reads cancels as well
+	// due is set if events came so soon after the last whole sweep that they caused none. One may be a cancel.
+	due bool
+}
+
+// wait returns how long the hub waits for an event before the next whole sweep. quiet is the period without work.
+func (s *sweeps) wait(now time.Time, quiet time.Duration) time.Duration {
+	period := sweepEvery
+	if !s.due && now.Sub(s.busy) > busyFor {
+		period = quiet
+	}
+	return max(0, period-now.Sub(s.last))
+}
+
+// timed notes a whole sweep. It returns true.
+func (s *sweeps) timed(now time.Time) bool {
+	s.last, s.due = now, false
+	return true
+}
+
+// event reports whether an event causes a whole sweep: at most one does in sweepEvery.
+func (s *sweeps) event(now time.Time) bool {
+	if now.Sub(s.last) < sweepEvery {
+		s.due = true
+		return false
+	}
+	return s.timed(now)
+}
+
 // Run repeats the list of nodes with work until ctx ends: soon after events were numbered, and every second while there
 // are tasks to be leased or delivered, or cancels without an answer. While there are none it waits for the longer
 // period of events.Signal.Period, if a connection listens for events of other replicas.
 func (h *Hub) Run(ctx context.Context) error {
 	whole := true
-	busy, last := time.Now(), time.Now()
+	s := sweeps{busy: time.Now(), last: time.Now()}
 	for {
 		elsewhere := h.remote.C()
 		began := time.Now()
 		if h.sweep(ctx, whole) {
-			busy = began
+			s.busy = began
 		}
 		whole = false
 		// Many events must not cause as many scans: scans take about a tenth of the time at most, unless one takes longer
@@ -118,18 +150,12 @@ func (h *Hub) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		rest := sweepEvery
-		if time.Since(busy) > busyFor {
-			rest = h.remote.Period(sweepEvery)
-		}
-		timer := time.NewTimer(max(0, rest-time.Since(last)))
+		timer := time.NewTimer(s.wait(time.Now(), h.remote.Period(sweepEvery)))
 		select {
 		case <-timer.C:
-			whole, last = true, time.Now()
+			whole = s.timed(time.Now())
 		case <-elsewhere:
-			if time.Since(last) >= sweepEvery { // it may be a cancel
-				whole, last = true, time.Now()
-			}
+			whole = s.event(time.Now())
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
