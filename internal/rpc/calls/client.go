@@ -34,8 +34,8 @@ const (
 )
 
 // HTTPClient returns the HTTP/2 client for one service: it refuses every server but cfg.Server, and detects a dead one
-// within silentFor and pingWithin, 10 s. It follows no redirect and no proxy of the environment, and has no time limit of its own: calls carry
-// deadlines, streams end by ping. Close it with CloseIdleConnections.
+// within silentFor and pingWithin, 10 s. It follows no redirect and no proxy of the environment, and has no time limit
+// of its own: calls carry deadlines, streams end by ping. Close it with CloseIdleConnections.
 func HTTPClient(cfg pki.ClientConfig, opts HTTPConfig) (*http.Client, error) {
 	tlsConfig, err := pki.ClientTLS(cfg)
 	if err != nil {
