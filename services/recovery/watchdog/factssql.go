@@ -86,9 +86,11 @@ const forgottenAtOnce = 500
 
 // forgottenByRule are the statements of forget whose terms are fixed, in their order.
 var forgottenByRule = []*pg.Statement{
+	// Triggers mark the instances of earlier epochs. The epoch is compared again, since that of a workspace may have been
+	// set back since.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_ended_instances", `
 		DELETE FROM recovery.watch_instance i WHERE i.state = 'ended' AND i.ctid = ANY (ARRAY(
-			SELECT x.ctid FROM recovery.watch_instance x WHERE x.state = 'ended' AND x.epoch < (
+			SELECT x.ctid FROM recovery.watch_instance x WHERE x.state = 'ended' AND x.superseded AND x.epoch < (
 				SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = x.workspace_id)
 			ORDER BY x.workspace_id LIMIT 500))`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
