@@ -94,10 +94,9 @@ var forgottenByRule = []*pg.Statement{
 				SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = x.workspace_id)
 			ORDER BY x.workspace_id LIMIT 500))`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
-		DELETE FROM recovery.class_sighting s USING (
-			SELECT x.step, x.error_code, x.run_id FROM recovery.class_sighting x
-			WHERE x.seen_at < mesh.clock() - interval '1 day' ORDER BY x.seen_at LIMIT 500) over
-		WHERE s.step = over.step AND s.error_code = over.error_code AND s.run_id = over.run_id`),
+		DELETE FROM recovery.class_sighting s WHERE s.ctid = ANY (ARRAY(
+			SELECT x.ctid FROM recovery.class_sighting x
+			WHERE x.seen_at < mesh.clock() - interval '1 day' ORDER BY x.seen_at LIMIT 500))`),
 	// A finding resolves within minutes of the change of its workspace; its event may have been set aside.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_over_emptied", `
 		DELETE FROM recovery.watch_emptied e WHERE NOT EXISTS (SELECT FROM recovery.watch_workspace w
