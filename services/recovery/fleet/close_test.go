@@ -157,7 +157,8 @@ func TestAnIncidentIsClosedOnce(t *testing.T) {
 	again, err := c.fleet.CloseIncident(rpc.WithPerson(c.ctx, rpc.Person{Subject: "ann", Roles: []string{"operator"}}),
 		&recoveryv1.CloseIncidentRequest{IncidentId: id, Reason: "another reason"})
 	c.must(err)
-	if diff := cmp.Diff(first.GetIncident(), again.GetIncident(), protocmp.Transform()); diff != "" || again.GetPos() != "" {
+	diff := cmp.Diff(first.GetIncident(), again.GetIncident(), protocmp.Transform())
+	if diff != "" || again.GetPos() != "" {
 		t.Errorf("position %q, and another incident: %s", again.GetPos(), diff)
 	}
 	_, err = c.closeAs("bob", id, "operator")
