@@ -161,7 +161,8 @@ const journalFile = "state/journal.json"
 // keyMaterial are files that only a new enrolment, or a person, brings back. The agent names them.
 var keyMaterial = []string{
 	"etc/cert.pem", "etc/key.pem", "etc/cert-next.pem", "etc/key-next.pem", "etc/key-pending.pem",
-	"etc/key-renewing.pem", journalFile, "etc/node-agent.env", "etc/ca-bundle.crt", "etc/recovery-ca-bundle.crt", "state/node.json", "state/join-state.json",
+	"etc/key-renewing.pem", journalFile, "etc/node-agent.env", "etc/ca-bundle.crt",
+	"etc/recovery-ca-bundle.crt", "state/node.json", "state/join-state.json",
 }
 
 // damages are the states in which a full disk, a kill or a power cut can leave a file that was not written in order.
@@ -301,7 +302,8 @@ func issue(m *mesh, s *identity.Store) error {
 	return s.StoreIssued(pki.EncodeChain([][]byte{der}), "")
 }
 
-// prepareFiles makes the files that the agent writes only at times: the next certificate, the keys of requests, a diagnostic.
+// prepareFiles makes the files that the agent writes only at times: the next certificate, the keys of requests, a
+// diagnostic.
 func prepareFiles(t *testing.T, m *mesh, cfg agent.Config) {
 	t.Helper()
 	s, err := identity.Open(identity.Dirs{Etc: cfg.EtcDir, State: cfg.StateDir})

@@ -17,10 +17,10 @@ import (
 // ErrNotOurs is wrapped when an issued certificate is not for this node or not for the key of the request.
 var ErrNotOurs = errors.New("the certificate is not for this node and the key of its request")
 
-// PendingKey returns the key for the next request with an operator's token. The key is on disk before PendingKey returns
-// it, and stays the same until a certificate for it is stored or it is dropped, so that the request after a lost reply
-// is a retry of the same one. A renewal has a key of its own: if it used this one up after the reply to a bundle's token
-// was lost, the same token would be sent with another key, as a thief would send it.
+// PendingKey returns the key for the next request with an operator's token. The key is on disk before PendingKey
+// returns it, and stays the same until a certificate for it is stored or it is dropped, so that the request after a
+// lost reply is a retry of the same one. A renewal has a key of its own: if it used this one up after the reply to a
+// bundle's token was lost, the same token would be sent with another key, as a thief would send it.
 func (s *Store) PendingKey() (crypto.Signer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

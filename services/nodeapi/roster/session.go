@@ -164,7 +164,7 @@ func guarded[T any](mu *sync.Mutex, field *T) T {
 func (s *Session) Generation() int64 { return guarded(&s.mu, &s.generation) }
 
 // numbers returns the generation of the session, zero before Welcome, and the node's fence epoch at its opening.
-func (s *Session) numbers() (generation, fence int64) {
+func (s *Session) numbers() (int64, int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.generation, s.fence

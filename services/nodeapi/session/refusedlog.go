@@ -1,7 +1,6 @@
 package session
 
 import (
-	"context"
 	"log/slog"
 	"sync"
 	"time"
@@ -12,9 +11,9 @@ import (
 // refusedLogEvery is how often a reason of refused handshakes is logged at level Info.
 const refusedLogEvery = time.Minute
 
-// refusedHandshakes logs refused handshakes. Strangers may connect as fast as they like, and a whole fleet is refused at
-// once by a wrong trust bundle, so that in each minute the first of a reason is logged at level Info, with the number of
-// those since the one before, and the others at level Debug.
+// refusedHandshakes logs refused handshakes. Strangers may connect as fast as they like, and a wrong trust bundle
+// refuses a whole fleet at once, so that in each minute the first of a reason is logged at level Info, with the number
+// of those since the one before, and the others at level Debug.
 type refusedHandshakes struct {
 	logger *slog.Logger
 
@@ -29,7 +28,11 @@ type refusedReason struct {
 
 func (l *refusedHandshakes) log(r pki.Reject, now time.Time) {
 	level, since := l.count(r.Reason, now)
-	l.logger.Log(context.Background(), level, "handshake refused", slog.String("reason", string(r.Reason)),
+	write := l.logger.Debug
+	if level == slog.LevelInfo {
+		write = l.logger.Info
+	}
+	write("handshake refused", slog.String("reason", string(r.Reason)),
 		slog.String("claimed_unverified", r.Claimed.SAN), slog.String("remote", r.Remote), slog.Int("not_logged", since),
 		slog.Any("error", r.Err))
 }

@@ -116,8 +116,8 @@ func Open(s Standing, h Hello) Verdict {
 	onThis := ours && p.Form == FormSigned && p.Serial != "" && p.Serial == h.Serial
 	forgotten := unknown && (ahead || onThis)
 	// A renewal has replaced the certificate before a session was ready on it here. One was opened on it, so that the
-	// agent may have no other: after a restore, sessions of the lost history may have been ready on it, and the renewal may
-	// be one that a paused replica executes late.
+	// agent may have no other: after a restore, sessions of the lost history may have been ready on it, and the renewal
+	// may be one that a paused replica executes late.
 	replaced := h.Certificate.State == commonv1.SerialState_SERIAL_STATE_SUPERSEDED && !h.Certificate.Used &&
 		(ahead || onThis)
 	switch {
