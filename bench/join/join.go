@@ -180,7 +180,7 @@ func (r *server) begin(ctx context.Context, owner *pgxpool.Pool) error {
 	}
 	for _, s := range []*pg.Statement{finishRuns, activateWorkspaces} {
 		if _, err := pg.Exec(ctx, owner, s); err != nil {
-			return fmt.Errorf("finish what nobody drives: %w", err)
+			return fmt.Errorf("finish runs that no driver has: %w", err)
 		}
 	}
 	for i := range r.open {
@@ -189,7 +189,7 @@ func (r *server) begin(ctx context.Context, owner *pgxpool.Pool) error {
 			return err
 		}
 		if op.GetJoined() {
-			return errors.New("begin recreation: somebody else's is open")
+			return errors.New("begin recreation: another caller's is open")
 		}
 		r.open[i].runID = op.GetOperationId()
 	}

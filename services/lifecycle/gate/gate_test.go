@@ -339,7 +339,7 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 		err := k.pool.QueryRow(k.ctx, `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 			WHERE NOT l.granted AND a.datname = current_database()`).Scan(&waiting)
 		if err == nil && waiting == 0 {
-			err = errors.New("nobody waits")
+			err = errors.New("no transaction waits")
 		}
 		return err
 	})
@@ -360,7 +360,7 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 			t.Fatal(err)
 		}
 	case <-k.ctx.Done():
-		t.Fatal("the fence waits for nobody")
+		t.Fatal("the fence still waits, with the gate unlocked")
 	}
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		after, err := gate.LockForWork(ctx, tx, []string{node})

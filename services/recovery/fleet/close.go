@@ -116,7 +116,7 @@ func (f *Fleet) closable(ctx context.Context, tx pgx.Tx, i *Incident) error {
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED,
 			"the incident is about an identity that may have a second holder: the security role closes it",
 			fault.Unmet("it needs the role "+roleSecurity+"; you have "+strings.Join(person.Roles, ", ")),
-			fault.Remedy("ask someone with the security role to judge it; fencing its nodes is theirs too"))
+			fault.Remedy("ask a person with the security role to judge it; fencing its nodes is theirs too"))
 	}
 	if i.ClosedAt != nil {
 		text := fmt.Sprintf("the incident is closed since %s, by %s", i.ClosedAt.UTC().Format(time.RFC3339), i.ClosedBy)

@@ -269,7 +269,7 @@ func TestTheAuthorityWasAway(t *testing.T) {
 	note(s.now(), time.Time{})
 	s.pass(5 * time.Hour) // a build that does not know of it runs
 	if got := s.credit(begin); got != time.Hour+bound {
-		t.Errorf("credit %s after nobody has continued it", got)
+		t.Errorf("credit %s after a time in which no replica continued it", got)
 	}
 	note(s.now(), time.Time{})
 	note(time.Time{}, s.now())

@@ -278,7 +278,7 @@ func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 			steps := sagatest.PureSteps("wedged")
 			steps[0].StallAfter = time.Minute
 			steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
-				return saga.Wait(saga.WaitFor{For: time.Hour, Why: "waiting for nobody"}), nil
+				return saga.Wait(saga.WaitFor{For: time.Hour, Why: "waiting for nothing"}), nil
 			}
 			b := newBed(t, saga.Definition{
 				Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), StallAfter: time.Hour,

@@ -339,7 +339,7 @@ func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	steps[1].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		close(began)
 		<-end
-		return saga.Outcome{}, errors.New("nobody reads this")
+		return saga.Outcome{}, errors.New("this is not read")
 	}
 	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()}
 	b := newBed(t, def)

@@ -47,7 +47,7 @@ func TestUnusedMessagesAreDropped(t *testing.T) {
 			t.Error("a message that is asked for each second is not kept")
 		}
 		if ask(1) {
-			t.Error("a message that nobody asked for in three minutes is kept")
+			t.Error("a message that was not asked for in three minutes is kept")
 		}
 	})
 }
