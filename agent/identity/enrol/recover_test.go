@@ -269,7 +269,8 @@ func TestAKeyThatWasCertifiedBeforeIsReplaced(t *testing.T) {
 	})
 }
 
-// TestWhatMeansWaitDoesNotCount: and comes at a pace that is bounded all the same.
+// TestWhatMeansWaitDoesNotCount checks which refusals count as attempts, and that attempts after one that means wait
+// still come at a bounded pace.
 func TestWhatMeansWaitDoesNotCount(t *testing.T) {
 	for reason, counts := range map[commonv1.Reason]bool{
 		commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE: false, commonv1.Reason_REASON_UNAVAILABLE: false,

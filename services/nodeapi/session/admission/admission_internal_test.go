@@ -127,7 +127,7 @@ func TestAHandshakeThatLeavesGivesItsTurnOn(t *testing.T) {
 		expectTurn(t, "the second", leaves, context.DeadlineExceeded)
 		a.endTurn()
 		expectTurn(t, "the third", next, nil)
-		// Its turn has come, and it leaves all the same.
+		// Its turn has come, and it leaves nevertheless.
 		turn := make(chan struct{})
 		a.mu.Lock()
 		from := a.sources[oneSource]
