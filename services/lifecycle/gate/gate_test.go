@@ -24,7 +24,7 @@ func TestTheHighestFenceWins(t *testing.T) {
 	for _, tc := range []struct {
 		epoch    int64
 		admitted bool
-		holds    int64
+		kept     int64 // the fence epoch of the gate after it
 		open     bool
 	}{
 		{2, true, 2, true},
@@ -35,9 +35,9 @@ func TestTheHighestFenceWins(t *testing.T) {
 		{6, true, 6, true},
 	} {
 		res := k.fence(node, tc.epoch, tc.admitted)
-		if g := k.get(node); res.GetFenceEpoch() != tc.holds || res.GetAdmitted() != tc.open || g.FenceEpoch != tc.holds ||
+		if g := k.get(node); res.GetFenceEpoch() != tc.kept || res.GetAdmitted() != tc.open || g.FenceEpoch != tc.kept ||
 			g.Admitted != tc.open {
-			t.Errorf("fence %d: answered %v, the gate is %d %t, want %d %t", tc.epoch, res, g.FenceEpoch, g.Admitted, tc.holds,
+			t.Errorf("fence %d: answered %v, the gate is %d %t, want %d %t", tc.epoch, res, g.FenceEpoch, g.Admitted, tc.kept,
 				tc.open)
 		}
 	}
