@@ -271,13 +271,13 @@ func (r *server) load(ctx context.Context, length time.Duration,
 	do func(context.Context, asked) error,
 ) ([]time.Duration, error) {
 	var clients errgroup.Group
-	var turn atomic.Int64
+	var calls atomic.Int64
 	took := make([][]time.Duration, r.opts.Clients)
 	stop := time.Now().Add(length)
 	for n := range r.opts.Clients {
 		clients.Go(func() error {
 			for time.Now().Before(stop) {
-				o := r.open[int(turn.Add(1))%len(r.open)]
+				o := r.open[int(calls.Add(1))%len(r.open)]
 				begin := time.Now()
 				if err := do(ctx, o); err != nil {
 					return err
