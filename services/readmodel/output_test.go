@@ -32,7 +32,7 @@ func (k *kit) viewers() map[string]struct {
 	}
 }
 
-// TestLastOutputIsForTheTenantAndOperators: in the timeline, in watches (snapshot and change) and in the escalation
+// TestLastOutputIsForTheTenantAndOperators checks the timeline, watches (snapshot and change) and the escalation
 // bundle.
 func TestLastOutputIsForTheTenantAndOperators(t *testing.T) {
 	k := newKit(t)

@@ -302,7 +302,8 @@ func (k *kit) retired() string {
 	return id
 }
 
-// TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt: no dispatch commits after the fence has.
+// TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt checks that no dispatch commits after a fence has: the fence
+// waits for transactions that hold the gate, and those that come after it see it.
 func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 	k := newKit(t)
 	node := k.node()

@@ -81,7 +81,7 @@ func TestVerdictsDoNotCordonTheFleet(t *testing.T) {
 	}
 }
 
-// TestAWithheldCordonEndsWithItsVerdict: it is not set when its turn comes.
+// TestAWithheldCordonEndsWithItsVerdict checks that a withheld cordon whose verdict has ended is not set later.
 func TestAWithheldCordonEndsWithItsVerdict(t *testing.T) {
 	k := newKit(t)
 	nodes := k.nodes(3)

@@ -147,7 +147,7 @@ func TestAnOlderFactIsWrittenForItsHostAlone(t *testing.T) {
 	}
 }
 
-// TestVersionsOfFactsAreForgotten holds that the versions of a session's facts outlast those of sessionsKnown other
+// TestVersionsOfFactsAreForgotten checks that the versions of a session's facts outlast those of sessionsKnown other
 // sessions, and that no more than twice as many are remembered.
 func TestVersionsOfFactsAreForgotten(t *testing.T) {
 	w := New(Deps{Logger: slog.New(slog.DiscardHandler), Wake: func() {}})

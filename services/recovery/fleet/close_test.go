@@ -132,7 +132,7 @@ func TestAPersonClosesWhatAPersonMayJudge(t *testing.T) {
 	c.refused(ids.New(), "operator", commonv1.Reason_REASON_NOT_FOUND, "there is no incident")
 }
 
-// TestSecurityClosesItsOwnIncidents: of a suspicion about one node, and of one about many.
+// TestSecurityClosesItsOwnIncidents checks incidents of a suspicion about one node, and about many.
 func TestSecurityClosesItsOwnIncidents(t *testing.T) {
 	c := newClosing(t)
 	for _, id := range []string{

@@ -214,7 +214,7 @@ func TestRecoveryWasAway(t *testing.T) {
 	}
 }
 
-// TestReplicasThatScanTogether: of several that come back at once one writes the stop.
+// TestReplicasThatScanTogether checks that of several replicas which come back at once one writes the stop.
 func TestReplicasThatScanTogether(t *testing.T) {
 	s := newScene(t)
 	s.beat(ids.New())
@@ -276,7 +276,8 @@ func TestTheAuthorityWasAway(t *testing.T) {
 	s.wantOf("authority", time.Hour, bound, 0)
 }
 
-// TestAStopOfTheAuthorityWithoutAnEndIsContinued: one that a build has begun which set no end to it.
+// TestAStopOfTheAuthorityWithoutAnEndIsContinued checks that a stop is continued which a build began that set no end to
+// it.
 func TestAStopOfTheAuthorityWithoutAnEndIsContinued(t *testing.T) {
 	for name, c := range map[string]struct {
 		back bool

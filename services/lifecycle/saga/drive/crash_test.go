@@ -266,7 +266,7 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 	})
 }
 
-// TestAStepStallsThoughItsDriversAreLost holds that the time of a stall goes on counting when a driver is lost, and
+// TestAStepStallsThoughItsDriversAreLost checks that the time of a stall goes on counting when a driver is lost, and
 // begins again only with an attempt after one that ended by itself.
 func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 	testkit.IO(t)
