@@ -89,7 +89,7 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 		t.Errorf("a lease under a key that is not held: %v", err)
 	}
 
-	// What the agent of an earlier session reports changes nothing.
+	// The report of an earlier session changes nothing.
 	report := func(node, session string, keys ...string) []string {
 		res, err := k.server.KeysHeld(k.ctx,
 			&lifecyclev1.KeysHeldRequest{Sessions: []*lifecyclev1.SessionKeys{{NodeId: node, SessionId: session, KeyIds: keys}}})

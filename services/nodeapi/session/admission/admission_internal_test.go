@@ -154,7 +154,7 @@ func TestAClientThatSendsNothingHoldsNoTurn(t *testing.T) {
 			go func() {
 				_, err := conn.Read(make([]byte, 1))
 				if err == nil {
-					_, err = conn.Read(make([]byte, 1)) // what does not come
+					_, err = conn.Read(make([]byte, 1)) // the client does not send it
 				}
 				conn.End()
 				read <- err
