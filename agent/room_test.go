@@ -160,8 +160,8 @@ const journalFile = "state/journal.json"
 
 // keyMaterial are files that only a new enrolment, or a person, brings back. The agent names them.
 var keyMaterial = []string{
-	"etc/cert.pem", "etc/key.pem", "etc/cert-next.pem", "etc/key-next.pem", "etc/key-pending.pem", journalFile,
-	"etc/node-agent.env", "etc/ca-bundle.crt", "etc/recovery-ca-bundle.crt", "state/node.json", "state/join-state.json",
+	"etc/cert.pem", "etc/key.pem", "etc/cert-next.pem", "etc/key-next.pem", "etc/key-pending.pem",
+	"etc/key-renewing.pem", journalFile, "etc/node-agent.env", "etc/ca-bundle.crt", "etc/recovery-ca-bundle.crt", "state/node.json", "state/join-state.json",
 }
 
 // damages are the states in which a full disk, a kill or a power cut can leave a file that was not written in order.
@@ -289,7 +289,7 @@ func startsAndServes(t *testing.T, cfg agent.Config, file string, whole []byte) 
 
 // issue stores a certificate for the pending key in the other slot.
 func issue(m *mesh, s *identity.Store) error {
-	key, err := s.PendingKey()
+	key, err := s.RenewalKey()
 	if err != nil {
 		return err
 	}
@@ -301,7 +301,7 @@ func issue(m *mesh, s *identity.Store) error {
 	return s.StoreIssued(pki.EncodeChain([][]byte{der}), "")
 }
 
-// prepareFiles makes the files that the agent writes only at times: the next certificate, a pending key, a diagnostic.
+// prepareFiles makes the files that the agent writes only at times: the next certificate, the keys of requests, a diagnostic.
 func prepareFiles(t *testing.T, m *mesh, cfg agent.Config) {
 	t.Helper()
 	s, err := identity.Open(identity.Dirs{Etc: cfg.EtcDir, State: cfg.StateDir})
@@ -310,8 +310,9 @@ func prepareFiles(t *testing.T, m *mesh, cfg agent.Config) {
 	}
 	err = issue(m, s)
 	_, pendingErr := s.PendingKey()
+	_, renewalErr := s.RenewalKey()
 	log, diagErr := diag.Open(diag.Config{Path: filepath.Join(cfg.StateDir, agent.DiagnosticsFile)})
-	if err := errors.Join(err, pendingErr, diagErr, s.Close()); err != nil {
+	if err := errors.Join(err, pendingErr, renewalErr, diagErr, s.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := log.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_CONNECTION_REFUSED, "a test", 0); err != nil {

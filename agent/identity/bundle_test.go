@@ -1,6 +1,7 @@
 package identity_test
 
 import (
+	"crypto/ecdsa"
 	"errors"
 	"os"
 	"path/filepath"
@@ -272,5 +273,29 @@ func TestABundlesAddressIsComparedWithNoProfile(t *testing.T) {
 		if now, _ := s.Node(); now.ProfileAPI != before.ProfileAPI || now.ProfileAPIOf != before.ProfileAPIOf {
 			t.Errorf("after %s was taken back the host is %+v, was %+v", name, now, before)
 		}
+	}
+}
+
+// TestARenewalLeavesTheKeyOfABundlesToken: the reply to a bundle's token was lost, and the certificate held is renewed
+// before the operator installs the same bundle again. The token is sent with the key that it was sent with: with
+// another one it would count as stolen, and the node would be held.
+func TestARenewalLeavesTheKeyOfABundlesToken(t *testing.T) {
+	testkit.IO(t)
+	w := newWorld(t)
+	s := w.open()
+	defer func() { w.close(s) }()
+	w.enrolled(s)
+	must(t, s.InstallBundle(w.archive(nil)))
+	sent, err := s.PendingKey()
+	must(t, err)
+	renewal, err := s.RenewalKey()
+	must(t, err)
+	must(t, s.StoreIssued(w.chain(renewal), secondRecovery))
+	must(t, s.DropRenewalKey())
+	must(t, s.InstallBundle(w.archive(nil)))
+	again, err := s.PendingKey()
+	must(t, err)
+	if !sent.Public().(*ecdsa.PublicKey).Equal(again.Public()) {
+		t.Error("the bundle's token would be sent with another key")
 	}
 }

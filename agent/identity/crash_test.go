@@ -37,8 +37,8 @@ type image struct {
 	// Files of trust.
 	Bundle, Recovery, Listed, Former string
 	// Recovery key, key of a recovery's request, and tokens beside the one in node-agent.env.
-	RecoveryKey, Recovering, Tokens string
-	BeforeBundle                    string // what the last bundle replaced
+	RecoveryKey, Recovering, Renewing, Tokens string
+	BeforeBundle                              string // what the last bundle replaced
 }
 
 type world struct {
@@ -111,6 +111,7 @@ func (w *world) image(s *identity.Store) image {
 		filepath.Join(w.dirs.State, "former-profile.json"):  &out.Former,
 		filepath.Join(w.dirs.State, "recovery-key.pem"):     &out.RecoveryKey,
 		filepath.Join(w.dirs.State, "key-recovering.pem"):   &out.Recovering,
+		filepath.Join(w.dirs.Etc, "key-renewing.pem"):       &out.Renewing,
 		filepath.Join(w.dirs.State, "recovery-tokens.json"): &out.Tokens,
 		filepath.Join(w.dirs.State, "before-bundle.json"):   &out.BeforeBundle,
 	} {
@@ -192,7 +193,7 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 	}
 	renewed := func(w *world, s *identity.Store) {
 		enrolled(w, s)
-		key, err := s.PendingKey()
+		key, err := s.RenewalKey()
 		must(w.t, err)
 		must(w.t, s.StoreIssued(w.chain(key), "grt_next"))
 	}
@@ -213,6 +214,9 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 		{name: "pending key", setup: enrolled, prepare: func(*world, *identity.Store) func(*identity.Store) error {
 			return func(s *identity.Store) error { _, err := s.PendingKey(); return err }
 		}},
+		{name: "renewal key", setup: enrolled, prepare: func(*world, *identity.Store) func(*identity.Store) error {
+			return func(s *identity.Store) error { _, err := s.RenewalKey(); return err }
+		}},
 		{
 			name: "bundle", setup: func(*world, *identity.Store) {},
 			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
@@ -232,7 +236,7 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 			},
 		},
 		{name: "issued", setup: enrolled, prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
-			key, err := s.PendingKey()
+			key, err := s.RenewalKey()
 			must(w.t, err)
 			chain := w.chain(key)
 			return func(s *identity.Store) error {
@@ -245,7 +249,7 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 		{
 			name: "issued with a token", setup: (*world).enrolled, accepted: []string{firstRecovery},
 			prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
-				key, err := s.PendingKey()
+				key, err := s.RenewalKey()
 				must(w.t, err)
 				chain := w.chain(key)
 				return func(s *identity.Store) error { return s.StoreIssued(chain, secondRecovery) }

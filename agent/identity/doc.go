@@ -9,7 +9,8 @@
 //	recovery-ca-bundle.crt   trusts the enrolment listener; defaults to ca-bundle.crt
 //	cert.pem, key.pem        the slot in use
 //	cert-next.pem, key-next.pem  the other slot: a certificate not yet used, or the one used before
-//	key-pending.pem          the key of a request on its way
+//	key-pending.pem          the key of a request with an operator's token on its way
+//	key-renewing.pem         the key of a renewal on its way
 //
 // In state (`/var/lib/gpuaas`):
 //

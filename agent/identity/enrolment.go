@@ -112,6 +112,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	listed, record := s.givenLocked(given...)
 	changes = slices.Concat(changes, record, []change{tokens.change()}, changesOf(env), []change{
 		{File: filePendingKey, Remove: true},
+		{File: fileRenewingKey, Remove: true},
 		{File: fileRecoveringKey, Remove: true},
 	})
 	if err := s.commit("enrol", changes); err != nil {
@@ -120,8 +121,8 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	if s.node.InstanceID != node.InstanceID {
 		s.join = joinState{}
 	}
-	s.current, s.other, s.pending, s.node, s.enrolled, s.env = pair, kept, nil, node, true, env
-	s.recovering, s.tokens, s.listed, s.former = nil, tokens, listed, former
+	s.current, s.other, s.node, s.enrolled, s.env = pair, kept, node, true, env
+	s.pending, s.renewing, s.recovering, s.tokens, s.listed, s.former = nil, nil, nil, tokens, listed, former
 	return nil
 }
 

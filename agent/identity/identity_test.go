@@ -121,7 +121,7 @@ func TestEnrolmentSpendsItsToken(t *testing.T) {
 
 func TestForeignCertificatesAreRefused(t *testing.T) {
 	w, s := enrolledWorld(t)
-	key, err := s.PendingKey()
+	key, err := s.RenewalKey()
 	must(t, err)
 	other, err := pki.NewKey()
 	must(t, err)

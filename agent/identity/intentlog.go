@@ -27,6 +27,7 @@ const (
 	fileNextCert       file = "etc/cert-next.pem"
 	fileNextKey        file = "etc/key-next.pem"
 	filePendingKey     file = "etc/key-pending.pem"
+	fileRenewingKey    file = "etc/key-renewing.pem"
 	fileRecoveryKey    file = "state/recovery-key.pem"
 	fileRecoveringKey  file = "state/key-recovering.pem"
 	fileTokens         file = "state/recovery-tokens.json"
@@ -42,8 +43,8 @@ const (
 // changeable are the files that an intent log may name: a record that names any other was not written by this package.
 var changeable = map[file]bool{
 	fileEnv: true, fileBundle: true, fileBundleOld: true, fileRecoveryBundle: true, fileRecoveryOld: true, fileCert: true,
-	fileKey: true, fileNextCert: true, fileNextKey: true, filePendingKey: true, fileNode: true, fileJoinState: true,
-	fileServiceRoots: true, fileRecoveryKey: true, fileRecoveringKey: true, fileTokens: true,
+	fileKey: true, fileNextCert: true, fileNextKey: true, filePendingKey: true, fileRenewingKey: true, fileNode: true,
+	fileJoinState: true, fileServiceRoots: true, fileRecoveryKey: true, fileRecoveringKey: true, fileTokens: true,
 	fileFormerProfile: true,
 	fileBeforeBundle:  true,
 }

@@ -35,7 +35,7 @@ func (w *world) enrolled(s *identity.Store) {
 // renewed stores the next certificate, with its token.
 func (w *world) renewed(s *identity.Store, token string) {
 	w.t.Helper()
-	key, err := s.PendingKey()
+	key, err := s.RenewalKey()
 	must(w.t, err)
 	must(w.t, s.StoreIssued(w.chain(key), token))
 }

@@ -14,20 +14,33 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ErrNotOurs is wrapped when an issued certificate is not for this node or not for the pending key.
-var ErrNotOurs = errors.New("the certificate is not for this node and its pending key")
+// ErrNotOurs is wrapped when an issued certificate is not for this node or not for the key of the request.
+var ErrNotOurs = errors.New("the certificate is not for this node and the key of its request")
 
-// PendingKey returns the key for the next certificate request. The key is on disk before PendingKey returns it, and
-// stays the same until a certificate for it is stored or it is dropped, so that the request after a lost reply is a
-// retry of the same one.
+// PendingKey returns the key for the next request with an operator's token. The key is on disk before PendingKey returns
+// it, and stays the same until a certificate for it is stored or it is dropped, so that the request after a lost reply
+// is a retry of the same one. A renewal has a key of its own: if it used this one up after the reply to a bundle's token
+// was lost, the same token would be sent with another key, as a thief would send it.
 func (s *Store) PendingKey() (crypto.Signer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.keyLocked(&s.pending, filePendingKey, "pending_key")
+}
+
+// RenewalKey returns the key for the next renewal, as PendingKey does for a request with an operator's token.
+func (s *Store) RenewalKey() (crypto.Signer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.keyLocked(&s.renewing, fileRenewingKey, "renewing_key")
+}
+
+// keyLocked returns the key that is held, or makes one and stores it.
+func (s *Store) keyLocked(held *crypto.Signer, f file, operation string) (crypto.Signer, error) {
 	if err := s.finishChangeLocked(); err != nil {
 		return nil, err
 	}
-	if s.pending != nil {
-		return s.pending, nil
+	if *held != nil {
+		return *held, nil
 	}
 	key, err := pki.NewKey()
 	if err != nil {
@@ -37,10 +50,10 @@ func (s *Store) PendingKey() (crypto.Signer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.write("pending_key", filePendingKey, encoded); err != nil {
-		return nil, fmt.Errorf("store pending key: %w", err)
+	if err := s.write(operation, f, encoded); err != nil {
+		return nil, fmt.Errorf("store key of a request: %w", err)
 	}
-	s.pending = key
+	*held = key
 	return key, nil
 }
 
@@ -48,13 +61,24 @@ func (s *Store) PendingKey() (crypto.Signer, error) {
 func (s *Store) DropPendingKey() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.dropKeyLocked(&s.pending, filePendingKey)
+}
+
+// DropRenewalKey gives up the key of a renewal that was refused for good: the next renewal has another one.
+func (s *Store) DropRenewalKey() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dropKeyLocked(&s.renewing, fileRenewingKey)
+}
+
+func (s *Store) dropKeyLocked(held *crypto.Signer, f file) error {
 	if err := s.finishChangeLocked(); err != nil {
 		return err
 	}
-	if err := s.remove("drop_key", filePendingKey); err != nil {
+	if err := s.remove("drop_key", f); err != nil {
 		return err
 	}
-	s.pending = nil
+	*held = nil
 	return nil
 }
 
@@ -73,7 +97,7 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	if isOfChain(s.other, chainPEM) || isOfChain(s.current, chainPEM) {
 		return nil
 	}
-	pair, keyPEM, err := s.pairLocked(chainPEM, s.pending)
+	pair, keyPEM, err := s.pairLocked(chainPEM, s.renewing)
 	if err != nil {
 		return err
 	}
@@ -83,7 +107,7 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	changes := []change{
 		{File: fileNextKey, Content: keyPEM},
 		{File: fileNextCert, Content: chainPEM},
-		{File: filePendingKey, Remove: true},
+		{File: fileRenewingKey, Remove: true},
 	}
 	env, tokens := s.freshEnvLocked(), s.tokens
 	if recoveryToken != "" {
@@ -93,7 +117,7 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	if err := s.commit("issued", changes); err != nil {
 		return err
 	}
-	s.other, s.env, s.tokens, s.pending = pair, env, tokens, nil
+	s.other, s.env, s.tokens, s.renewing = pair, env, tokens, nil
 	return nil
 }
 

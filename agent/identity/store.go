@@ -68,7 +68,8 @@ type Store struct {
 	enrolled bool
 	current  *tls.Certificate
 	other    *tls.Certificate
-	pending  crypto.Signer
+	pending  crypto.Signer // of a request with an operator's token
+	renewing crypto.Signer // of a renewal
 	// recovery is the key to which this node's recovery tokens are bound, recovering that of the request of a recovery.
 	recovery, recovering crypto.Signer
 	tokens               recoveryTokens
@@ -160,6 +161,10 @@ func (s *Store) loadLocked() error {
 	s.pending, err = readKey(s.path(filePendingKey))
 	if err != nil {
 		s.problemLocked("key-pending.pem", err)
+	}
+	s.renewing, err = readKey(s.path(fileRenewingKey))
+	if err != nil {
+		s.problemLocked("key-renewing.pem", err)
 	}
 	s.loadRecoveryLocked()
 	s.checkProfileLocked()

@@ -34,8 +34,8 @@ type Identity interface {
 	Other() *tls.Certificate
 	JoinState() ([]byte, int64)
 	StoreJoinState(generation int64, signed []byte) (bool, error)
-	PendingKey() (crypto.Signer, error)
-	DropPendingKey() error
+	RenewalKey() (crypto.Signer, error)
+	DropRenewalKey() error
 	StoreIssued(chainPEM []byte, recoveryToken string) error
 	Flip() error
 	// RecoveryKey returns the key to which recovery tokens are bound, from disk; nil: this identity has no use for tokens.

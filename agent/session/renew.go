@@ -88,7 +88,7 @@ func (r *runner) renewIn(retryAfter time.Duration) time.Duration {
 }
 
 func (r *runner) requestRenewal() error {
-	key, err := r.c.deps.Identity.PendingKey()
+	key, err := r.c.deps.Identity.RenewalKey()
 	if err != nil {
 		return err
 	}
@@ -200,8 +200,8 @@ func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
 	if denial.Reason == commonv1.Reason_REASON_CSR_REFUSED || denial.Reason == commonv1.Reason_REASON_KEY_REUSE {
 		// The same key will not be signed, perhaps since half the life of its certificate is over: the next request has
 		// another.
-		if err := r.c.deps.Identity.DropPendingKey(); err != nil {
-			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "pending key not dropped", slog.Any("error", err))
+		if err := r.c.deps.Identity.DropRenewalKey(); err != nil {
+			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "key of a renewal not dropped", slog.Any("error", err))
 		}
 	}
 	r.renewal.timer.Reset(wait)

@@ -146,3 +146,43 @@ func definesStatement(call *ast.CallExpr) bool {
 	of, ok := sel.X.(*ast.Ident)
 	return ok && of.Name == "pg" && strings.HasPrefix(sel.Sel.Name, "Define")
 }
+
+// byPosition has the files that may read columns by their position, with the reason.
+var byPosition = map[string]string{
+	"internal/events/sequencer.go": "the statement that takes the lock sets the planner in further columns, without names",
+}
+
+// TestColumnsAreReadByName: no code scans several columns by their position, where two of one type may be exchanged
+// unnoticed. pg.One and pg.All read them into a struct by `db` tags.
+func TestColumnsAreReadByName(t *testing.T) {
+	tr, used := load(t), map[string]bool{}
+	for _, p := range tr.pkgs {
+		for _, f := range p.files {
+			if f.test || f.generated || under(p.dir, "internal/testkit") {
+				continue
+			}
+			ast.Inspect(f.ast, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok || len(call.Args) < 2 {
+					return true
+				}
+				if name, ok := call.Fun.(*ast.SelectorExpr); !ok || name.Sel.Name != "Scan" {
+					return true
+				}
+				if into, ok := call.Args[0].(*ast.UnaryExpr); !ok || into.Op != token.AND {
+					return true
+				}
+				used[f.path] = true
+				if byPosition[f.path] == "" {
+					t.Errorf("%s: several columns are scanned by position: use pg.One with `db` tags", tr.fset.Position(call.Pos()))
+				}
+				return true
+			})
+		}
+	}
+	for path := range byPosition {
+		if !used[path] {
+			t.Errorf("%s scans nothing by position: take it from the list", path)
+		}
+	}
+}

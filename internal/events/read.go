@@ -119,11 +119,17 @@ func At(ctx context.Context, q pg.Querier, pos int64) (Record, error) {
 //
 //nolint:nonamedreturns // says which is which
 func Between(ctx context.Context, q pg.Querier, from, to int64, most int) (known bool, count int, err error) {
-	err = pg.QueryRow(ctx, q, countBetween, from, to, int64(most)+1).Scan(&known, &count)
+	found, err := pg.One[between](ctx, q, countBetween, from, to, int64(most)+1)
 	if err != nil {
 		return false, 0, fmt.Errorf("count events between positions: %w", err)
 	}
-	return known, count, nil
+	return found.Known, found.Count, nil
+}
+
+// between is what countBetween reads.
+type between struct {
+	Known bool `db:"known"`
+	Count int  `db:"count"`
 }
 
 // numbers are consecutive positions and the seqs that have them.

@@ -47,11 +47,11 @@ var (
 	measureLag = pg.DefineByRole(writers, "events.measure_lag", func(schema string) string {
 		return `
 		WITH cur AS (SELECT COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $1), 0) AS pos)
-		SELECT cur.pos, COALESCE((SELECT max(last_pos) FROM events.numbered), 0),
+		SELECT cur.pos AS cursor, COALESCE((SELECT max(last_pos) FROM events.numbered), 0) AS horizon,
 			COALESCE((SELECT sum(n.last_pos - GREATEST(n.first_pos - 1, cur.pos))
-				FROM events.numbered n WHERE n.last_pos > cur.pos), 0)::bigint,
-			unnumbered.n, COALESCE(EXTRACT(EPOCH FROM mesh.clock() - unnumbered.oldest), 0)::float8,
-			(SELECT count(*) FROM ` + schema + `.parked_event p WHERE p.consumer = $1)
+				FROM events.numbered n WHERE n.last_pos > cur.pos), 0)::bigint AS events,
+			unnumbered.n AS unnumbered, COALESCE(EXTRACT(EPOCH FROM mesh.clock() - unnumbered.oldest), 0)::float8 AS oldest,
+			(SELECT count(*) FROM ` + schema + `.parked_event p WHERE p.consumer = $1) AS parked
 		FROM cur, (
 			SELECT count(*) AS n, min(e.created_at) AS oldest
 			FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
@@ -75,7 +75,7 @@ func positionsOf(schema, event string) string {
 			ELSE COALESCE((
 				SELECT n.first_pos + (SELECT sum(LEAST(upper(r), e.seq) - lower(r)) FROM unnest(n.seqs) r WHERE lower(r) <= e.seq)
 				FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq ORDER BY n.highest LIMIT 1), 1)
-			END::bigint, COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $2), 0)
+			END::bigint AS pos, COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $2), 0) AS cursor
 		FROM ` + event
 }
 
@@ -123,9 +123,9 @@ func (c *Consumer) waitFor(ctx context.Context, read *pg.Statement, event any) e
 	const tick = 10 * time.Millisecond
 	for {
 		numbered, advanced := c.deps.Numbered.C(), c.advanced.C()
-		pos, cursor, err := c.positions(ctx, read, event)
+		at, err := c.positions(ctx, read, event)
 		switch {
-		case err == nil && pos > 0 && cursor >= pos:
+		case err == nil && at.Pos > 0 && at.Cursor >= at.Pos:
 			return nil
 		case errors.Is(err, ErrUnknownPosition):
 			return err
@@ -133,7 +133,7 @@ func (c *Consumer) waitFor(ctx context.Context, read *pg.Statement, event any) e
 			return fmt.Errorf("wait for position: %w", err)
 		}
 		switch {
-		case err == nil && pos == 0:
+		case err == nil && at.Pos == 0:
 			c.deps.Wake.Urge()
 			advanced = numbered
 		case err == nil:
@@ -151,15 +151,19 @@ func (c *Consumer) waitFor(ctx context.Context, read *pg.Statement, event any) e
 	}
 }
 
-// positions reads the event's position (0 if it is not numbered yet, 1 if its number was cut) and the cursor's (zero if
-// there is none yet).
-func (c *Consumer) positions(ctx context.Context, read *pg.Statement, event any) (int64, int64, error) {
-	var pos, cursor int64
-	err := pg.QueryRow(ctx, c.deps.Pool, read, event, c.cfg.Name).Scan(&pos, &cursor)
+// positions are an event's position (0 if it is not numbered yet, 1 if its number was cut) and the cursor's (0 if there
+// is none yet).
+type positions struct {
+	Pos    int64 `db:"pos"`
+	Cursor int64 `db:"cursor"`
+}
+
+func (c *Consumer) positions(ctx context.Context, read *pg.Statement, event any) (positions, error) {
+	at, err := pg.One[positions](ctx, c.deps.Pool, read, event, c.cfg.Name)
 	if pg.IsNoRows(err) {
-		return 0, 0, ErrUnknownPosition
+		err = ErrUnknownPosition
 	}
-	return pos, cursor, err
+	return at, err
 }
 
 // Lag is how far a consumer is behind.
@@ -175,6 +179,16 @@ type Lag struct {
 	Parked int64
 }
 
+// lagRow is what measureLag reads of a Lag.
+type lagRow struct {
+	Cursor     int64   `db:"cursor"`
+	Horizon    int64   `db:"horizon"`
+	Events     int64   `db:"events"`
+	Unnumbered int64   `db:"unnumbered"`
+	Oldest     float64 `db:"oldest"` // of those without a number, in seconds
+	Parked     int64   `db:"parked"`
+}
+
 // Blockers returns the sessions that a sequencer waits for, as `role (pid n)`, other sequencers left out. Any role may
 // call it: Postgres shows the process and role of each session to all roles, and the query of a session to its owner
 // alone.
@@ -188,17 +202,22 @@ func Blockers(ctx context.Context, q pg.Querier) ([]string, error) {
 
 // Lag returns how far the consumer is behind, for readiness, metrics and status.
 func (c *Consumer) Lag(ctx context.Context) (Lag, error) {
-	var l Lag
-	var oldest float64
+	var row lagRow
 	var batch pg.Batch
 	batch.Queue(planWithoutJIT)
-	batch.Queue(measureLag.For(c.cfg.Schema), c.cfg.Name).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&l.Cursor, &l.Horizon, &l.Events, &l.Unnumbered, &oldest, &l.Parked)
+	batch.Queue(measureLag.For(c.cfg.Schema), c.cfg.Name).Query(func(rows pgx.Rows) error {
+		var err error
+		row, err = pgx.CollectOneRow(rows, pgx.RowToStructByName[lagRow])
+		return err
 	})
 	if err := batch.Send(ctx, c.deps.Pool); err != nil {
 		return Lag{}, fmt.Errorf("measure lag of %s: %w", c.cfg.Name, err)
 	}
-	l.Oldest = time.Duration(oldest * float64(time.Second))
+	oldest := row.Oldest
+	l := Lag{
+		Cursor: row.Cursor, Horizon: row.Horizon, Events: row.Events, Unnumbered: row.Unnumbered, Parked: row.Parked,
+		Oldest: time.Duration(oldest * float64(time.Second)),
+	}
 	if l.Events == 0 {
 		return l, nil
 	}

@@ -79,6 +79,8 @@ func (b *Base) peers(name string, asserter *assertion.Signer) (func(addr string)
 		return nil, fmt.Errorf("client of %s: %w", name, err)
 	}
 	b.clients = append(b.clients, hc)
-	opts := calls.Options(calls.Config{MaxReadBytes: 16 << 20, MaxSendBytes: 8 << 20, Asserter: asserter})
+	opts := calls.Options(calls.Config{
+		Peer: name, MaxReadBytes: 16 << 20, MaxSendBytes: 8 << 20, Asserter: asserter,
+	})
 	return func(addr string) Client { return Client{HTTP: hc, BaseURL: "https://" + addr, Options: opts} }, nil
 }

@@ -83,6 +83,37 @@ var (
 	}
 )
 
+// kept fills the tables of the watchdog with rows that no round forgets: ended instances of the epochs that their
+// workspaces have, sessions that a replica serves or that ended a short while ago, and sightings of the last day.
+var kept = []string{
+	`TRUNCATE recovery.watch_workspace, recovery.watch_instance, recovery.watch_session, recovery.class_sighting,
+		mesh.replica`,
+	watched("n", "failed", "process", "$1::int"),
+	`INSERT INTO recovery.watch_instance (workspace_id, epoch, version, instance_id, state, placement)
+		SELECT w.workspace_id, w.epoch, 1, gen_random_uuid(), 'ended', 'process' FROM recovery.watch_workspace w`,
+	`INSERT INTO mesh.replica (service, replica_id, started_at, beat_at, listening_since, version)
+		VALUES ('nodeapi', ` + numbered("1") + `, mesh.clock(), mesh.clock(), mesh.clock(), 1)`,
+	`INSERT INTO recovery.watch_session (session_id, version, node_id, replica_id, generation, serving, since,
+			close_reason)
+		SELECT gen_random_uuid(), 1, ` + numbered("n") + `, CASE WHEN s THEN ` + numbered("1") + ` END, 1, s,
+			mesh.clock() - CASE WHEN s THEN interval '9 days' ELSE interval '1 hour' END, ''
+		FROM generate_series(1, $1::int) n, unnest(ARRAY[true, false]) s`,
+	`INSERT INTO recovery.class_sighting (step, error_code, run_id, workspace_id, tenant_id, error_layer, seen_at)
+		SELECT 'Mark active', 'x', 'r' || n, gen_random_uuid(), gen_random_uuid(), 'database',
+			mesh.clock() - interval '1 hour' FROM generate_series(1, $1::int) n`,
+}
+
+// over adds 1,200 instances and sightings that are to be forgotten to those of kept: more than two batches.
+var over = []string{
+	watched("1000000 + n", "active", "process", "1200"),
+	`INSERT INTO recovery.watch_instance (workspace_id, epoch, version, instance_id, state, placement)
+		SELECT w.workspace_id, 1, 1, gen_random_uuid(), 'ended', 'process' FROM recovery.watch_workspace w
+		WHERE w.state = 'active'`,
+	`INSERT INTO recovery.class_sighting (step, error_code, run_id, workspace_id, tenant_id, error_layer, seen_at)
+		SELECT 'Mark active', 'x', 'over' || n, gen_random_uuid(), gen_random_uuid(), 'database',
+			mesh.clock() - interval '2 days' FROM generate_series(1, 1200) n`,
+}
+
 var growings = []growing{
 	{
 		what: "machines that are gone, of which a batch is deleted", fill: observers,
@@ -140,6 +171,21 @@ var growings = []growing{
 			{name: "watchdog.forget_ended_instances", needed: 3 * 500, returned: 500},
 			{name: "watchdog.forget_runs", args: []string{"86400"}, needed: 3 * 500, returned: 500},
 			{name: "watchdog.forget_workspaces", args: []string{"86400"}, needed: 4 * 500, returned: 500},
+		},
+	},
+	{
+		what: "facts that stay, of which none is to be forgotten", fill: kept,
+		statements: []reading{
+			{name: "watchdog.forget_ended_instances"},
+			{name: "watchdog.forget_sightings"},
+			{name: "watchdog.forget_sessions", args: []string{"86400"}, returned: 2}, // replicas, in its recursive part
+		},
+	},
+	{
+		what: "facts that stay, beside more than two batches that are to be forgotten", fill: slices.Concat(kept, over),
+		statements: []reading{
+			{name: "watchdog.forget_ended_instances", needed: 3 * 500, returned: 500},
+			{name: "watchdog.forget_sightings", needed: 2 * 500, returned: 500},
 		},
 	},
 }

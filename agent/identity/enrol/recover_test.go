@@ -34,7 +34,7 @@ func recoverable(t *testing.T) *host {
 	if len(first.GetRecoveryPublicKey()) == 0 || len(first.GetRecoveryProof()) != 0 {
 		t.Errorf("the first enrolment has key %x and proof %x", first.GetRecoveryPublicKey(), first.GetRecoveryProof())
 	}
-	key, err := h.store.PendingKey()
+	key, err := h.store.RenewalKey()
 	if err != nil {
 		t.Fatal(err)
 	}

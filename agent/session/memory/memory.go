@@ -93,8 +93,8 @@ func (m *Identity) StoreJoinState(generation int64, signed []byte) (bool, error)
 	return true, nil
 }
 
-// PendingKey makes a key once and returns it until a certificate for it is stored or it is dropped.
-func (m *Identity) PendingKey() (crypto.Signer, error) {
+// RenewalKey makes a key once and returns it until a certificate for it is stored or it is dropped.
+func (m *Identity) RenewalKey() (crypto.Signer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.pending == nil {
@@ -107,15 +107,15 @@ func (m *Identity) PendingKey() (crypto.Signer, error) {
 	return m.pending, nil
 }
 
-// DropPendingKey forgets the key.
-func (m *Identity) DropPendingKey() error {
+// DropRenewalKey forgets the key.
+func (m *Identity) DropRenewalKey() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pending = nil
 	return nil
 }
 
-// StoreIssued puts the certificate of the pending key into the other slot.
+// StoreIssued puts the certificate of the renewal's key into the other slot.
 func (m *Identity) StoreIssued(chainPEM []byte, _ string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

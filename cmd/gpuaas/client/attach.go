@@ -4,7 +4,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/controlplane"
-	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/inventory"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/nodes"
@@ -35,7 +34,7 @@ func Attach(p *kit.Program, root *cobra.Command) {
 	root.SetHelpFunc(p.Help)
 	completeNothingElse(root)
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit.Usage(exit.WrongValue(err)) })
+	root.SetFlagErrorFunc(kit.FlagError)
 }
 
 func child(parent *cobra.Command, name string) *cobra.Command {

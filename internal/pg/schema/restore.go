@@ -146,17 +146,34 @@ func RollbackStatus(ctx context.Context, ownerURL string) (Rollback, bool, error
 	return out, err == nil, err
 }
 
+// rollbackRow is a Rollback as it is stored.
+type rollbackRow struct {
+	Era      int64      `db:"era"`
+	RaisedAt time.Time  `db:"raised_at"`
+	RaisedBy string     `db:"raised_by"`
+	Reason   string     `db:"reason"`
+	Active   bool       `db:"active"`
+	Declared bool       `db:"declared"`
+	Since    *time.Time `db:"since"`
+}
+
 func readRollback(ctx context.Context, pool *pgxpool.Pool) (Rollback, error) {
-	var out Rollback
-	var since *time.Time
-	err := pool.QueryRow(ctx, `SELECT e.era, e.raised_at, e.raised_by, e.reason, r.state = 'active', r.declared, r.since
-		FROM mesh.era e CROSS JOIN recovery.rollback r`).Scan(&out.Era, &out.RaisedAt, &out.RaisedBy, &out.Reason,
-		&out.Active, &out.Declared, &since)
+	rows, err := pool.Query(ctx, `SELECT e.era, e.raised_at, e.raised_by, e.reason, r.state = 'active' AS active,
+			r.declared, r.since
+		FROM mesh.era e CROSS JOIN recovery.rollback r`)
 	if err != nil {
 		return Rollback{}, fmt.Errorf("read rollback mode: %w", err)
 	}
-	if out.Active && since != nil {
-		out.Since = *since
+	row, err := pgx.CollectOneRow(rows, pgx.RowToStructByName[rollbackRow])
+	if err != nil {
+		return Rollback{}, fmt.Errorf("read rollback mode: %w", err)
+	}
+	out := Rollback{
+		Era: row.Era, RaisedAt: row.RaisedAt, RaisedBy: row.RaisedBy, Reason: row.Reason, Active: row.Active,
+		Declared: row.Declared,
+	}
+	if out.Active && row.Since != nil {
+		out.Since = *row.Since
 	}
 	return out, nil
 }

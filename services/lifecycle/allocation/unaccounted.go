@@ -147,9 +147,15 @@ func EndUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDrive
 	return i, pos, nil
 }
 
+// shownAs is the id under which an instance without a row was shown, and its version.
+type shownAs struct {
+	ID      string `db:"instance_id" expr:"@.instance_id::text"`
+	Version int64  `db:"version"`
+}
+
 var forgetUnaccounted = pg.Define(pg.RoleLifecycle, "allocation.forget_unaccounted",
 	`DELETE FROM lifecycle.unaccounted_instance u WHERE u.placement = $1 AND u.workspace_id = $2 AND u.epoch = $3
-		RETURNING u.instance_id::text, u.version`)
+		RETURNING `+pg.Columns[shownAs]("u"))
 
 // AccountFor takes an instance out of the table because a row of its own takes its place. It returns the id for that
 // row, which is the one under which the instance was shown, if it was, and the version above which the versions of that
@@ -157,11 +163,10 @@ var forgetUnaccounted = pg.Define(pg.RoleLifecycle, "allocation.forget_unaccount
 func AccountFor(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance) (string, int64,
 	error,
 ) {
-	var id string
-	var version int64
-	err := pg.QueryRow(ctx, tx, forgetUnaccounted, names.Of(kind), b.WorkspaceID, b.Epoch).Scan(&id, &version)
+	shown, err := pg.One[shownAs](ctx, tx, forgetUnaccounted, names.Of(kind), b.WorkspaceID, b.Epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
-		if id = b.InstanceID; !ids.Valid(id) {
+		id := b.InstanceID
+		if !ids.Valid(id) {
 			id = ids.New()
 		}
 		return id, 0, nil
@@ -169,5 +174,5 @@ func AccountFor(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b
 	if err != nil {
 		return "", 0, fmt.Errorf("account for instance: %w", err)
 	}
-	return id, version, nil
+	return shown.ID, shown.Version, nil
 }

@@ -51,6 +51,7 @@ type world struct {
 	played    int64  // turns of all agents
 	endless   bool   // no instance can be confirmed ended
 	refusals  int    // of launches, where the world is strict
+	cutOff    int    // how many more calls do not reach recovery
 	replica   string // at which agents have their sessions; empty: each at another that never lived
 	gates     *gate.Server
 	tasks     *dispatch.Server
@@ -73,6 +74,9 @@ func newWorld() *world {
 func (w *world) PrepareInstance(ctx context.Context,
 	req *recoveryv1.PrepareInstanceRequest,
 ) (*recoveryv1.PrepareInstanceResponse, error) {
+	if err := w.reachRecovery(); err != nil {
+		return nil, err
+	}
 	w.mu.Lock()
 	node, ok := w.identities[req.GetInstanceId()]
 	if !ok {
@@ -87,10 +91,24 @@ func (w *world) PrepareInstance(ctx context.Context,
 	return &recoveryv1.PrepareInstanceResponse{NodeId: node}, err
 }
 
+// reachRecovery fails as long as calls do not reach recovery.
+func (w *world) reachRecovery() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cutOff == 0 {
+		return nil
+	}
+	w.cutOff--
+	return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(errors.New("connection refused")))
+}
+
 // RetireInstance forgets a node.
 func (w *world) RetireInstance(_ context.Context,
 	req *recoveryv1.RetireInstanceRequest,
 ) (*recoveryv1.RetireInstanceResponse, error) {
+	if err := w.reachRecovery(); err != nil {
+		return nil, err
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.identities, req.GetInstanceId())

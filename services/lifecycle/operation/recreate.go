@@ -244,8 +244,14 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w workspace.Row, fr
 	return r, nil
 }
 
+// machineOfClaimRow is a machine that a claim is on, and whether its agent is admitted and connected.
+type machineOfClaimRow struct {
+	Name    string `db:"name"`
+	Answers bool   `db:"answers"`
+}
+
 var machineOfClaim = pg.Define(pg.RoleLifecycle, "operation.machine_of_claim",
-	`SELECT g.name, g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
+	`SELECT g.name, g.admitted AND `+gate.ConnectedSQL+` AS answers FROM lifecycle.node_gate g WHERE g.node_id = $1`)
 
 // machinesAway checks whether the machines that the claims are on can confirm that the workspace's epochs have ended.
 // It returns those that cannot: their names, by node id.
@@ -258,23 +264,21 @@ func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, cla
 			continue
 		}
 		seen[c.NodeID] = true
-		var name string
-		var answers bool
-		err := pg.QueryRow(ctx, tx, machineOfClaim, c.NodeID).Scan(&name, &answers)
+		machine, err := pg.One[machineOfClaimRow](ctx, tx, machineOfClaim, c.NodeID)
 		if err != nil {
 			return nil, fmt.Errorf("read gate: %w", err)
 		}
-		if answers {
+		if machine.Answers {
 			continue
 		}
-		away[c.NodeID] = name
+		away[c.NodeID] = machine.Name
 		if !proven {
 			r.lacks(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
 				"bring the machine back, so that its agent can end the workloads; or give a fenced proof (powered_off, "+
 					"network_isolated, reimaged or "+
 					"operator_asserts) with a reason, as an operator", c.NodeID,
 				fmt.Sprintf("machine %s does not answer, so the end of epoch %d cannot be confirmed; its workspaces are kept "+
-					"until it does", name, epoch))
+					"until it does", machine.Name, epoch))
 		}
 	}
 	return away, nil

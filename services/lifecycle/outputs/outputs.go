@@ -127,21 +127,27 @@ func chosenWorkload(w workspace.Row, name string) (string, error) {
 		fault.Remedy("name one of them with --workload"))
 }
 
+// route is whether a node has a session, and the address of the replica of nodeapi that has it.
+type route struct {
+	Connected bool   `db:"connected"`
+	Address   string `db:"address"`
+}
+
 var routeOfNode = pg.Define(pg.RoleLifecycle, "outputs.route_of_node",
-	`SELECT `+gate.ConnectedSQL+`, coalesce((SELECT r.address FROM mesh.replica r WHERE r.replica_id = g.replica_id), '')
+	`SELECT `+gate.ConnectedSQL+` AS connected,
+			coalesce((SELECT r.address FROM mesh.replica r WHERE r.replica_id = g.replica_id), '') AS address
 		FROM lifecycle.node_gate g WHERE g.node_id = $1`)
 
 // relayOf returns the replica of nodeapi that has the node's session.
 func (o *Server) relayOf(ctx context.Context, nodeID string) (Relay, error) {
-	var connected bool
-	var address string
-	err := pg.QueryRow(ctx, o.deps.DB, routeOfNode, nodeID).Scan(&connected, &address)
+	to, err := pg.One[route](ctx, o.deps.DB, routeOfNode, nodeID)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("find session of node: %w", err)
 	}
-	if err != nil || !connected {
+	if err != nil || !to.Connected {
 		return nil, fault.New(commonv1.Reason_REASON_NODE_NOT_CONNECTED, "")
 	}
+	address := to.Address
 	if address == "" {
 		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE,
 			"the replica of nodeapi that has the node's session is of an earlier version",

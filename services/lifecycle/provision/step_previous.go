@@ -74,7 +74,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 		}
 	}
 	if err := s.retirePrevious(ctx, env); err != nil {
-		return saga.Outcome{}, err
+		return untilRecovery(ctx, err)
 	}
 	slots, err := previousClaims(ctx, env, allocation.KindSlot)
 	if err != nil {

@@ -88,23 +88,29 @@ func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 	}), nil
 }
 
+// storedHandle is the handle of a workspace as it is stored.
+type storedHandle struct {
+	Handle        string   `db:"handle"`
+	SignalAddress string   `db:"signal_address"`
+	Reserved      []string `db:"reserved_names"`
+	Epoch         int64    `db:"epoch"`
+}
+
 var handleOfWorkspace = pg.Define(pg.RoleLifecycle, "provision.handle_of_workspace",
-	`SELECT handle, signal_address, reserved_names, epoch FROM lifecycle.workspace_handle WHERE workspace_id = $1`)
+	`SELECT `+pg.Columns[storedHandle]("h")+` FROM lifecycle.workspace_handle h WHERE h.workspace_id = $1`)
 
 func (s *Steps) observeHandle(ctx context.Context, env *saga.Env) (saga.Observation, error) {
-	var out handleOutput
-	var epoch int64
-	err := pg.QueryRow(ctx, s.deps.DB, handleOfWorkspace, env.WorkspaceID).
-		Scan(&out.Handle, &out.SignalAddress, &out.Reserved, &epoch)
+	stored, err := pg.One[storedHandle](ctx, s.deps.DB, handleOfWorkspace, env.WorkspaceID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return saga.Observation{Presence: saga.Absent}, nil
 	}
 	if err != nil {
 		return saga.Observation{}, fmt.Errorf("read handle: %w", err)
 	}
-	if epoch != env.Epoch {
+	if stored.Epoch != env.Epoch {
 		return saga.Observation{Presence: saga.Partial, Why: "the handle is of an earlier epoch"}, nil
 	}
+	out := handleOutput{Handle: stored.Handle, SignalAddress: stored.SignalAddress, Reserved: stored.Reserved}
 	return saga.Observation{Presence: saga.Present, Output: out}, nil
 }
 

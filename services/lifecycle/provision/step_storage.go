@@ -67,7 +67,7 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 		}
 		why, err := st.do(ctx, env, p)
 		if err != nil {
-			return saga.Outcome{}, err
+			return untilRecovery(ctx, err)
 		}
 		if why != "" {
 			return waitTask(why), nil

@@ -249,6 +249,30 @@ func waitTask(what string) saga.Outcome {
 	return saga.Wait(saga.WaitFor{For: 5 * time.Second, Why: what, WakeOnSignal: true})
 }
 
+// untilRecovery returns the outcome of a step whose call to recovery failed with err. A recovery that cannot be
+// reached, gives no answer in time or has no room has decided nothing about the instance: the attempt waits for it,
+// within the step's budget, and shows the error meanwhile. A failure would undo the operation, which in a recreation
+// takes the workspace's storage with it. Any other error is returned unchanged.
+func untilRecovery(ctx context.Context, err error) (saga.Outcome, error) {
+	e, ok := errors.AsType[*saga.StepError](err)
+	if !ok || e.Layer != commonv1.OwnerLayer_OWNER_LAYER_CERT || ctx.Err() != nil || saga.Interrupted(err) {
+		return saga.Outcome{}, err
+	}
+	switch e.Reason { // every other reason is an answer of recovery
+	case commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+		commonv1.Reason_REASON_OVERLOADED, commonv1.Reason_REASON_SERVER_DRAINING:
+	default:
+		return saga.Outcome{}, err
+	}
+	return saga.Wait(saga.WaitFor{
+		For: recoveryEvery, Why: "waiting for recovery, which could not be asked: " + e.Public, WakeOnSignal: true,
+		Meanwhile: e,
+	}), nil
+}
+
+// recoveryEvery is how often a step that waits for recovery asks it again.
+const recoveryEvery = 5 * time.Second
+
 // withdraw requests the cancellation of every task that the run's steps queued on the way forward and that is not done:
 // an undo must not race it. A cancel has done so already, except for a task that a step queued at the same moment. The
 // agent refuses a task that still arrives, since the undo carries a higher op_seq.

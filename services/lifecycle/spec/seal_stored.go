@@ -113,8 +113,15 @@ func (s *Sealer) each(ctx context.Context, query *pg.Statement, seal func(contex
 	return total, failed
 }
 
+// storedSpec is a workspace's spec as it is stored.
+type storedSpec struct {
+	TenantID string          `db:"tenant_id" expr:"@.tenant_id::text"`
+	Spec     json.RawMessage `db:"spec"`
+	Digest   string          `db:"spec_digest"`
+}
+
 var lockSpec = pg.Define(pg.RoleLifecycle, "spec.lock_spec",
-	`SELECT tenant_id::text, spec, spec_digest FROM lifecycle.workspace WHERE id = $1 FOR NO KEY UPDATE`)
+	`SELECT `+pg.Columns[storedSpec]("w")+` FROM lifecycle.workspace w WHERE w.id = $1 FOR NO KEY UPDATE`)
 
 var writeSpec = pg.Define(pg.RoleLifecycle, "spec.write_spec",
 	`UPDATE lifecycle.workspace SET spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`)
@@ -125,16 +132,15 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 	changed := false
 	err := pg.InTx(ctx, s.DB, func(ctx context.Context, tx pgx.Tx) error {
 		changed = false
-		var tenantID, digest string
-		var raw json.RawMessage
-		err := pg.QueryRow(ctx, tx, lockSpec, id).Scan(&tenantID, &raw, &digest)
+		stored, err := pg.One[storedSpec](ctx, tx, lockSpec, id)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("read workspace %s: %w", id, err)
 		}
-		sealed, sum, err := s.spec(raw, digest, secretenv.Owner{TenantID: tenantID, WorkspaceID: id})
+		digest := stored.Digest
+		sealed, sum, err := s.spec(stored.Spec, digest, secretenv.Owner{TenantID: stored.TenantID, WorkspaceID: id})
 		if err != nil {
 			return fmt.Errorf("workspace %s: %w", id, err)
 		}
@@ -162,17 +168,22 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 	return changed, err
 }
 
+// storedInput is the input of a run as it is stored.
+type storedInput struct {
+	TenantID    string          `db:"tenant_id" expr:"@.tenant_id::text"`
+	WorkspaceID string          `db:"workspace_id" expr:"@.workspace_id::text"`
+	Input       json.RawMessage `db:"input"`
+}
+
 var inputOfRun = pg.Define(pg.RoleLifecycle, "spec.input_of_run",
-	`SELECT tenant_id::text, workspace_id::text, input FROM lifecycle.saga_run WHERE id = $1`)
+	`SELECT `+pg.Columns[storedInput]("r")+` FROM lifecycle.saga_run r WHERE r.id = $1`)
 
 var writeInputSpec = pg.Define(pg.RoleLifecycle, "spec.write_input_spec",
 	`UPDATE lifecycle.saga_run SET input = jsonb_set(input, '{spec}', $2::jsonb) WHERE id = $1 AND input = $3::jsonb`)
 
 // run seals the spec in one run's input. No event has the input, so that the row's version stays.
 func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
-	var owner secretenv.Owner
-	var raw json.RawMessage
-	err := pg.QueryRow(ctx, s.DB, inputOfRun, id).Scan(&owner.TenantID, &owner.WorkspaceID, &raw)
+	stored, err := pg.One[storedInput](ctx, s.DB, inputOfRun, id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -182,9 +193,10 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 	var in struct {
 		Spec json.RawMessage `json:"spec"`
 	}
-	if err := json.Unmarshal(raw, &in); err != nil {
+	if err := json.Unmarshal(stored.Input, &in); err != nil {
 		return false, fmt.Errorf("read input of run %s: %w", id, err)
 	}
+	owner := secretenv.Owner{TenantID: stored.TenantID, WorkspaceID: stored.WorkspaceID}
 	sealed, _, err := s.spec(in.Spec, "", owner)
 	if err != nil {
 		return false, fmt.Errorf("run %s: %w", id, err)
@@ -193,7 +205,7 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 		return false, nil
 	}
 	// The other fields of the input stay. An input that was amended meanwhile is read again by the next Seal.
-	tag, err := pg.Exec(ctx, s.DB, writeInputSpec, id, sealed, raw)
+	tag, err := pg.Exec(ctx, s.DB, writeInputSpec, id, sealed, stored.Input)
 	if err != nil {
 		return false, fmt.Errorf("seal input of run %s: %w", id, err)
 	}

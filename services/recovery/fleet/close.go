@@ -54,12 +54,14 @@ var (
 )
 
 // CloseIncident closes an incident on a person's judgement. It is refused for a kind that only its evidence or another
-// verb ends, and for one that would be opened again at once.
+// verb ends, and for one that would be opened again at once. Repeated by the person who closed the incident it changes
+// nothing and returns the incident, with the first reason and without a position.
 func (f *Fleet) CloseIncident(ctx context.Context,
 	req *recoveryv1.CloseIncidentRequest,
 ) (*recoveryv1.CloseIncidentResponse, error) {
 	out := &recoveryv1.CloseIncidentResponse{}
 	by := rpc.ActorFrom(ctx)
+	again := false
 	err := pg.InTx(ctx, f.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		// Rounds that open incidents or go on with them take these locks before they read any. One that waits for this
 		// transaction reads the closed incident, and one before it has named all nodes that it judged.
@@ -79,7 +81,15 @@ func (f *Fleet) CloseIncident(ctx context.Context,
 		if err := row.unread(); err != nil {
 			return fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, "", fault.Cause(err))
 		}
-		if err := f.closable(ctx, tx, row.read(ctx)); err != nil {
+		was := row.read(ctx)
+		if err := mayClose(ctx, was); err != nil {
+			return err
+		}
+		if again = was.ClosedAt != nil && was.ClosedBy == by; again {
+			out.Incident = was.Proto()
+			return nil
+		}
+		if err := f.closable(ctx, tx, was); err != nil {
 			return err
 		}
 		now, err := Clock(ctx, tx)
@@ -102,6 +112,9 @@ func (f *Fleet) CloseIncident(ctx context.Context,
 	if err != nil {
 		return nil, fmt.Errorf("close the incident: %w", err)
 	}
+	if again {
+		return out, nil
+	}
 	f.deps.Wake.Notify()
 	f.deps.Logger.WarnContext(ctx, "an incident was closed by a person", slog.String("by", by),
 		slog.String("reason", req.GetReason()), slog.String("incident_id", req.GetIncidentId()),
@@ -109,8 +122,8 @@ func (f *Fleet) CloseIncident(ctx context.Context,
 	return out, nil
 }
 
-// closable returns the refusal of a person who may not close the incident, or not now; nil if the person may.
-func (f *Fleet) closable(ctx context.Context, tx pgx.Tx, i *Incident) error {
+// mayClose returns the refusal of a person without the role that the incident needs; nil if the person has it.
+func mayClose(ctx context.Context, i *Incident) error {
 	person, _ := rpc.PersonFrom(ctx)
 	if i.ofSecurity() && !slices.Contains(person.Roles, roleSecurity) {
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED,
@@ -118,10 +131,17 @@ func (f *Fleet) closable(ctx context.Context, tx pgx.Tx, i *Incident) error {
 			fault.Unmet("it needs the role "+roleSecurity+"; you have "+strings.Join(person.Roles, ", ")),
 			fault.Remedy("ask a person with the security role to judge it; fencing its nodes is theirs too"))
 	}
+	return nil
+}
+
+// closable returns the refusal of an incident that is closed, or that a person cannot close, or not now; nil for any
+// other.
+func (f *Fleet) closable(ctx context.Context, tx pgx.Tx, i *Incident) error {
 	if i.ClosedAt != nil {
-		text := fmt.Sprintf("the incident is closed since %s, by %s", i.ClosedAt.UTC().Format(time.RFC3339), i.ClosedBy)
+		at := i.ClosedAt.UTC().Format(time.RFC3339)
+		text := fmt.Sprintf("the incident ended by itself at %s, without a person", at)
 		if i.CloseReason != "" {
-			text += ": " + i.CloseReason
+			text = fmt.Sprintf("the incident is closed since %s, by %s: %s", at, i.ClosedBy, i.CloseReason)
 		}
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, text, fault.Unmet("the incident is not open"),
 			fault.Remedy("nothing is to be done"))

@@ -2,10 +2,14 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -70,7 +74,11 @@ func (c *closing) open(kind commonv1.IncidentKind, key string) string {
 }
 
 func (c *closing) close(id, role string) (*recoveryv1.CloseIncidentResponse, error) {
-	person := rpc.Person{Subject: "ann", Roles: []string{role}}
+	return c.closeAs("ann", id, role)
+}
+
+func (c *closing) closeAs(who, id, role string) (*recoveryv1.CloseIncidentResponse, error) {
+	person := rpc.Person{Subject: who, Roles: []string{role}}
 	return c.fleet.CloseIncident(rpc.WithPerson(c.ctx, person),
 		&recoveryv1.CloseIncidentRequest{IncidentId: id, Reason: "the rack is being moved"})
 }
@@ -79,6 +87,12 @@ func (c *closing) close(id, role string) (*recoveryv1.CloseIncidentResponse, err
 func (c *closing) refused(id, role string, reason commonv1.Reason, says string) {
 	c.t.Helper()
 	_, err := c.close(id, role)
+	c.refusal(err, reason, says)
+}
+
+// refusal checks the reason of a refusal, and that its text or its remedy has says.
+func (c *closing) refusal(err error, reason commonv1.Reason, says string) {
+	c.t.Helper()
 	refusal, is := fault.As(err)
 	if !is || refusal.Reason != reason || !strings.Contains(refusal.Public+" "+refusal.Remedy, says) {
 		c.t.Errorf("%v, want %s with %q", err, names.Of(reason), says)
@@ -127,9 +141,79 @@ func TestAPersonClosesWhatAPersonMayJudge(t *testing.T) {
 			AND aggregate_version = 2`, id); n != 1 {
 			t.Errorf("%d events", n)
 		}
-		c.refused(id, "security", failed, "by ann: the rack is being moved")
 	}
 	c.refused(ids.New(), "operator", commonv1.Reason_REASON_NOT_FOUND, "there is no incident")
+}
+
+// TestAnIncidentIsClosedOnce repeats the request of the person who has closed an incident, which returns the incident
+// as it is: the person whose first answer was lost cannot tell whether it was done. Another person is refused with who
+// closed it and why, and each person is refused for an incident that ended by itself.
+func TestAnIncidentIsClosedOnce(t *testing.T) {
+	c := newClosing(t)
+	id := c.open(kindOverdue, "quarantined")
+	first, err := c.close(id, "operator")
+	c.must(err)
+	before := c.count(`SELECT count(*) FROM events.event`)
+	again, err := c.fleet.CloseIncident(rpc.WithPerson(c.ctx, rpc.Person{Subject: "ann", Roles: []string{"operator"}}),
+		&recoveryv1.CloseIncidentRequest{IncidentId: id, Reason: "another reason"})
+	c.must(err)
+	diff := cmp.Diff(first.GetIncident(), again.GetIncident(), protocmp.Transform())
+	if diff != "" || again.GetPos() != "" {
+		t.Errorf("position %q, and another incident: %s", again.GetPos(), diff)
+	}
+	_, err = c.closeAs("bob", id, "operator")
+	c.refusal(err, failed, "by ann: the rack is being moved")
+	c.exec(`UPDATE recovery.incident SET closed_by = 'recovery', close_reason = ''`)
+	c.refused(id, "operator", failed, "the incident ended by itself at ")
+	if more := c.count(`SELECT count(*) FROM events.event`) - before; more != 0 {
+		t.Errorf("%d events of what changed nothing", more)
+	}
+}
+
+// Scenario: a person closes an incident while a round is under way that goes on with it. The person's transaction waits
+// for the round under each of the locks of rounds, and closes the incident as the round left it.
+func TestClosingWaitsForTheRoundUnderWay(t *testing.T) {
+	for name, lock := range map[string]int64{"of equal verdicts": driftLock, "of overdue states": overdueLock} {
+		t.Run(name, func(t *testing.T) {
+			c := newClosing(t)
+			id := c.open(kindOverdue, "quarantined")
+			round, err := c.db.Pool(pg.RoleRecovery).Begin(c.ctx)
+			c.must(err)
+			defer func() { _ = round.Rollback(c.ctx) }()
+			_, err = pg.Exec(c.ctx, round, takeDriftLock, lock)
+			c.must(err)
+			type closed struct {
+				out *recoveryv1.CloseIncidentResponse
+				err error
+			}
+			done := make(chan closed, 1)
+			go func() {
+				out, err := c.close(id, "operator")
+				done <- closed{out, err}
+			}()
+			testkit.Eventually(t, testkit.Patience, func() error {
+				select {
+				case got := <-done:
+					t.Fatalf("closed beside the round: %v %v", got.out, got.err)
+				default:
+				}
+				if c.count(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+						AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+						AND (classid::bigint << 32) + objid::bigint = $1`, lock) == 0 {
+					return errors.New("the person does not wait")
+				}
+				return nil
+			})
+			_, err = round.Exec(c.ctx, `UPDATE recovery.incident SET version = version + 1, count = 7`)
+			c.must(err)
+			c.must(round.Commit(c.ctx))
+			got := <-done
+			c.must(got.err)
+			if i := got.out.GetIncident(); i.GetCount() != 7 || i.GetVersion() != 3 || i.GetClosedBy() != "ann" {
+				t.Errorf("%v is not closed as the round left it", i)
+			}
+		})
+	}
 }
 
 // TestSecurityClosesItsOwnIncidents checks incidents of a suspicion about one node, and about many.

@@ -9,6 +9,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -26,7 +27,8 @@ func (s *Identities) Confirm(ctx context.Context, sessions []*recoveryv1.Confirm
 	var results []*recoveryv1.ConfirmResult
 	var moment Moment
 	var counted int
-	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+	noting, appended := events.Noting(ctx)
+	err := pg.InTx(noting, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		if results, moment, counted, err = s.confirm(ctx, tx, sessions); err != nil {
 			return err
@@ -37,7 +39,10 @@ func (s *Identities) Confirm(ctx context.Context, sessions []*recoveryv1.Confirm
 		return nil, Moment{}, fmt.Errorf("confirm sessions: %w", err)
 	}
 	if counted > 0 {
-		s.committed(false)
+		s.deps.Changed.Notify()
+	}
+	if appended() { // a further session on the same certificate is no event
+		s.deps.Wake.Notify()
 	}
 	if err := failpoint.Hit("recovery.confirm_sessions.after_commit"); err != nil {
 		return nil, Moment{}, err
@@ -166,7 +171,7 @@ func (s *Identities) ReportChallenge(ctx context.Context, req *recoveryv1.Report
 		return nil, fmt.Errorf("report challenge: %w", err)
 	}
 	if held {
-		s.committed(true)
+		s.committed()
 		s.deps.Logger.WarnContext(ctx, "node put on hold", slog.String(obs.KeyNodeID, req.GetNodeId()),
 			slog.String(obs.KeyReason, names.Of(reason)),
 			slog.String("remote_address", req.GetRemoteAddress()))

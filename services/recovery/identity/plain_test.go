@@ -36,3 +36,39 @@ func TestAPlainReconnectIsNoEventOfTheIdentity(t *testing.T) {
 	b.admit(n)
 	want("one more", 0, &events)
 }
+
+// TestAPlainReconnectDoesNotWakeTheSequencer checks that a session wakes the sequencer only if an event was appended
+// with it, and the readers of the authority view in any case.
+func TestAPlainReconnectDoesNotWakeTheSequencer(t *testing.T) {
+	b := newBench(t)
+	n := b.enrolled("one")
+	fired := func(c <-chan struct{}) bool {
+		select {
+		case <-c:
+			return true
+		default:
+			return false
+		}
+	}
+	confirms := func(what string, wakes bool) {
+		t.Helper()
+		o := b.hello(n)
+		opened := b.open(o)
+		n.joinState = opened.GetJoinState()
+		wake, changed := b.wake.C(), b.changed.C()
+		if got := b.confirm(o, opened.GetGeneration()); !got.GetAdmitted() {
+			t.Fatalf("%s: %v", what, got)
+		}
+		if woken := fired(wake); woken != wakes {
+			t.Errorf("%s: the sequencer is woken: %t, want %t", what, woken, wakes)
+		}
+		if !fired(changed) {
+			t.Errorf("%s: the readers of the authority view are not woken", what)
+		}
+	}
+	confirms("the first session", true)
+	confirms("another session", false)
+	n.serial = b.offered(n)
+	confirms("the first session on the next certificate", true)
+	confirms("another session on it", false)
+}

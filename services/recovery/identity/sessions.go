@@ -64,14 +64,12 @@ func New(deps Deps) (*Identities, error) {
 	return &Identities{deps: deps}, nil
 }
 
-// committed notifies the loops that must read what was just committed. With told, the notifier of lifecycle is among
-// them.
-func (s *Identities) committed(notices bool) {
+// committed notifies the loops that must read what was just committed: the sequencer, the readers of the authority view
+// and the notifier of lifecycle.
+func (s *Identities) committed() {
 	s.deps.Wake.Notify()
 	s.deps.Changed.Notify()
-	if notices {
-		s.deps.Notices.Notify()
-	}
+	s.deps.Notices.Notify()
 }
 
 // present verifies the join state of a Hello.
@@ -130,7 +128,7 @@ func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSessio
 		return nil, Moment{}, fmt.Errorf("open sessions: %w", err)
 	}
 	if len(batch.changed) > 0 {
-		s.committed(true)
+		s.committed()
 	}
 	if batch.reported {
 		s.deps.Wake.Notify()

@@ -33,6 +33,8 @@ type bench struct {
 	keys       *joinstate.Keys
 	identities *identity.Identities
 	notices    *events.Signal
+	wake       *events.Signal // of the sequencer
+	changed    *events.Signal // of the readers of the authority view
 }
 
 func newBench(t *testing.T) *bench {
@@ -54,10 +56,10 @@ func makeBench(tb testing.TB) *bench {
 	}
 	b := &bench{
 		t: tb, ctx: testkit.Context(tb), db: db, pool: db.Pool(pg.RoleRecovery), keys: keys,
-		notices: &events.Signal{},
+		notices: &events.Signal{}, wake: &events.Signal{}, changed: &events.Signal{},
 	}
 	b.identities, err = identity.New(identity.Deps{
-		Logger: testkit.Logger(tb), Pool: b.pool, Keys: keys, Notices: b.notices,
+		Logger: testkit.Logger(tb), Pool: b.pool, Keys: keys, Notices: b.notices, Wake: b.wake, Changed: b.changed,
 	})
 	if err != nil {
 		tb.Fatal(err)

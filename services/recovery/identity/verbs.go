@@ -52,7 +52,7 @@ func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.
 	if err != nil {
 		return nil, "", fmt.Errorf("change identity: %w", err)
 	}
-	s.committed(true)
+	s.committed()
 	s.deps.Wake.Urge() // the replica that sends the fence to lifecycle is woken by the event's number
 	s.deps.Logger.InfoContext(ctx, "identity changed", slog.String(obs.KeyNodeID, nodeID),
 		slog.String("state", names.Of(r.State)),

@@ -86,16 +86,17 @@ const forgottenAtOnce = 500
 
 // forgottenByRule are the statements of forget whose terms are fixed, in their order.
 var forgottenByRule = []*pg.Statement{
+	// Triggers mark the instances of earlier epochs. The epoch is compared again, since that of a workspace may have been
+	// set back since.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_ended_instances", `
 		DELETE FROM recovery.watch_instance i WHERE i.state = 'ended' AND i.ctid = ANY (ARRAY(
-			SELECT x.ctid FROM recovery.watch_instance x WHERE x.state = 'ended' AND x.epoch < (
+			SELECT x.ctid FROM recovery.watch_instance x WHERE x.state = 'ended' AND x.superseded AND x.epoch < (
 				SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = x.workspace_id)
 			ORDER BY x.workspace_id LIMIT 500))`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
-		DELETE FROM recovery.class_sighting s USING (
-			SELECT x.step, x.error_code, x.run_id FROM recovery.class_sighting x
-			WHERE x.seen_at < mesh.clock() - interval '1 day' ORDER BY x.seen_at LIMIT 500) over
-		WHERE s.step = over.step AND s.error_code = over.error_code AND s.run_id = over.run_id`),
+		DELETE FROM recovery.class_sighting s WHERE s.ctid = ANY (ARRAY(
+			SELECT x.ctid FROM recovery.class_sighting x
+			WHERE x.seen_at < mesh.clock() - interval '1 day' ORDER BY x.seen_at LIMIT 500))`),
 	// A finding resolves within minutes of the change of its workspace; its event may have been set aside.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_over_emptied", `
 		DELETE FROM recovery.watch_emptied e WHERE NOT EXISTS (SELECT FROM recovery.watch_workspace w

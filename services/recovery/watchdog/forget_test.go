@@ -2,7 +2,9 @@ package watchdog_test
 
 import (
 	"testing"
+	"time"
 
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
@@ -65,4 +67,49 @@ func TestMoreThanOneBatchIsForgottenInSeveralRounds(t *testing.T) {
 			t.Errorf("%d %s that are under way are left, want %d", got, what, over)
 		}
 	}
+}
+
+// TestAnInstanceIsForgottenOnceItsEpochIsOver checks in which order the events of an instance and of its workspace may
+// come: the ended instance of an earlier epoch is forgotten, that of the present epoch and one that still runs are not.
+func TestAnInstanceIsForgottenOnceItsEpochIsOver(t *testing.T) {
+	k := newKit(t)
+	k.beat()
+	workspace := ids.New()
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		_, err := k.db.OwnerPool().Exec(k.ctx, sql, args...)
+		k.must(err)
+	}
+	instance := func(epoch int, state string) {
+		t.Helper()
+		exec(`INSERT INTO recovery.watch_instance (workspace_id, epoch, version, instance_id, state, placement)
+			VALUES ($1, $2, 1, gen_random_uuid(), $3, 'process')
+			ON CONFLICT (workspace_id, epoch) DO UPDATE SET state = EXCLUDED.state`, workspace, epoch, state)
+	}
+	known := func(what string, want int) {
+		t.Helper()
+		k.pass(time.Minute + time.Second) // a round forgets again after a minute
+		k.beat()
+		k.round()
+		if got := k.count(`SELECT count(*) FROM recovery.watch_instance`); got != want {
+			t.Errorf("%s: %d instances are known, want %d", what, got, want)
+		}
+	}
+	instance(1, "ended")
+	known("the workspace is not known", 1)
+	exec(`INSERT INTO recovery.watch_workspace (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch,
+			run_id, placement, register_failures, last_error_code, last_error)
+		VALUES ($1, 1, $2, 'acme', 'w', 'provisioning', mesh.clock(), 2, 'r', 'process', 0, '', '')`,
+		workspace, tenantID("acme"))
+	known("it is known, in the next epoch", 0)
+	instance(2, "live")
+	known("its instance runs", 1)
+	exec(`UPDATE recovery.watch_workspace SET epoch = 3`)
+	known("the next epoch has begun while it runs", 1)
+	instance(2, "ended")
+	known("it has ended", 0)
+	instance(3, "ended")
+	known("the instance of the present epoch has ended", 1)
+	exec(`UPDATE recovery.watch_workspace SET epoch = 4`)
+	known("the epoch after that has begun", 0)
 }

@@ -5,15 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/pflag"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -23,46 +19,25 @@ import (
 )
 
 // usageError is a mistake in the command line or in the client's files.
-type usageError struct{ cause error }
+type usageError struct {
+	cause  error
+	remedy string // may be empty: then the error says what to give
+}
 
 func (e *usageError) Error() string { return e.cause.Error() }
 func (e *usageError) Unwrap() error { return e.cause }
 
-// Usage marks an error as a mistake in the command line: exit code 2.
-func Usage(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &usageError{err}
-}
-
-// negative matches the parser's error for an argument such as -5, which it takes for short flags.
-var negative = regexp.MustCompile(`^unknown shorthand flag: '[0-9]'`)
-
-// WrongValue replaces the parser's error for the value of a flag with one that describes the values that the flag
-// takes, and adds to the error for a negative number among the arguments how to give one. It returns any other error
+// Usage marks an error as a mistake in the command line: exit code 2. It returns an error that is marked already
 // unchanged.
-func WrongValue(err error) error {
-	if negative.MatchString(err.Error()) {
-		return fmt.Errorf("%w: an argument that begins with a dash stands after --", err)
-	}
-	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
-	if !ok {
+func Usage(err error) error {
+	if _, marked := errors.AsType[*usageError](err); marked || err == nil {
 		return err
 	}
-	takes := map[string]string{
-		"int": "is not a whole number", "int32": "is not a whole number", "int64": "is not a whole number",
-		"uint64": "is not a whole number of 0 or more", "duration": "is not a duration such as 500ms, 30s or 5m",
-		"bool": "is neither true nor false",
-	}[wrong.GetFlag().Value.Type()]
-	switch {
-	case errors.Is(err, strconv.ErrRange):
-		takes = "is out of range"
-	case takes == "":
-		return err
-	}
-	return fmt.Errorf("--%s %q %s", wrong.GetFlag().Name, wrong.GetValue(), takes)
+	return &usageError{cause: err}
 }
+
+// UsageHint marks an error as a mistake in the command line, and adds what to give instead.
+func UsageHint(err error, remedy string) error { return &usageError{cause: err, remedy: remedy} }
 
 // Error carries the exit code of a result that is no refusal: a workspace that ended failed, or a wait that took
 // too long.
@@ -199,7 +174,10 @@ func describe(err error) failure {
 		return out
 	}
 	_, refused := fault.As(err)
-	if _, ok := errors.AsType[*usageError](err); ok || (!refused && misused(err)) {
+	if e, ok := errors.AsType[*usageError](err); ok || (!refused && misused(err)) {
+		if ok {
+			out.Remedy = e.remedy
+		}
 		out.Code, out.Reason, out.Action = connect.CodeInvalidArgument.String(),
 			names.Of(commonv1.Reason_REASON_INVALID_ARGUMENT), names.Of(commonv1.Action_ACTION_STOP)
 		out.Message = err.Error()

@@ -157,6 +157,10 @@ func forceReleaseCommand(p *kit.Program) *cobra.Command {
 	kit.Asks(cmd)
 	next := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if fence := req.GetExpectedFence(); cmd.Flags().Changed("expected-fence") && fence <= 0 {
+			return exit.UsageHint(fmt.Errorf("--expected-fence %d is no fence: it is a whole number of 1 or more", fence),
+				fmt.Sprintf("give the one that `gpuaas allocations get %s` shows", args[0]))
+		}
 		var missing []string
 		for flag, given := range map[string]bool{
 			"expected-fence F": req.GetExpectedFence() > 0,

@@ -115,10 +115,14 @@ func awaitTask(ctx context.Context, s *kit.Session, task *lifecyclev1.Task, pos 
 func taskOutcome(last *readmodelv1.Task, timeout time.Duration, err error) error {
 	switch {
 	case errors.Is(err, kit.ErrWaited):
+		remedy := "look at it later: gpuaas tasks get " + last.GetTaskId()
+		if last.GetState() == commonv1.TaskState_TASK_STATE_QUEUED {
+			remedy = "see why its node takes no work: gpuaas nodes get " + last.GetNodeId() + "; " + remedy
+		}
 		return &exit.Error{
 			Code: exit.CodeTimeout, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED,
 			Message: fmt.Sprintf("task %s is %s after %s", last.GetTaskId(), human.Enum(last.GetState()), timeout),
-			Remedy:  "look at it later: gpuaas tasks get " + last.GetTaskId(),
+			Remedy:  remedy,
 		}
 	case err != nil:
 		return err

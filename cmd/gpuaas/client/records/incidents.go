@@ -89,8 +89,9 @@ func closeCommand(p *kit.Program) *cobra.Command {
 			"same reason (fleet_drift), of nodes that are in a state for long (state_overdue), or, with the security role, " +
 			"of an identity with a second holder (identity_suspected). No other is opened for its nodes while they stay as " +
 			"they are; one of many nodes opens again if many begin to have the reason at once, and after one about " +
-			"identities security gets an identity_suspected for the nodes on hold. It changes nothing about the nodes. An " +
-			"incident of any other kind ends with its evidence, or by the verb that the refusal names.",
+			"identities security gets an identity_suspected for the nodes on hold. It changes nothing about the nodes. " +
+			"Repeated by the same person it changes nothing and shows the incident. An incident of any other kind ends with " +
+			"its evidence, or by the verb that the refusal names.",
 		Example: "  gpuaas incidents close 0197c0de-0000-7000-8000-000000000001 --reason 'the rack is being moved'",
 		Args:    kit.Args("INCIDENT"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {

@@ -33,6 +33,7 @@ import (
 
 // specFlags are the flags that describe a workspace without a file.
 type specFlags struct {
+	flags                     *pflag.FlagSet
 	file                      string
 	image, workload           string
 	command, args, ports, env []string
@@ -44,6 +45,7 @@ type specFlags struct {
 }
 
 func (f *specFlags) add(flags *pflag.FlagSet) {
+	f.flags = flags
 	flags.StringVar(&f.file, "spec", "",
 		"file with the spec, YAML or JSON (- reads standard input); the other flags change it")
 	flags.StringVar(&f.image, "image", "", "image of the workload, for container runtimes")
@@ -62,7 +64,7 @@ func (f *specFlags) add(flags *pflag.FlagSet) {
 			"connection")
 	flags.DurationVar(&f.minUptime, "min-uptime", 0,
 		"the workload is ready only once it has run for this long, at most 5m (default 2s without --port, 0s with one)")
-	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively")
+	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively, from 0 to 64")
 	flags.StringVar(&f.storage, "storage", "", "storage, such as 10Gi")
 	flags.StringVar(&f.placement, "placement", "",
 		"where the workspace runs: "+strings.Join(names.Spellings[commonv1.PlacementDriver](), ", ")+" (default: the mesh's)")
@@ -110,41 +112,29 @@ func (f *specFlags) spec(changed func(string) bool, stdin io.Reader) (*lifecycle
 	return spec, nil
 }
 
+// parseWorkload returns the workload that the flags describe; nil if none of them was given. A wrong value is an error
+// even where the flag that names the workload's program is missing.
 func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, error) {
+	ports, err := f.parsePorts()
+	if err != nil {
+		return nil, err
+	}
+	env, err := f.parseEnv()
+	if err != nil {
+		return nil, err
+	}
+	if f.minUptime < 0 || f.minUptime > maxMinUptime {
+		return nil, kit.WrongFlag(f.flags, "min-uptime", fmt.Sprintf("%s: it is from 0s to %s", f.minUptime, maxMinUptime))
+	}
 	if f.image == "" && len(f.command) == 0 {
-		if len(f.args)+len(f.ports)+len(f.env) > 0 || f.ready != "" || changed("min-uptime") {
+		if len(f.args)+len(ports)+len(env) > 0 || f.ready != "" || changed("min-uptime") {
 			return nil, errors.New("--arg, --port, --env, --ready-path and --min-uptime belong to a workload: name --image " +
 				"or --command")
 		}
 		return nil, nil
 	}
-	w := &nodev1.Workload{Name: f.workload, Image: f.image, Command: f.command, Args: f.args, Env: map[string]string{}}
-	for i, text := range f.ports {
-		name, port, ok := strings.Cut(text, "=")
-		if !ok {
-			name, port = "http", text
-			if i > 0 {
-				name = "port-" + strconv.Itoa(i+1)
-			}
-		}
-		n, err := strconv.ParseUint(port, 10, 16)
-		if err != nil {
-			if errors.Is(err, strconv.ErrRange) {
-				return nil, fmt.Errorf("--port %q: a port is from 0 to 65535", text)
-			}
-			return nil, fmt.Errorf("--port %q is not [NAME=]PORT, with a port from 0 to 65535", text)
-		}
-		w.Ports = append(w.Ports, &nodev1.Port{Name: name, Port: int32(n)}) // parsed as 16 bits
-	}
-	for _, text := range f.env {
-		name, value, ok := strings.Cut(text, "=")
-		if !ok || name == "" {
-			return nil, errors.New("--env needs NAME=VALUE")
-		}
-		if _, twice := w.GetEnv()[name]; twice {
-			return nil, fmt.Errorf("--env names %s twice", showable.Clean([]byte(name)))
-		}
-		w.Env[name] = value
+	w := &nodev1.Workload{
+		Name: f.workload, Image: f.image, Command: f.command, Args: f.args, Ports: ports, Env: env,
 	}
 	if f.ready != "" {
 		if len(w.GetPorts()) == 0 {
@@ -156,15 +146,50 @@ func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, 
 		w.Readiness = &nodev1.Readiness{Tcp: true}
 	}
 	if changed("min-uptime") {
-		if f.minUptime < 0 || f.minUptime > maxMinUptime {
-			return nil, fmt.Errorf("--min-uptime is between 0s and %s", maxMinUptime)
-		}
 		if w.GetReadiness() == nil {
 			w.Readiness = &nodev1.Readiness{}
 		}
 		w.Readiness.MinUptime = durationpb.New(f.minUptime)
 	}
 	return w, nil
+}
+
+func (f *specFlags) parsePorts() ([]*nodev1.Port, error) {
+	var ports []*nodev1.Port
+	for i, text := range f.ports {
+		name, port, ok := strings.Cut(text, "=")
+		if !ok {
+			name, port = "http", text
+			if i > 0 {
+				name = "port-" + strconv.Itoa(i+1)
+			}
+		}
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil {
+			if errors.Is(err, strconv.ErrRange) {
+				return nil, kit.WrongFlag(f.flags, "port", fmt.Sprintf("%q: a port is from 0 to 65535", text))
+			}
+			return nil, kit.WrongFlag(f.flags, "port",
+				fmt.Sprintf("%q is not [NAME=]PORT, with a port from 0 to 65535", text))
+		}
+		ports = append(ports, &nodev1.Port{Name: name, Port: int32(n)}) // parsed as 16 bits
+	}
+	return ports, nil
+}
+
+func (f *specFlags) parseEnv() (map[string]string, error) {
+	env := map[string]string{}
+	for _, text := range f.env {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok || name == "" {
+			return nil, kit.WrongFlag(f.flags, "env", "needs NAME=VALUE")
+		}
+		if _, twice := env[name]; twice {
+			return nil, kit.WrongFlag(f.flags, "env", fmt.Sprintf("names %s twice", showable.Clean([]byte(name))))
+		}
+		env[name] = value
+	}
+	return env, nil
 }
 
 const (
