@@ -261,8 +261,9 @@ func TestARefusalForGoodPutsTheFormerBack(t *testing.T) {
 	}
 }
 
-// TestAHostIsTransferredToAnotherMesh: neither an archive nor a directory of another mesh is taken by a host that is a
-// node, which goes on as it was. After it was wiped it enrols there, and is not seen again in the first mesh.
+// TestAHostIsTransferredToAnotherMesh checks that a host that is a node takes neither an archive nor a directory of
+// another mesh, and goes on as it was. After it was wiped it enrols in the other mesh, and is not seen again in the
+// first one.
 func TestAHostIsTransferredToAnotherMesh(t *testing.T) {
 	first, second := newMesh(t), newMeshOf(t, "second.test")
 	cfg := config(t.TempDir())

@@ -43,7 +43,8 @@ func (e *expected) missing(seen map[string][]*nodev1.WorkloadStatus) map[string]
 }
 
 // leaveRunning takes out the workspaces of which a process runs on this host, though the agent knows nothing of it: its
-// state was removed under it. What runs must not be made a second time, so it is for a person to look at.
+// state was removed under it. A workload that runs must not be started a second time, so that a person has to look at
+// it.
 func leaveRunning(missing map[string]int64) {
 	if len(missing) == 0 {
 		return

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestAWorkspaceIsMissingUntilItWasSeen: what the list names and the host does not have is missing in each round; what
-// was seen once is not missing after that, and a new list replaces the old.
+// TestAWorkspaceIsMissingUntilItWasSeen checks that a workspace which the list names and the host does not have is
+// missing in each round, that one which was seen once is not missing after that, and that a new list replaces the old.
 func TestAWorkspaceIsMissingUntilItWasSeen(t *testing.T) {
 	var e expected
 	want := func(seen map[string][]*nodev1.WorkloadStatus, epochs map[string]int64) {
@@ -31,7 +31,8 @@ func TestAWorkspaceIsMissingUntilItWasSeen(t *testing.T) {
 	want(nil, map[string]int64{})
 }
 
-// TestWhatRunsIsNotReportedAsGone: a process of a workspace that the agent knows nothing of.
+// TestWhatRunsIsNotReportedAsGone checks that a workspace of which a process runs, though the agent knows nothing of
+// it, is not reported as gone.
 func TestWhatRunsIsNotReportedAsGone(t *testing.T) {
 	testkit.IO(t)
 	runs, gone := ids.New(), ids.New()

@@ -129,8 +129,8 @@ func (a *Agent) takeProfile(ctx context.Context, profile *commonv1.Profile, form
 	return true
 }
 
-// storeError is the refusal of a profile that was not stored. What was written of it may count: a change that cannot be
-// ended may be finished later.
+// storeError is the refusal of a profile that was not stored. The part that was written may still take effect: a change
+// that cannot be ended may be finished later.
 type storeError struct{ refusal error }
 
 func (e *storeError) Error() string { return e.refusal.Error() }

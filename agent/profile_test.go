@@ -112,8 +112,8 @@ func TestAnOfferedProfileIsTakenAndDialled(t *testing.T) {
 	}
 }
 
-// TestAProfileOfAnotherNameIsTaken: which profile a node has is the control plane's decision, and the numbers of two
-// names tell nothing of each other.
+// TestAProfileOfAnotherNameIsTaken checks that an agent takes a profile of another name whatever its number: the
+// control plane decides which profile a node has, and the numbers of two names cannot be compared.
 func TestAProfileOfAnotherNameIsTaken(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
@@ -140,7 +140,8 @@ func TestAProfileOfAnotherNameIsTaken(t *testing.T) {
 	}
 }
 
-// TestAProfileThatIsNotVerifiedIsRefused: with a reason and a diagnostic, and nothing of it is stored.
+// TestAProfileThatIsNotVerifiedIsRefused checks that a profile that is not verified is refused with a reason and a
+// diagnostic, and that nothing of it is stored.
 func TestAProfileThatIsNotVerifiedIsRefused(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())

@@ -37,8 +37,8 @@ func (m *mesh) sendProfile(fingerprint string) {
 	})
 }
 
-// TestTheAnnouncedProfileIsCompared: that the control plane has another profile for the node than the host is recorded
-// once, told once, and over when both are the same again.
+// TestTheAnnouncedProfileIsCompared checks that a profile of the control plane that differs from that of the host is
+// recorded once and reported once, and that the difference is over when both are the same again.
 func TestTheAnnouncedProfileIsCompared(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())

@@ -69,8 +69,8 @@ func diagnosed(t *testing.T, cfg agent.Config, code commonv1.DiagnosticCode, tim
 	return detail
 }
 
-// TestARefusedIdentityRecoversByItself: as the same node instance, with its join state and its ledger, and it reports
-// what it took.
+// TestARefusedIdentityRecoversByItself checks that an agent whose identity is refused recovers as the same node
+// instance, with its join state and its ledger, and reports what it has taken.
 func TestARefusedIdentityRecoversByItself(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
@@ -118,7 +118,8 @@ func TestARefusedIdentityRecoversByItself(t *testing.T) {
 	}
 }
 
-// TestALostCertificateIsRecovered: key and certificate are gone, the token and its key are not.
+// TestALostCertificateIsRecovered checks that a node recovers whose key and certificate are gone while its token and
+// the key of the token are there.
 func TestALostCertificateIsRecovered(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
@@ -174,7 +175,8 @@ func TestAFreshCertificateThatIsRefusedSuppresses(t *testing.T) {
 	}
 }
 
-// TestTheLimitOfAnHourOutlivesTheProcess: no more requests than the policy allows, over restarts.
+// TestTheLimitOfAnHourOutlivesTheProcess checks that an agent makes no more requests in an hour than the policy allows,
+// across restarts.
 func TestTheLimitOfAnHourOutlivesTheProcess(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
@@ -214,8 +216,8 @@ func TestTheLimitOfAnHourOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-// TestRefusalsThatMeanWaitLeaveTheAttempts: after an outage of what the enrolment listener needs the node is back,
-// however many attempts it made.
+// TestRefusalsThatMeanWaitLeaveTheAttempts checks that refusals after which the agent is to wait use up no attempts:
+// after an outage of what the enrolment listener needs the node is back, however many attempts it made.
 func TestRefusalsThatMeanWaitLeaveTheAttempts(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
@@ -346,7 +348,8 @@ func setToken(t *testing.T, cfg agent.Config, token string) {
 	}
 }
 
-// TestAnOperatorsTokenLeftBehindKeepsNoNodeAway: it is refused, and the recovery token has its turn.
+// TestAnOperatorsTokenLeftBehindKeepsNoNodeAway checks that after the refusal of an operator's old token the recovery
+// token is used.
 func TestAnOperatorsTokenLeftBehindKeepsNoNodeAway(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
@@ -385,8 +388,8 @@ func (m *mesh) claims() []*recoveryv1.TokenMissing {
 	return out
 }
 
-// TestALossIsReportedUntilEnrolmentHasTakenNote: an answer of a build that does not know the request, or of one that is
-// busy, is followed by another attempt, and the one that is accepted by none.
+// TestALossIsReportedUntilEnrolmentHasTakenNote checks that the agent reports a loss again after an answer of a build
+// that does not know the request, or of one that is busy, and not after the answer that accepts the report.
 func TestALossIsReportedUntilEnrolmentHasTakenNote(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())

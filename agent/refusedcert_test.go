@@ -36,8 +36,8 @@ func refusedSoon(cfg agent.Config) agent.Config {
 	return cfg
 }
 
-// TestACertificateOfARetiredIssuerIsRecovered: by a real TLS listener that refuses it, and not while the control plane
-// answers that it issues nothing.
+// TestACertificateOfARetiredIssuerIsRecovered checks that an agent recovers whose certificate a real TLS listener
+// refuses, and not while the control plane answers that it issues nothing.
 func TestACertificateOfARetiredIssuerIsRecovered(t *testing.T) {
 	m := newMesh(t)
 	cfg := refusedSoon(config(t.TempDir()))
@@ -75,8 +75,9 @@ func TestACertificateOfARetiredIssuerIsRecovered(t *testing.T) {
 	}
 }
 
-// TestAnIngressThatRefusesEverythingTakesNoIdentity: one recovery and no more, and once it is repaired the node is back
-// with the certificate that it had before, whatever became of the fresh one.
+// TestAnIngressThatRefusesEverythingTakesNoIdentity checks that an agent makes one recovery and no more while an
+// ingress refuses every certificate, and that once the ingress is repaired the node is back with the certificate that
+// it had before, whatever became of the fresh one.
 func TestAnIngressThatRefusesEverythingTakesNoIdentity(t *testing.T) {
 	m := newMesh(t)
 	cfg := refusedSoon(config(t.TempDir()))

@@ -59,7 +59,8 @@ func put(t *testing.T, cfg agent.Config, file string, content []byte) {
 	}
 }
 
-// TestPinnedTrustForEnrolmentRepairsThatForTheNodeAPI: after the dwell, not before, and as the same node instance.
+// TestPinnedTrustForEnrolmentRepairsThatForTheNodeAPI checks that trust pinned for enrolment repairs the trust for the
+// node API after the dwell and not before, and that the node comes back as the same node instance.
 func TestPinnedTrustForEnrolmentRepairsThatForTheNodeAPI(t *testing.T) {
 	for name, broken := range map[string][]byte{"of another issuer": nil, "unreadable": []byte("x")} {
 		t.Run(name, func(t *testing.T) {
@@ -95,8 +96,8 @@ func TestPinnedTrustForEnrolmentRepairsThatForTheNodeAPI(t *testing.T) {
 	}
 }
 
-// TestTrustThatIsStaleOnBothWaysIsBlocked: no request is ever sent without trust, the attempts are bounded, and trust
-// that is put back on the host ends it.
+// TestTrustThatIsStaleOnBothWaysIsBlocked checks that an agent whose trust is stale for both endpoints sends no request
+// without trust, makes a bounded number of attempts, and recovers once trust is put back on the host.
 func TestTrustThatIsStaleOnBothWaysIsBlocked(t *testing.T) {
 	m, cfg, other := dwelling(t, 2)
 	put(t, cfg, "ca-bundle.crt", other)

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/stages.sh
 
 # Without failpoints, clock offsets and facts roots, which a release must not have: what
-# depends on them must compile all the same. Vet is for the packages that have
+# depends on them must still compile. Vet is for the packages that have
 # files of either kind; the linter vets everything else.
 release() {
   local out status=0

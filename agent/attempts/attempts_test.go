@@ -140,7 +140,8 @@ func TestAClockThatJumpsAllowsNoMore(t *testing.T) {
 	}
 }
 
-// TestARejectedFreshCertificateSuppresses: until a session is admitted, or the certificate ends.
+// TestARejectedFreshCertificateSuppresses checks that the rejection of a fresh certificate keeps further attempts back
+// until a session is admitted or the certificate ends.
 func TestARejectedFreshCertificateSuppresses(t *testing.T) {
 	h := newHost(t)
 	h.must(h.g.Refused("1", "certificate_expired"))
@@ -184,7 +185,8 @@ func TestARejectedFreshCertificateSuppresses(t *testing.T) {
 	}
 }
 
-// TestWhatReachedNoServerDoesNotCount: an outage of the enrolment listener leaves the attempts of the hour.
+// TestWhatReachedNoServerDoesNotCount checks that an outage of the enrolment listener uses up none of the attempts of
+// the hour.
 func TestWhatReachedNoServerDoesNotCount(t *testing.T) {
 	h := newHost(t)
 	for range 100 {
@@ -230,7 +232,8 @@ func TestALimitOutlivesAPolicyWithoutOne(t *testing.T) {
 	}
 }
 
-// TestAPolicyThatWasNotWrittenIsWrittenAgain: also if it is the same.
+// TestAPolicyThatWasNotWrittenIsWrittenAgain checks that a policy that could not be written is written when it comes
+// again, also if it is the same.
 func TestAPolicyThatWasNotWrittenIsWrittenAgain(t *testing.T) {
 	h := newHost(t)
 	h.must(os.RemoveAll(h.dir))
@@ -260,8 +263,8 @@ func TestABrokenRecordIsSetAside(t *testing.T) {
 	}
 }
 
-// TestMissingTokenIsReportedOnceAnHour: that no token is held may be told once an hour, across restarts, and again
-// after a session was admitted.
+// TestMissingTokenIsReportedOnceAnHour checks that the agent may report once an hour that it has no token, across
+// restarts, and again after a session was admitted.
 func TestMissingTokenIsReportedOnceAnHour(t *testing.T) {
 	h := newHost(t)
 	reported := 0
@@ -292,8 +295,9 @@ func TestMissingTokenIsReportedOnceAnHour(t *testing.T) {
 	}
 }
 
-// TestALossIsReportedAgainUntilEnrolmentHasTakenNote: without a decision as often as it is tried, otherwise as often in
-// an hour as the policy allows, across restarts, and beside the attempts to recover.
+// TestALossIsReportedAgainUntilEnrolmentHasTakenNote checks that a loss is reported with each attempt as long as
+// enrolment has not decided, otherwise as often in an hour as the policy allows, across restarts, and beside the
+// attempts to recover.
 func TestALossIsReportedAgainUntilEnrolmentHasTakenNote(t *testing.T) {
 	h := newHost(t)
 	h.must(h.g.SetPolicy(true, 3))

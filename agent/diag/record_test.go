@@ -70,7 +70,8 @@ func TestAlternatingFailuresOfAnOutage(t *testing.T) {
 	}
 }
 
-// What was told is not told again after a reconnect or a restart, unless it is over or has happened often since.
+// A failure that was reported is not reported again after a reconnect or a restart, unless it is over or has happened
+// often since.
 func TestAnEntryIsReportedOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "diag.json")
 	l := open(t, path, nil)
@@ -128,7 +129,7 @@ func TestAnEntryIsReportedOnce(t *testing.T) {
 	}
 }
 
-// The sign of life is one record, and comes not between failures.
+// All signs of life are one record, and failures with a sign of life between them are one record as well.
 func TestTheSignOfLifeIsOneRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "diag.json")
 	l := open(t, path, nil)
@@ -162,7 +163,7 @@ func TestTheSignOfLifeIsOneRecord(t *testing.T) {
 	}
 }
 
-// A build of before has no ids, and one of later has more: both are read.
+// The file of an earlier build has no ids, and that of a later build has more fields: both are read.
 func TestRecordsOfOtherBuilds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "diag.json")
 	now := time.Now().UTC().Format(time.RFC3339Nano)
@@ -180,7 +181,7 @@ func TestRecordsOfOtherBuilds(t *testing.T) {
 	}
 }
 
-// What is mirrored is what is kept.
+// The mirror gets the records that are kept, as they are kept.
 func TestMirror(t *testing.T) {
 	var seen []diag.Entry
 	l, err := diag.Open(diag.Config{
@@ -196,7 +197,7 @@ func TestMirror(t *testing.T) {
 	}
 }
 
-// Whatever stands in the file, what is read of it is bounded, clean and known.
+// Records that are read are bounded and clean, and their codes are known, whatever the file contains.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`[{"code":"process_alive","detail":"x","last_seen":"2026-03-01T12:00:00Z","count":-4}]`))
 	f.Add([]byte(`[{"code":"edge_rate_limited","detail":"a\u0000b","last_seen":"2026-03-01T11:00:00Z","told":1e9}]`))

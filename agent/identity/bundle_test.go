@@ -100,7 +100,7 @@ func TestAnArchiveReplacesTheProfileAndIsTakenBack(t *testing.T) {
 	if !holdsToken(s, firstRecovery) {
 		t.Error("the recovery token is lost while the bundle's token was not used")
 	}
-	must(t, s.InstallBundle(given)) // again: what it replaced stays what was before it
+	must(t, s.InstallBundle(given)) // again: the state before the first time can still be put back
 	w.close(s)
 	s = w.open()
 	must(t, s.RestoreFormer())
@@ -193,7 +193,8 @@ func TestABundleInPlaceOfAnUnconfirmedProfile(t *testing.T) {
 	}
 }
 
-// What an earlier bundle has replaced is not put back after a later one on a host that had no endpoints any more.
+// The files that an earlier bundle has replaced are not put back after a later one on a host that had no endpoints any
+// more.
 func TestABundleOnAHostWithoutEndpointsHasNothingBefore(t *testing.T) {
 	testkit.IO(t)
 	w := newWorld(t)
@@ -211,7 +212,7 @@ func TestABundleOnAHostWithoutEndpointsHasNothingBefore(t *testing.T) {
 	}
 }
 
-// Archives that are not for this node, or whose environment has what none has, change nothing.
+// Archives that are not for this node, or whose environment has settings that no bundle has, change nothing.
 func TestArchivesThatAreNotForThisHostAreRefused(t *testing.T) {
 	testkit.IO(t)
 	w := newWorld(t)

@@ -49,7 +49,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		return err
 	}
 	chain := answer.GetCertificateChainPem()
-	if s.enrolled && holds(s.current, chain) {
+	if s.enrolled && isOfChain(s.current, chain) {
 		return nil
 	}
 	pair, keyPEM, err := s.pairLocked(chain, s.pending, s.recovering)

@@ -40,8 +40,8 @@ func (w *world) node(s *identity.Store) {
 	must(w.t, s.CommitEnrolment(token, w.answer(key)))
 }
 
-// TestAnOfferedProfileIsThereWholeOrTheFormerIs: what was offered takes the place of all that was there, and going back
-// brings all of it back.
+// TestAnOfferedProfileIsThereWholeOrTheFormerIs checks that an offered profile replaces all files of the former one,
+// and that going back brings all of them back.
 func TestAnOfferedProfileIsThereWholeOrTheFormerIs(t *testing.T) {
 	w := newWorld(t)
 	s := w.open()
@@ -115,7 +115,8 @@ func TestAConfirmedProfileIsNotGivenUp(t *testing.T) {
 	w.close(s)
 }
 
-// TestTrustThatAnOperatorPinsOutlivesProfiles: a file of its own for enrolment is neither replaced nor removed.
+// TestTrustThatAnOperatorPinsOutlivesProfiles checks that a file of trust that an operator made for enrolment is
+// neither replaced nor removed by a profile.
 func TestTrustThatAnOperatorPinsOutlivesProfiles(t *testing.T) {
 	w := newWorld(t)
 	s := w.open()

@@ -186,7 +186,8 @@ func TestAFileThatCannotBeReadIsLeftAlone(t *testing.T) {
 	w.close(s)
 }
 
-// TestAFileWithoutEndpointsGetsThemBack: and the operator's token in it stays.
+// TestAFileWithoutEndpointsGetsThemBack checks that endpoints are written again to a file that lacks them, and that the
+// operator's token in it stays.
 func TestAFileWithoutEndpointsGetsThemBack(t *testing.T) {
 	const other = "gbt_other_token_of_an_operator"
 	for name, content := range map[string]string{"empty": "", "a token": envfile.Token + "=" + other + "\n"} {
@@ -279,7 +280,8 @@ func fingerprint(key any) string {
 	return out
 }
 
-// TestALostRecoveryKeyIsNoLoop: without the key a token is of no use, and is not sent; the next renewal makes another.
+// TestALostRecoveryKeyIsNoLoop checks that a token whose key is lost is not sent, since it is of no use, and that the
+// next renewal makes another key.
 func TestALostRecoveryKeyIsNoLoop(t *testing.T) {
 	for name, content := range map[string][]byte{"removed": nil, "broken": []byte("-----BEGIN")} {
 		t.Run(name, func(t *testing.T) {
@@ -311,8 +313,8 @@ func TestALostRecoveryKeyIsNoLoop(t *testing.T) {
 	}
 }
 
-// TestATokenIsSentWithOneKeyAlone: where a token was sent with a key that is lost, neither it nor the other one must be
-// sent with another, which would look like theft.
+// TestATokenIsSentWithOneKeyAlone checks that where a token was sent with a key that is lost, neither that token nor
+// the other one is sent with another key, which would look like theft.
 func TestATokenIsSentWithOneKeyAlone(t *testing.T) {
 	w := newWorld(t)
 	s := w.open()
@@ -330,7 +332,8 @@ func TestATokenIsSentWithOneKeyAlone(t *testing.T) {
 	}
 }
 
-// TestAKeyThatIsRefusedTakesTheOtherTokens: those that were sent with it may have been used with it.
+// TestAKeyThatIsRefusedTakesTheOtherTokens checks that a refused key is dropped together with the other tokens that
+// were sent with it, which may have been used with it.
 func TestAKeyThatIsRefusedTakesTheOtherTokens(t *testing.T) {
 	w := newWorld(t)
 	s := w.open()

@@ -94,7 +94,7 @@ func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
 	if !envfile.Clean(recoveryToken) {
 		return errors.New("store certificate: the recovery token is not text that can be kept")
 	}
-	if holds(s.other, chainPEM) || holds(s.current, chainPEM) {
+	if isOfChain(s.other, chainPEM) || isOfChain(s.current, chainPEM) {
 		return nil
 	}
 	pair, keyPEM, err := s.pairLocked(chainPEM, s.renewing)
@@ -201,9 +201,9 @@ func (s *Store) pairLocked(chainPEM []byte, keys ...crypto.Signer) (*tls.Certifi
 	return pair, keyPEM, nil
 }
 
-// holds reports whether the chain's leaf is that of pair: the reply came twice, or was applied when an unfinished
+// isOfChain reports whether the chain's leaf is that of pair: the reply came twice, or was applied when an unfinished
 // change was finished.
-func holds(pair *tls.Certificate, chainPEM []byte) bool {
+func isOfChain(pair *tls.Certificate, chainPEM []byte) bool {
 	if pair == nil {
 		return false
 	}

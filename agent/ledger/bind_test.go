@@ -35,7 +35,7 @@ func TestALedgerBelongsToOneNode(t *testing.T) {
 	l := openAs(t, path, "")
 	id := l.ID()
 	if l.NodeID() != "" {
-		t.Errorf("a ledger that was opened for nobody is %s's", l.NodeID())
+		t.Errorf("a ledger that was opened for no node is %s's", l.NodeID())
 	}
 	closed(t, l)
 

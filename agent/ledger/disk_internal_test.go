@@ -49,7 +49,7 @@ func wantsTasks(t *testing.T, path string, count int) {
 	defer func() { _ = l.Close() }()
 	lost := 0
 	for n := range count {
-		if !holds(t, l, n) {
+		if !hasTask(t, l, n) {
 			lost++
 		}
 	}

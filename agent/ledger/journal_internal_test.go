@@ -79,7 +79,7 @@ func copyFile(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-func holds(t *testing.T, l *Ledger, n int) bool {
+func hasTask(t *testing.T, l *Ledger, n int) bool {
 	t.Helper()
 	_, found, err := l.Get(numbered(n).Key)
 	if err != nil {
@@ -162,11 +162,11 @@ func TestAJournalFollowsAKill(t *testing.T) {
 		}
 		again := openAt(t, killed(t, path))
 		for k := range n + 1 {
-			if !holds(t, again, k) {
+			if !hasTask(t, again, k) {
 				t.Fatalf("of %d tasks number %d is not there", n+1, k)
 			}
 		}
-		if got := len(again.Unfinished()); got != n+1 || holds(t, again, n+1) {
+		if got := len(again.Unfinished()); got != n+1 || hasTask(t, again, n+1) {
 			t.Fatalf("%d tasks are listed of %d", got, n+1)
 		}
 	}
@@ -204,7 +204,7 @@ func TestARecordThatWasNotSynced(t *testing.T) {
 			to := killed(t, path)
 			changeJournal(t, to, func(b []byte) []byte { damage(b); return b })
 			again := openAt(t, to)
-			if n := len(again.Unfinished()); n != 4 || holds(t, again, 4) {
+			if n := len(again.Unfinished()); n != 4 || hasTask(t, again, 4) {
 				t.Errorf("%d tasks are there", n)
 			}
 			deliverTo(t, again, numbered(4), numbered(5))
@@ -324,11 +324,11 @@ func TestAClosedLedgerNeedsNoJournal(t *testing.T) {
 				}
 			}
 			l := openAt(t, path)
-			if holds(t, l, 1) {
+			if hasTask(t, l, 1) {
 				t.Error("what a build without journals removed is there again")
 			}
 			deliverTo(t, l, numbered(2))
-			if again := openAt(t, killed(t, path)); !holds(t, again, 2) {
+			if again := openAt(t, killed(t, path)); !hasTask(t, again, 2) {
 				t.Error("what was stored since is not there")
 			}
 			if err := l.Close(); err != nil {
@@ -360,7 +360,7 @@ func TestAJournalThatCannotBeWritten(t *testing.T) {
 	if err := readOnly.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if again := openAt(t, killed(t, path)); holds(t, again, 1) || !holds(t, again, 0) || !holds(t, again, 2) {
+	if again := openAt(t, killed(t, path)); hasTask(t, again, 1) || !hasTask(t, again, 0) || !hasTask(t, again, 2) {
 		t.Errorf("there are %v", again.Unfinished())
 	}
 	// The record is on disk although its write failed.
@@ -368,11 +368,11 @@ func TestAJournalThatCannotBeWritten(t *testing.T) {
 	if err := late.append(appendChange(nil, slot{tasks, string(numbered(2).Key.bytes())}, nil)); err != nil {
 		t.Fatal(err)
 	}
-	if again := openAt(t, killed(t, path)); !holds(t, again, 2) {
+	if again := openAt(t, killed(t, path)); !hasTask(t, again, 2) {
 		t.Error("a record that failed undid what was stored after it")
 	}
 	deliverTo(t, l, numbered(3))
-	if again := openAt(t, killed(t, path)); !holds(t, again, 2) || !holds(t, again, 3) {
+	if again := openAt(t, killed(t, path)); !hasTask(t, again, 2) || !hasTask(t, again, 3) {
 		t.Error("what followed is not there")
 	}
 }
@@ -389,7 +389,7 @@ func TestWhatDoesNotFitTheJournal(t *testing.T) {
 	deliverTo(t, l, numbered(2))
 	again := openAt(t, killed(t, path))
 	e, found, err := again.Get(large.Key)
-	if err != nil || !found || len(e.Envelope) != journalSize || !holds(t, again, 0) || !holds(t, again, 2) {
+	if err != nil || !found || len(e.Envelope) != journalSize || !hasTask(t, again, 0) || !hasTask(t, again, 2) {
 		t.Errorf("there are %v, %v", len(again.Unfinished()), err)
 	}
 }
@@ -444,8 +444,8 @@ func TestALedgerWithoutRoomForAJournal(t *testing.T) {
 		t.Fatal(err)
 	}
 	l = openAt(t, path)
-	if l.store.journal == nil || !holds(t, l, 0) {
-		t.Errorf("with room again: journal %v, task %t", l.store.journal != nil, holds(t, l, 0))
+	if l.store.journal == nil || !hasTask(t, l, 0) {
+		t.Errorf("with room again: journal %v, task %t", l.store.journal != nil, hasTask(t, l, 0))
 	}
 	if _, err := os.Stat(path + journalEnding + building); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what was begun without room was left: %v", err)

@@ -80,7 +80,7 @@ func TestACommitOfTheTablesThatFailedAtItsEnd(t *testing.T) {
 			deliverTo(t, l, numbered(5), numbered(6))
 			again := openAt(t, killed(t, path))
 			for _, n := range []int{0, 1, 5, 6, 9} {
-				if !holds(t, again, n) {
+				if !hasTask(t, again, n) {
 					t.Errorf("task %d is not there", n)
 				}
 			}
@@ -141,7 +141,7 @@ func TestALedgerOnAFullDisk(t *testing.T) {
 	}
 	empty()
 	deliverTo(t, l, numbered(tasks))
-	if again := openAt(t, killedIn(t, path, t.TempDir())); !holds(t, again, tasks) || len(again.Unacked()) < stored {
+	if again := openAt(t, killedIn(t, path, t.TempDir())); !hasTask(t, again, tasks) || len(again.Unacked()) < stored {
 		t.Errorf("%d results are there", len(again.Unacked()))
 	}
 }
@@ -191,7 +191,7 @@ func TestALedgerOpensWithoutRoom(t *testing.T) {
 			}
 			again := openAt(t, killed(t, to))
 			for n := range 22 {
-				if !holds(t, again, n) && (n != 20 || !shown) {
+				if !hasTask(t, again, n) && (n != 20 || !shown) {
 					t.Errorf("task %d is not there", n)
 				}
 			}
@@ -296,7 +296,7 @@ func TestAnotherNodesLedgerIsNotRead(t *testing.T) {
 				t.Errorf("foreign %q, node %q, %v", anew.Foreign(), anew.NodeID(), anew.Unfinished())
 			}
 			if !without {
-				if old := openAt(t, anew.MovedAside()); !holds(t, old, 0) {
+				if old := openAt(t, anew.MovedAside()); !hasTask(t, old, 0) {
 					t.Error("what was set aside lacks its journal")
 				}
 			}

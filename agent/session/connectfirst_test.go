@@ -72,8 +72,8 @@ func TestTheServerDecidesAboutAnExpiredCertificate(t *testing.T) {
 	}
 }
 
-// TestAWrongClockKeepsNoNodeAway: with the host's clock a day ahead or back the session opens at once, and the server's
-// time counts from then on.
+// TestAWrongClockKeepsNoNodeAway checks that with the host's clock a day ahead or back the session opens at once, and
+// that the server's time counts from then on.
 func TestAWrongClockKeepsNoNodeAway(t *testing.T) {
 	for name, offset := range map[string]time.Duration{"ahead": 24 * time.Hour, "back": -24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -92,8 +92,8 @@ func TestAWrongClockKeepsNoNodeAway(t *testing.T) {
 	}
 }
 
-// TestWhereNothingAnswersAnExpiredCertificateIsTriedSlowly: an outage is no judgement. Once the server is there it
-// judges.
+// TestWhereNothingAnswersAnExpiredCertificateIsTriedSlowly checks that an outage does not count as a decision about an
+// expired certificate: the agent tries it slowly, and the server decides once it is there.
 func TestWhereNothingAnswersAnExpiredCertificateIsTriedSlowly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)

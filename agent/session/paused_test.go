@@ -131,8 +131,8 @@ func TestAPausedReplicaLosesItsSessions(t *testing.T) {
 		for i := range agents {
 			p := newFakeServer(t)
 			behind := p.replicas(gates)
-			// Each agent's connections go round: with one turn for all, what others dial meanwhile decides how often one meets
-			// the stopped replica.
+			// The connections of each agent go to the replicas in order, by a count of its own: with one count for all
+			// agents, the dials of others would decide how often an agent meets the stopped replica.
 			var next atomic.Int64
 			next.Store(int64(i))
 			fleet = append(fleet, start(t, p, p.memory(), func(d *session.Deps, cfg *session.Config) {

@@ -133,7 +133,8 @@ func TestEachPhaseHasItsTime(t *testing.T) {
 	}
 }
 
-// TestAServerThatWorksOnAnOpeningIsWaitedFor: it has much to do, and sends a frame every two seconds.
+// TestAServerThatWorksOnAnOpeningIsWaitedFor checks that an agent waits for a busy server that sends a frame about the
+// opening every two seconds.
 func TestAServerThatWorksOnAnOpeningIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -179,8 +180,8 @@ func TestAServerThatWorksOnAnOpeningIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestSilenceEverywhereIsNoHaste: after a round of opens that timed out the waits grow, and so does the time of a
-// phase, for a server that is slow and not paused.
+// TestSilenceEverywhereIsNoHaste checks that after a round of opens that timed out the waits become longer, and so does
+// the time of a phase, so that a server that is slow and not paused admits the agent.
 func TestSilenceEverywhereIsNoHaste(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)

@@ -43,8 +43,9 @@ func (h *harness) running(within time.Duration) {
 	}
 }
 
-// TestARefusedCertificateIsRecovered: not at once, after a bounded number of handshakes, and not before the control
-// plane could find out that its ingress is wrong. By the issuer, or without a reason.
+// TestARefusedCertificateIsRecovered checks that a refused certificate ends Run for a recovery after a bounded number
+// of handshakes, and not before the control plane had the time to find out that its ingress is wrong, whether the
+// refusal names the issuer or no reason.
 func TestARefusedCertificateIsRecovered(t *testing.T) {
 	for name, stale := range map[string]bool{"an unknown issuer": true, "no reason": false} {
 		t.Run(name, func(t *testing.T) {
@@ -99,8 +100,8 @@ func TestAFleetThatIsRefusedAtOnceDoesNotEnrolAtOnce(t *testing.T) {
 	}
 }
 
-// TestARefusalThatIsRepairedNeedsNoRecovery: and what was refused before an admission does not count after it, nor is a
-// denial a refusal of the certificate.
+// TestARefusalThatIsRepairedNeedsNoRecovery checks that refusals from before an admission do not count after it, and
+// that a denial does not count as a refusal of the certificate.
 func TestARefusalThatIsRepairedNeedsNoRecovery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -163,7 +164,8 @@ func TestAnAlertOfAnUnverifiedServerIsNoRefusal(t *testing.T) {
 	}
 }
 
-// TestAnAlertThatIsLostDelaysAndNoMore: every other refusal looks like a connection that broke.
+// TestAnAlertThatIsLostDelaysAndNoMore checks that lost alerts delay the recovery and do not prevent it: here every
+// other refusal looks like a broken connection.
 func TestAnAlertThatIsLostDelaysAndNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -185,7 +187,8 @@ func TestAnAlertThatIsLostDelaysAndNoMore(t *testing.T) {
 	})
 }
 
-// TestRefusalsLongApartAreNone: what was refused before an outage of hours ends no Run after it at once.
+// TestRefusalsLongApartAreNone checks that a refusal from before an outage of hours does not count with one after it,
+// which would end Run at once.
 func TestRefusalsLongApartAreNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)
@@ -225,8 +228,8 @@ func TestAReplacementThatIsRefusedEndsNoSession(t *testing.T) {
 	})
 }
 
-// TestAnIssuerThatIsNotTrustedIsNoExpiry: though the host's clock is past the end of the certificate, since the server
-// says what is wrong with it.
+// TestAnIssuerThatIsNotTrustedIsNoExpiry checks that the refusal of an issuer is not taken for an expiry, though by the
+// host's clock the certificate has ended: the server names the cause.
 func TestAnIssuerThatIsNotTrustedIsNoExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newFakeServer(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// TestTheLogOfARetryHasItsRecord: of an open that failed, and of a renewal that was refused.
+// TestTheLogOfARetryHasItsRecord checks the lines of an open that failed, and of a renewal that was refused.
 func TestTheLogOfARetryHasItsRecord(t *testing.T) {
 	denial := fault.ToDenial(fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, ""), "")
 	for message, broken := range map[string]func(p *fakeServer){

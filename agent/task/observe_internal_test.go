@@ -95,7 +95,7 @@ func (e *Executor) outcome(t *testing.T, j *job) commonv1.TaskState {
 }
 
 // Scenario: cancel-after-restart. A task that had started before the agent's restart is cancelled, while it waits for
-// its observation and while it is observed: what became of it is found out, and is its result.
+// its observation and while it is observed: its outcome is found out, and is its result.
 func TestACancelDoesNotEndAnObservation(t *testing.T) {
 	for name, first := range map[string]bool{"it waits": true, "it is observed": false} {
 		t.Run(name, func(t *testing.T) {

@@ -36,8 +36,8 @@ func refusal(id string, reason commonv1.Reason, wanted bool) *nodev1.TaskReportR
 	}
 }
 
-// TestWhatIsFromBeforeTheSessionIsProven: a result of this session is sent without the envelope; after a restart it is
-// sent with it, and so is the report of a task that still runs.
+// TestWhatIsFromBeforeTheSessionIsProven checks that a result of this session is sent without the envelope, and that
+// after a restart it is sent with it, as is the report of a task that still runs.
 func TestWhatIsFromBeforeTheSessionIsProven(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)

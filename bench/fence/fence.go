@@ -111,8 +111,8 @@ func (m *measured) measure(ctx context.Context, opts Options, mesh *dev.Mesh) er
 				return err
 			}
 			defer log.Close()
-			for turn := range opts.Rounds * len(verbs) {
-				if err := m.one(ctx, mesh.Client(), agent, log, verbs[(turn+i)%len(verbs)]); err != nil {
+			for step := range opts.Rounds * len(verbs) {
+				if err := m.one(ctx, mesh.Client(), agent, log, verbs[(step+i)%len(verbs)]); err != nil {
 					return fmt.Errorf("node %s: %w", agent.Name(), err)
 				}
 				took, err := serve(ctx, mesh, pool, agent.Name())

@@ -89,7 +89,8 @@ func TestAFleetWithoutRoomIsRefusedWithTheBytes(t *testing.T) {
 	}
 }
 
-// TestAFleetThatIsTooOldGoesBeforeRoomIsAsked: its bytes are room for the one that is loaded in its place.
+// TestAFleetThatIsTooOldGoesBeforeRoomIsAsked checks that the bytes of a fleet that is too old are room for the one
+// that is loaded in its place.
 func TestAFleetThatIsTooOldGoesBeforeRoomIsAsked(t *testing.T) {
 	l := loader{o: Options{Cache: t.TempDir()}}
 	c, err := openCache(l.o.Cache)

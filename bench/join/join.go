@@ -180,7 +180,7 @@ func (r *server) begin(ctx context.Context, owner *pgxpool.Pool) error {
 	}
 	for _, s := range []*pg.Statement{finishRuns, activateWorkspaces} {
 		if _, err := pg.Exec(ctx, owner, s); err != nil {
-			return fmt.Errorf("finish what nobody drives: %w", err)
+			return fmt.Errorf("finish runs that no driver has: %w", err)
 		}
 	}
 	for i := range r.open {
@@ -189,7 +189,7 @@ func (r *server) begin(ctx context.Context, owner *pgxpool.Pool) error {
 			return err
 		}
 		if op.GetJoined() {
-			return errors.New("begin recreation: somebody else's is open")
+			return errors.New("begin recreation: another caller's is open")
 		}
 		r.open[i].runID = op.GetOperationId()
 	}
@@ -271,13 +271,13 @@ func (r *server) load(ctx context.Context, length time.Duration,
 	do func(context.Context, asked) error,
 ) ([]time.Duration, error) {
 	var clients errgroup.Group
-	var turn atomic.Int64
+	var calls atomic.Int64
 	took := make([][]time.Duration, r.opts.Clients)
 	stop := time.Now().Add(length)
 	for n := range r.opts.Clients {
 		clients.Go(func() error {
 			for time.Now().Before(stop) {
-				o := r.open[int(turn.Add(1))%len(r.open)]
+				o := r.open[int(calls.Add(1))%len(r.open)]
 				begin := time.Now()
 				if err := do(ctx, o); err != nil {
 					return err

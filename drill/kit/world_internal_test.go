@@ -3,7 +3,7 @@ package kit
 import "testing"
 
 // TestANodeMayGetWellMeanwhile checks that the end of a node's reason is no difference, and that a node which is gone,
-// or has another identity, is one all the same.
+// or has another identity, is still one.
 func TestANodeMayGetWellMeanwhile(t *testing.T) {
 	with := func(node, lasting string, restless bool) world {
 		return world{

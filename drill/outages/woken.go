@@ -34,7 +34,7 @@ func OldInstance() kit.Drill {
 		Needs:  "its own mesh: process placement on this host",
 		Expect: kit.Verdict{Reason: "epoch_superseded", UserState: "normal", Owner: "lifecycle", Next: "delete it there"},
 		Mutation: "the replicas of lifecycle are started anew with a woken_sweep of an hour: the refusal is reported and " +
-			"nobody makes a finding of it; the copy is " +
+			"no sweep makes a finding of it in that time; the copy is " +
 			"started and refused as before",
 		FailsAt: stage.Detected,
 		Mutate:  act.Restarted(act.Lifecycle, "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1h"),

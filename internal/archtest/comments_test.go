@@ -139,18 +139,22 @@ func wrongDoc(phrases []phrase, name, doc string, function bool) string {
 	return ""
 }
 
-// TestCommentsHaveTheWordsOfTheGlossary: comments of code that is no test.
+// TestCommentsHaveTheWordsOfTheGlossary checks the phrases that are used nowhere in all comments, those of tests
+// included, and the beginnings of doc comments in code that is no test.
 func TestCommentsHaveTheWordsOfTheGlossary(t *testing.T) {
 	phrases, tr := unusedPhrases(t), load(t)
 	for _, p := range tr.pkgs {
 		for _, f := range p.files {
-			if f.generated || f.test {
+			if f.generated {
 				continue
 			}
 			for _, group := range f.ast.Comments {
 				if wrong := misworded(phrases, group.Text()); wrong != "" {
 					t.Errorf("%s: %s", tr.fset.Position(group.Pos()), wrong)
 				}
+			}
+			if f.test {
+				continue
 			}
 			documented(f.ast, func(name string, doc *ast.CommentGroup, function bool) {
 				if doc.Text() == "" { // directives alone
@@ -161,6 +165,30 @@ func TestCommentsHaveTheWordsOfTheGlossary(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestPagesHaveTheWordsOfTheGlossary checks the phrases that are used nowhere in the documentation. The glossary itself
+// lists them.
+func TestPagesHaveTheWordsOfTheGlossary(t *testing.T) {
+	phrases, top, seen := unusedPhrases(t), root(t), 0
+	walk(t, func(rel string) {
+		if !strings.HasSuffix(rel, ".md") || rel == glossary {
+			return
+		}
+		content, err := os.ReadFile(filepath.Join(top, filepath.FromSlash(rel)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen++
+		for paragraph := range strings.SplitSeq(string(content), "\n\n") {
+			if wrong := misworded(phrases, paragraph); wrong != "" {
+				t.Errorf("%s: %s: %s", rel, wrong, strings.TrimSpace(paragraph))
+			}
+		}
+	})
+	if seen == 0 {
+		t.Error("no page was found")
 	}
 }
 

@@ -31,7 +31,7 @@ func (m mark) find(text []byte) [][]int {
 // written so that they do not match themselves.
 var forbidden = []mark{
 	{
-		"the path of somebody's home",
+		"the path of a person's home",
 		[]string{"/home/", "/root/"},
 		regexp.MustCompile(`/(home/[a-z][a-z0-9_-]*|[r]oot)/[A-Za-z0-9._-]`),
 	},

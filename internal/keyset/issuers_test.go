@@ -346,8 +346,8 @@ func TestReplicasOfTwoIssuersStart(t *testing.T) {
 	}
 }
 
-// TestARequestTakesTheIssuerThatIsVouchedFor: of several roots that the set lacks the one with a cross certificate of
-// the issuer that signs is next. A request for which no root came ends after a week.
+// TestARequestTakesTheIssuerThatIsVouchedFor checks that of several roots that the set lacks the next one is that with
+// a cross certificate of the issuer that signs. A request for which no root came ends after a week.
 func TestARequestTakesTheIssuerThatIsVouchedFor(t *testing.T) {
 	b := newBench(t)
 	services, other := newIssuer(t), newIssuer(t)

@@ -29,7 +29,7 @@ func TestNodesOfAnEarlierBuildHaveAJudgement(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// What stands on its tables goes first.
+	// Migrations that build on its tables go back first.
 	for _, name := range []string{
 		"00420_recovery_state_overdue.sql", "00415_recovery_record_request.sql",
 		"00408_recovery_identity_suspected.sql",

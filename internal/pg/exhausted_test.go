@@ -58,7 +58,7 @@ func TestFaultOfADatabaseThatIsAway(t *testing.T) {
 	}
 }
 
-// What pools set for services, every login role has: a person who logs in by hand forgets transactions too.
+// Every login role has the settings that pools set for services: a person who logs in by hand forgets transactions too.
 func TestRolesHaveTheTimeoutOfIdleTransactions(t *testing.T) {
 	d := testkit.DB(t)
 	admin := connect(t, d.AdminURL())

@@ -45,7 +45,8 @@ func TestTheMeaningOfABoundSaysSo(t *testing.T) {
 	}
 }
 
-// TestAStoredTermThatIsTooShortCountsAsAbsent: and a promise that outlasts the keys as well.
+// TestAStoredTermThatIsTooShortCountsAsAbsent checks that a stored term which is too short counts as absent, and so
+// does a promise that outlasts the keys.
 func TestAStoredTermThatIsTooShortCountsAsAbsent(t *testing.T) {
 	set, err := policy.NewSet(map[string]string{
 		policy.RetentionRunsSeconds: "5", policy.OperationKeyPromiseSeconds: "99999999", policy.RetentionTasksSeconds: "600",

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/internal/recoverykey"
 )
 
-// TestAProofIsOfOneKeyOneTokenAndOneRequest: with any of the three changed it is refused.
+// TestAProofIsOfOneKeyOneTokenAndOneRequest checks that a proof is refused if its key, its token or its request is
+// another one.
 func TestAProofIsOfOneKeyOneTokenAndOneRequest(t *testing.T) {
 	ec, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -46,14 +46,14 @@ func TestListeningGoesOnWhileReplicasOverlap(t *testing.T) {
 		t.Errorf("the first beat of the second replica: %+v", w)
 	}
 	if got := since(); !got.Equal(began.BeatAt) {
-		t.Errorf("after a replacement somebody listens since %s, not since %s", got, began.BeatAt)
+		t.Errorf("after a replacement a replica listens since %s, not since %s", got, began.BeatAt)
 	}
 	if w := beat(45*time.Second, second, false); w.StartedAt.Equal(w.BeatAt) || w.Version != 2 {
 		t.Errorf("the second beat of the second replica: %+v", w)
 	}
 	again := beat(66*time.Second, second, false)
 	if got := since(); !got.Equal(again.BeatAt) {
-		t.Errorf("after a gap of 21 s somebody listens since %s, not since %s", got, again.BeatAt)
+		t.Errorf("after a gap of 21 s a replica listens since %s, not since %s", got, again.BeatAt)
 	}
 }
 

@@ -204,7 +204,7 @@ func TestOnlyReadyReplicasGetConnections(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoHandshakeIsPassedOnOnce: only the first record of TLS may be shown to a second replica.
+// TestWhatIsNoHandshakeIsPassedOnOnce checks that only the first record of TLS is shown to a second replica.
 func TestWhatIsNoHandshakeIsPassedOnOnce(t *testing.T) {
 	a := newReplica(t, "a")
 	a.ready.ready.Store(true)

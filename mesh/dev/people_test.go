@@ -29,7 +29,7 @@ func TestDevMakesAPersonOfEachRole(t *testing.T) {
 	e := startEphemeral(t, meshtest.Dir(t), "--context-name", "mesh")
 	e.until("Demo: ")
 	for line := range strings.SplitSeq(e.out.String(), "\n") {
-		// What depends on where the mesh is and which machine it found may be longer.
+		// Lines that depend on the directory of the mesh and on the machine may be longer.
 		if utf8.RuneCountInString(line) > 80 && !strings.HasPrefix(line, "gpuaas dev ") &&
 			!strings.HasPrefix(line, "Demo:") && !strings.HasPrefix(line, "Log:") {
 			t.Errorf("%d columns: %s", utf8.RuneCountInString(line), line)

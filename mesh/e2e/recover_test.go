@@ -169,7 +169,7 @@ func (r *recoveries) check(t test, least int) {
 			moved = append(moved, done.Sub(i.at))
 		}
 	}
-	t.Logf("runs interrupted: %d, and %d crashes of drivers of which nobody can tell", len(r.held), len(r.unknown))
+	t.Logf("runs interrupted: %d, and %d crashes of drivers of which it is unknown", len(r.held), len(r.unknown))
 	if len(moved) > 0 {
 		t.Logf("crash to end of its next attempt: %s", spread(moved))
 	}

@@ -66,7 +66,7 @@ func TestTheNodeAuthorityRotatesUnderConnectedAgents(tt *testing.T) {
 	if len(first.GetIssuers()) != 1 {
 		t.Errorf("replicas are sent %v", first.GetIssuers())
 	}
-	// What the machines get from now on counts until it is revoked.
+	// Certificates that the machines get from now on are valid until they are revoked.
 	t.must("longer lives", time.Minute, func(ctx context.Context) error {
 		_, err := c.Client.Command.SetPolicy(ctx, &readmodelv1.SetPolicyRequest{
 			Key: policy.CertificateTTLSeconds, Value: "600", Reason: "test", AcknowledgeWeakening: true,

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// TestEachWorkspaceOfAFleetOfInstancesHasAMachineOfItsOwn: in every table that has rows of an instance, and after a
-// history too.
+// TestEachWorkspaceOfAFleetOfInstancesHasAMachineOfItsOwn checks every table that has rows of an instance, and also
+// after a history.
 func TestEachWorkspaceOfAFleetOfInstancesHasAMachineOfItsOwn(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -50,7 +50,7 @@ func TestTheFleetIsNotReadWhileNoReplicaListens(t *testing.T) {
 	}{
 		{name: "at rest", sql: `SELECT`, most: 100},
 		{
-			name: "while nobody listens", most: 100,
+			name: "while no replica listens", most: 100,
 			sql: `UPDATE mesh.replica SET beat_at = mesh.clock() - interval '1 hour'`,
 		},
 		{
@@ -63,7 +63,7 @@ func TestTheFleetIsNotReadWhileNoReplicaListens(t *testing.T) {
 			name: "while none serves any", returned: workspaces, most: 10 * workspaces,
 			sql: `UPDATE recovery.watch_workspace SET served_by = NULL`,
 		},
-		{name: "while none serves any and nobody listens", most: 100, sql: `DELETE FROM mesh.replica`},
+		{name: "while none serves any and no replica listens", most: 100, sql: `DELETE FROM mesh.replica`},
 	} {
 		exec(tt.sql)
 		cost, err := plans.Explain(ctx, db.Pool(pg.RoleRecovery), statement(t, "watchdog.load_subjects"), nil)

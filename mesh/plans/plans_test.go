@@ -122,7 +122,8 @@ func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 	}
 }
 
-// TestTheListsOfTheFleetAreOfStatements: a bound of a statement that is gone bounds nothing.
+// TestTheListsOfTheFleetAreOfStatements checks that each bound is of a statement that exists: one of a statement that
+// is gone bounds nothing.
 func TestTheListsOfTheFleetAreOfStatements(t *testing.T) {
 	var names []string
 	for _, s := range pg.Statements() {

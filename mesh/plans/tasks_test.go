@@ -20,7 +20,8 @@ func statement(t *testing.T, name string) *pg.Statement {
 	return all[at]
 }
 
-// TestWhatIsReadOfEachMachineIsBoundByMachines: of which a fleet of instances has as many as workspaces.
+// TestWhatIsReadOfEachMachineIsBoundByMachines checks that what is read of each machine is bounded by machines, of
+// which a fleet of instances has as many as workspaces.
 func TestWhatIsReadOfEachMachineIsBoundByMachines(t *testing.T) {
 	s := statement(t, "gate.read_nodes_without_key")
 	for size, want := range map[plans.Size]int64{

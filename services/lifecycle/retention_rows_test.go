@@ -166,8 +166,9 @@ var rowsOfTerms = []endedRow{
 // coveredByLives are the cuts whose rows a life of a workspace has, in every combination of states.
 var coveredByLives = []string{"tasks", "claims", "runs", "operation_keys"}
 
-// TestEachCutTakesWhatIsOver: of each kind of rows, what is over goes after its term, with what belongs to it, and not
-// before; what is open stays with it, whatever the term; and in rollback mode all of it.
+// TestEachCutTakesWhatIsOver checks for each kind of rows that what is over is deleted after its term with what belongs
+// to it, and not before, that what is open stays with what belongs to it, whatever the term, and that in rollback mode
+// everything stays.
 func TestEachCutTakesWhatIsOver(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -202,7 +202,7 @@ func TestACopyOfTheKeyAloneCostsItsNodeNothing(t *testing.T) {
 			}
 			stop()
 			if len(k.backend.Challenges()) == 0 {
-				t.Error("nobody was challenged")
+				t.Error("no agent was challenged")
 			}
 			for _, c := range k.backend.Challenges() {
 				if c.GetAnswered() {

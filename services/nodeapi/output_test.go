@@ -42,8 +42,8 @@ func (k *kit) relayAs(service, addr string) nodev1connect.RelayServiceClient {
 
 func isOutputRequest(f *nodev1.ConnectResponse) bool { return f.GetOutputRequest() != nil }
 
-// TestOutputIsReadThroughTheSession: at the address in the replica's beat, and by lifecycle alone. Tasks go on while an
-// agent is slow to answer.
+// TestOutputIsReadThroughTheSession checks that output is read at the address in the replica's beat, and by lifecycle
+// alone. Tasks go on while an agent is slow to answer.
 func TestOutputIsReadThroughTheSession(t *testing.T) {
 	k := newKit(t)
 	r := k.replica()

@@ -34,7 +34,8 @@ func TestAPolicyThatChangesWhileASessionOpensIsSent(t *testing.T) {
 	opening.next("PolicyUpdate", changed)
 }
 
-// TestAgentsAreSentThePolicy: what agents do by the policy is sent to them when a key changes.
+// TestAgentsAreSentThePolicy checks that the parts of the policy by which agents act are sent to them when a key
+// changes.
 func TestAgentsAreSentThePolicy(t *testing.T) {
 	t.Parallel()
 	k := newKit(t)

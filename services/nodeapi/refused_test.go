@@ -68,7 +68,8 @@ func TestTheFifthRefusedReportEndsTheSession(t *testing.T) {
 	other.next("an acknowledgement", isAck)
 }
 
-// TestEnvelopesReachLifecycle: those of deliveries with the report of the node, that of a result with the result.
+// TestEnvelopesReachLifecycle checks that the envelopes of deliveries come with the report of the node, and that of a
+// result with the result.
 func TestEnvelopesReachLifecycle(t *testing.T) {
 	k := newKit(t)
 	a := k.session(k.replica())

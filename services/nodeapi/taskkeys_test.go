@@ -129,11 +129,11 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 	})
 	// The replica has reported that it relays the key.
 	testkit.Eventually(t, patience, func() error {
-		var holds bool
+		var verifies bool
 		err := k.db.OwnerPool().QueryRow(t.Context(),
 			`SELECT count(*) = 1 FROM mesh.key_replica WHERE service = 'nodeapi' AND $1 = ANY (holds)`,
-			"verify:task_signing:"+links[1].KeyID).Scan(&holds)
-		if err == nil && !holds {
+			"verify:task_signing:"+links[1].KeyID).Scan(&verifies)
+		if err == nil && !verifies {
 			err = errors.New("the replica has not reported the key")
 		}
 		return err

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestEventsAreShownToOperators holds that the log is listed by pages, in its order and with its messages, that one
+// TestEventsAreShownToOperators checks that the log is listed by pages, in its order and with its messages, that one
 // event is found by its position, that a message that an earlier build stored as JSON is withheld, and which people and
 // requests are refused.
 func TestEventsAreShownToOperators(t *testing.T) {

@@ -32,7 +32,7 @@ func (k *kit) viewers() map[string]struct {
 	}
 }
 
-// TestLastOutputIsForTheTenantAndOperators: in the timeline, in watches (snapshot and change) and in the escalation
+// TestLastOutputIsForTheTenantAndOperators checks the timeline, watches (snapshot and change) and the escalation
 // bundle.
 func TestLastOutputIsForTheTenantAndOperators(t *testing.T) {
 	k := newKit(t)
@@ -147,7 +147,7 @@ func TestOutputIsReadByTheTenantAndOperators(t *testing.T) {
 		return strings.ReplaceAll(err.Error(), workspace, "") // which the request itself named
 	}
 	if foreign, absent := read(k.B.WorkspaceID), read(ids.New()); foreign != absent {
-		t.Errorf("another tenant's: %s; nobody's: %s", foreign, absent)
+		t.Errorf("another tenant's: %s; an unknown one: %s", foreign, absent)
 	}
 	if asked := k.owners.take(); len(asked) != 0 {
 		t.Errorf("lifecycle is asked %v", asked)

@@ -467,7 +467,7 @@ func TestWatchThroughThePort(t *testing.T) {
 	random := watch(token, &readmodelv1.WatchRequest{Topics: workspaces, Workspace: absent})
 	if rpctest.ReasonOfWire(foreign) != commonv1.Reason_REASON_NOT_FOUND ||
 		strings.ReplaceAll(foreign.Error(), k.B.WorkspaceID, absent) != random.Error() {
-		t.Errorf("another tenant's workspace: %v; nobody's: %v", foreign, random)
+		t.Errorf("another tenant's workspace: %v; an unknown one: %v", foreign, random)
 	}
 	if err := watch(token, &readmodelv1.WatchRequest{
 		Topics:      workspaces,

@@ -322,8 +322,9 @@ func (p placed) tables() [][2]string {
 	return append([][2]string{own}, p.with...)
 }
 
-// TestNoTermCutsWhatIsOpen: of each kind of rows, what is over goes after its term, with what belongs to it, and not
-// before; what is open stays with it, whatever the term; and in rollback mode all of it.
+// TestNoTermCutsWhatIsOpen checks for each kind of rows that what is over is deleted after its term with what belongs
+// to it, and not before, that what is open stays with what belongs to it, whatever the term, and that in rollback mode
+// everything stays.
 func TestNoTermCutsWhatIsOpen(t *testing.T) {
 	testkit.IO(t)
 	ctx, l := testkit.Context(t), projecttest.New(t)

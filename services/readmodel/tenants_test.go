@@ -409,7 +409,7 @@ func TestATenantWaitsWhileItsMachineIsRepaired(t *testing.T) {
 	if heard := k.owners.take(); slices.ContainsFunc(heard, func(a asked) bool { return a.person.TenantID != "" }) {
 		t.Errorf("lifecycle was asked: %v", heard)
 	}
-	// What is none of the two goes on to the owner.
+	// A request that is neither of the two goes on to the owner.
 	_, err := k.command(tenant).OperateWorkspace(testkit.Context(t), &readmodelv1.OperateWorkspaceRequest{
 		Workspace: k.A.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL, Reason: "because",
 	})

@@ -218,8 +218,8 @@ func column(of retention.Table) (string, string) {
 	return of.Table, of.ID
 }
 
-// TestNoTermCutsWhatIsOpen: of each kind of rows, what is over goes after its term, with what belongs to it, and not
-// before; what is open stays, whatever the term.
+// TestNoTermCutsWhatIsOpen checks for each kind of rows that what is over is deleted after its term with what belongs
+// to it, and not before, and that what is open stays, whatever the term.
 func TestNoTermCutsWhatIsOpen(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -86,7 +86,8 @@ func recoveries(t *testing.T, e *enrol.Enroller, n int) enrol.Recovery {
 	return last
 }
 
-// TestALostReplyOfARecoveryIsAskedForAgain: with the same token and the same key, also after a restart.
+// TestALostReplyOfARecoveryIsAskedForAgain checks that a request whose reply was lost is repeated with the same token
+// and the same key, also after a restart.
 func TestALostReplyOfARecoveryIsAskedForAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := recoverable(t)
@@ -123,7 +124,8 @@ func TestALostReplyOfARecoveryIsAskedForAgain(t *testing.T) {
 	})
 }
 
-// TestARefusedTokenIsFollowedByTheFormer: at once, and with the key that the first had.
+// TestARefusedTokenIsFollowedByTheFormer checks that after a refused token the former one is sent at once, with the key
+// that the first was sent with.
 func TestARefusedTokenIsFollowedByTheFormer(t *testing.T) {
 	for _, reason := range []commonv1.Reason{
 		commonv1.Reason_REASON_TOKEN_NOT_YET_VALID, commonv1.Reason_REASON_TOKEN_INVALID,
@@ -161,7 +163,7 @@ func TestARefusedTokenIsFollowedByTheFormer(t *testing.T) {
 	}
 }
 
-// TestConsumedTokensAreNotSentAgain: after both were used with another key nothing is left to send.
+// TestConsumedTokensAreNotSentAgain checks that nothing is left to send after both tokens were used with another key.
 func TestConsumedTokensAreNotSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := recoverable(t)
@@ -180,7 +182,8 @@ func TestConsumedTokensAreNotSentAgain(t *testing.T) {
 	})
 }
 
-// TestWithoutItsKeyNoTokenIsSent: key lost with the token kept, and both lost.
+// TestWithoutItsKeyNoTokenIsSent checks that no token is sent where its key is lost, with the token kept or lost as
+// well.
 func TestWithoutItsKeyNoTokenIsSent(t *testing.T) {
 	for name, lost := range map[string]struct {
 		token bool
@@ -215,9 +218,9 @@ func TestWithoutItsKeyNoTokenIsSent(t *testing.T) {
 	}
 }
 
-// TestAMissingTokenIsReportedToEnrolment: with a proof of the certificate's key, and it counts as reported once
-// enrolment has taken note. Until then it is reported again after a wait, and what was decided otherwise counts against
-// the hour.
+// TestAMissingTokenIsReportedToEnrolment checks that a missing token is reported with a proof of the certificate's key,
+// and that it counts as reported once enrolment has taken note. Until then it is reported again after a wait, and one
+// on which enrolment has decided otherwise counts against the hour.
 func TestAMissingTokenIsReportedToEnrolment(t *testing.T) {
 	for reason, want := range map[commonv1.Reason]enrol.Missing{
 		commonv1.Reason_REASON_RECOVERY_TOKEN_MISSING: {Noted: true},
@@ -249,7 +252,8 @@ func TestAMissingTokenIsReportedToEnrolment(t *testing.T) {
 	}
 }
 
-// TestAKeyThatWasCertifiedBeforeIsReplaced: a refusal of the request's key keeps no operator's token away.
+// TestAKeyThatWasCertifiedBeforeIsReplaced checks that a key whose request is refused is replaced, so that an
+// operator's token is still used.
 func TestAKeyThatWasCertifiedBeforeIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, "recovery", false)
@@ -269,7 +273,8 @@ func TestAKeyThatWasCertifiedBeforeIsReplaced(t *testing.T) {
 	})
 }
 
-// TestWhatMeansWaitDoesNotCount: and comes at a pace that is bounded all the same.
+// TestWhatMeansWaitDoesNotCount checks which refusals count as attempts, and that attempts after one that means wait
+// still come at a bounded pace.
 func TestWhatMeansWaitDoesNotCount(t *testing.T) {
 	for reason, counts := range map[commonv1.Reason]bool{
 		commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE: false, commonv1.Reason_REASON_UNAVAILABLE: false,
@@ -297,7 +302,8 @@ func TestWhatMeansWaitDoesNotCount(t *testing.T) {
 	}
 }
 
-// TestAnUnreachableListenerIsNoRequest: nothing was sent, so nothing had an effect.
+// TestAnUnreachableListenerIsNoRequest checks that a request that could not be sent does not count as sent: it has had
+// no effect.
 func TestAnUnreachableListenerIsNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := recoverable(t)

@@ -117,7 +117,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestAnOperatorsTokenMayStandBesideARecoveryToken: in either order, and the file is written again with both.
+// TestAnOperatorsTokenMayStandBesideARecoveryToken checks that both tokens are read in either order, and that the file
+// is written again with both.
 func TestAnOperatorsTokenMayStandBesideARecoveryToken(t *testing.T) {
 	for _, text := range []string{
 		"GPUAAS_ENROLLMENT_TOKEN=grt_a\nGPUAAS_API_URL=a:1\nGPUAAS_ENROLLMENT_TOKEN=gbt_b\n",

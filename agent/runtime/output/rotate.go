@@ -78,7 +78,7 @@ func (o runFile) finished(path string) (runFile, error) {
 		o.Rotating = nil
 		return o, nil
 	}
-	uncut, err := was.holds(path)
+	uncut, err := was.isUncut(path)
 	if err != nil {
 		return o, fmt.Errorf("finish the rotation of the output: %w", err)
 	}
@@ -88,9 +88,9 @@ func (o runFile) finished(path string) (runFile, error) {
 	return o.cutBehind(was.From, was.To+1), nil
 }
 
-// holds reports whether a file still has the copied part in its place, so that it was not cut since. The size alone is
-// not enough: after a cut the workload may have written as much again.
-func (c cutting) holds(path string) (bool, error) {
+// isUncut reports whether a file still has the copied part in its place, so that it was not cut since. The size alone
+// is not enough: after a cut the workload may have written as much again.
+func (c cutting) isUncut(path string) (bool, error) {
 	if sizeOf(path) < c.To {
 		return false, nil
 	}

@@ -151,8 +151,8 @@ func TestAKillDuringARotationAndANewRun(t *testing.T) {
 	}
 }
 
-// TestAValueAcrossACutIsHidden: of a value whose middle was lost by a rotation, neither end is shown; nor of one of
-// which nothing was lost.
+// TestAValueAcrossACutIsHidden checks that neither end of a value is shown whose middle was lost by a rotation, and
+// neither part of a value across a cut by which nothing was lost.
 func TestAValueAcrossACutIsHidden(t *testing.T) {
 	const value = "OUTPUT-CANARY-91be"
 	for at := 1; at < len(value); at += 4 {

@@ -362,7 +362,7 @@ func TestReadiness(t *testing.T) {
 	w.Ports = []*nodev1.Port{{Name: "http"}}
 	w.Readiness = &nodev1.Readiness{Tcp: true}
 	if st := g.deploy(w); st.GetReady() || !strings.Contains(st.GetDetail(), "not ready") {
-		t.Errorf("nobody listens: %v", st)
+		t.Errorf("nothing listens on the port: %v", st)
 	}
 	d := demo("web")
 	d.Readiness.HttpPath = "/no-such-page"

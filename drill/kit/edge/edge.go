@@ -103,7 +103,7 @@ func Start(ctx context.Context, cfg Config) (*Edge, error) {
 	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(&url.URL{Scheme: "https", Host: cfg.Upstreams[e.turn(len(cfg.Upstreams))]})
+			r.SetURL(&url.URL{Scheme: "https", Host: cfg.Upstreams[e.roundRobin(len(cfg.Upstreams))]})
 		},
 		Transport:     &http.Transport{TLSClientConfig: back, ForceAttemptHTTP2: true},
 		FlushInterval: -1, ErrorLog: quiet,
@@ -115,8 +115,8 @@ func Start(ctx context.Context, cfg Config) (*Edge, error) {
 	return e, nil
 }
 
-// turn returns the numbers below n, one after the other.
-func (e *Edge) turn(n int) int {
+// roundRobin returns the numbers below n, one after the other.
+func (e *Edge) roundRobin(n int) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.next++

@@ -18,7 +18,7 @@ import (
 
 const domain = "edge.test"
 
-// TestAnEdgeDecidesAboutEachPath: one path is limited, one gets a page, the others are passed on.
+// TestAnEdgeDecidesAboutEachPath checks that one path is limited, one gets a page, and the others are passed on.
 func TestAnEdgeDecidesAboutEachPath(t *testing.T) {
 	testkit.IO(t)
 	m, err := material.Make(material.Config{Dir: filepath.Join(t.TempDir(), "material"), TrustDomain: domain})

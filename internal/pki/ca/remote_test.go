@@ -142,7 +142,7 @@ func TestADeadStepCAProcessIsUnavailable(t *testing.T) {
 	}
 }
 
-// What is refused leaves nothing behind, and no key of the root or of the provisioner leaves the directory.
+// A refused request leaves nothing behind, and no key of the root or of the provisioner leaves the directory.
 func TestExportRefuses(t *testing.T) {
 	testkit.IO(t)
 	dir, out := t.TempDir(), filepath.Join(t.TempDir(), "out")

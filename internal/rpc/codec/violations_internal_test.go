@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// TestPatternsAreSaidInWords: no refusal shows a regular expression.
+// TestPatternsAreSaidInWords checks that no refusal shows a regular expression.
 func TestPatternsAreSaidInWords(t *testing.T) {
 	known, used := maps.Clone(patterns), map[string]string{}
 	var walk func(messages protoreflect.MessageDescriptors)

@@ -21,8 +21,8 @@ type Spec struct {
 	NodeID string // of a node_local resource, if known
 }
 
-// Holder is the step of a run that claims a resource.
-type Holder struct {
+// Claimant is the step of a run that claims a resource.
+type Claimant struct {
 	WorkspaceID, TenantID, RunID string
 	Step                         int
 	Epoch                        int64
@@ -44,11 +44,12 @@ var writeIntent = pg.Define(pg.RoleLifecycle, "claims.intend", `
 		RETURNING `+pg.Columns[adoptedClaim]("c"))
 
 // Intend writes the claim of a resource that is about to be made. If a live claim of that kind and name exists already,
-// the holder takes it over, and Intend returns true; its ConfirmedAt is nil if the resource was never confirmed.
-func Intend(ctx context.Context, tx pgx.Tx, h Holder, spec Spec) (Claim, bool, error) {
+// the claimant takes it over, and Intend returns true; its ConfirmedAt is nil if the resource was never confirmed.
+func Intend(ctx context.Context, tx pgx.Tx, by Claimant, spec Spec) (Claim, bool, error) {
 	scope := cmp.Or(spec.Scope, commonv1.ClaimScope_CLAIM_SCOPE_SHARED)
 	c, err := pg.One[adoptedClaim](ctx, tx, writeIntent,
-		ids.New(), h.WorkspaceID, h.TenantID, h.RunID, h.Step, spec.Kind, names.Of(scope), spec.Name, h.Epoch, spec.NodeID,
+		ids.New(), by.WorkspaceID, by.TenantID, by.RunID, by.Step, spec.Kind, names.Of(scope), spec.Name, by.Epoch,
+		spec.NodeID,
 	)
 	if err != nil {
 		return Claim{}, false, fmt.Errorf("write intent: %w", err)

@@ -18,7 +18,7 @@ var orphanOfStep = pg.Define(pg.RoleLifecycle, "claims.orphan_of_step", `
 
 // OrphanStep orphans the live claims of a workspace that the undo of a step would have released, and returns them:
 // those of the step's kinds, or those of the step itself if it has no kinds.
-func OrphanStep(ctx context.Context, tx pgx.Tx, of Holder, kinds []string, by, reason string) ([]Claim, error) {
+func OrphanStep(ctx context.Context, tx pgx.Tx, of Claimant, kinds []string, by, reason string) ([]Claim, error) {
 	orphans, err := pg.All[Claim](ctx, tx, orphanOfStep, of.WorkspaceID, append([]string{}, kinds...), of.Step, by, reason,
 		of.RunID)
 	if err != nil {

@@ -95,7 +95,8 @@ func TestAStorageDirectoryThatWasWiped(t *testing.T) {
 	wantOnly(t, sweepTwice(&nodev1.StorageReport{Names: []string{"data"}}))
 }
 
-// TestAMachineThatHasNothingOfAWorkspace: of its claims each is a finding, which tells that nothing is left.
+// TestAMachineThatHasNothingOfAWorkspace checks that each claim on such a machine is a finding, which reports that
+// nothing is left.
 func TestAMachineThatHasNothingOfAWorkspace(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

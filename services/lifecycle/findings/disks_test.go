@@ -93,7 +93,7 @@ func (m *machine) wants(what string, open bool, by string) {
 	}
 }
 
-// TestAFullDiskCordonsItsNodeUntilThereIsRoom holds that the report of an agent opens and ends the finding at once,
+// TestAFullDiskCordonsItsNodeUntilThereIsRoom checks that the report of an agent opens and ends the finding at once,
 // with its own cordon and no other.
 func TestAFullDiskCordonsItsNodeUntilThereIsRoom(t *testing.T) {
 	b := newBed(t, Config{})
@@ -124,7 +124,7 @@ func TestAFullDiskCordonsItsNodeUntilThereIsRoom(t *testing.T) {
 	m.wants("with room at last", false, "")
 }
 
-// TestReportsThatAreReadTogether holds that of the reports of one machine the last one counts, and that those of other
+// TestReportsThatAreReadTogether checks that of the reports of one machine the last one counts, and that those of other
 // machines and those without facts change nothing of it.
 func TestReportsThatAreReadTogether(t *testing.T) {
 	b := newBed(t, Config{})
@@ -139,8 +139,8 @@ func TestReportsThatAreReadTogether(t *testing.T) {
 	other.wants("with room again", false, "")
 }
 
-// TestASweepFindsAFullDiskByItself holds that a sweep finds a full disk whose report was never read, or was read before
-// its gate was raised.
+// TestASweepFindsAFullDiskByItself checks that a sweep finds a full disk whose report was never read, or was read
+// before its gate was raised.
 func TestASweepFindsAFullDiskByItself(t *testing.T) {
 	b := newBed(t, Config{})
 	m := b.machine()

@@ -40,7 +40,7 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 			after: map[string]any{"state": "failed"},
 		},
 		{
-			name: "somebody as lifecycle moves it elsewhere", as: pg.RoleLifecycle, arg: id,
+			name: "a person in lifecycle's role moves it elsewhere", as: pg.RoleLifecycle, arg: id,
 			change: `UPDATE lifecycle.workspace SET node_name = 'mine', epoch = epoch + 1 WHERE id = $1`,
 			repair: `UPDATE lifecycle.workspace SET node_name = (SELECT before->>'node_name' FROM lifecycle.row_evidence
 				WHERE row_id = workspace.id ORDER BY evidence_id DESC LIMIT 1), epoch = epoch - 1 WHERE id = $1`,

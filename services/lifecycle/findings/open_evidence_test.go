@@ -9,7 +9,7 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// TestAScanReadsOpenEvidenceAlone: what was settled since the last cut is not read.
+// TestAScanReadsOpenEvidenceAlone checks that a scan does not read evidence that was settled since the last cut.
 func TestAScanReadsOpenEvidenceAlone(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

@@ -46,7 +46,7 @@ func TestPagesHaveEveryID(t *testing.T) {
 	}
 }
 
-// TestChecksThatFollowShareTheEndsOfPages holds that the checks of a sweep do not each query the ends of the same
+// TestChecksThatFollowShareTheEndsOfPages checks that the checks of a sweep do not each query the ends of the same
 // pages, that a row inserted since is in a page too, and that the ends are queried again later.
 func TestChecksThatFollowShareTheEndsOfPages(t *testing.T) {
 	b := newBed(t, Config{Page: 1})

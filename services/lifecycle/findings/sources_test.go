@@ -95,7 +95,7 @@ func TestTwoDetectorsKeepTheirOwnSuspicions(t *testing.T) {
 
 	// The last one sees it no longer.
 	if got := b.appliesScan("records"); got.Resolved != 1 {
-		t.Errorf("nobody sees it and %+v", got)
+		t.Errorf("no detector sees it and %+v", got)
 	}
 	wantOnly(t, b.open())
 	if by := cordonOf(); by != "" {

@@ -84,8 +84,8 @@ func TestADeafPlacementHoldsUpNoSweep(t *testing.T) {
 	})
 }
 
-// TestTwoInstancesAreFoundWhateverTheOtherChecksDo: with every other check failing or hanging, and another placement
-// that does not answer, the finding on two instances of one workspace is made, and ends.
+// TestTwoInstancesAreFoundWhateverTheOtherChecksDo checks that the finding on two instances of one workspace is made,
+// and ends, while every other check fails or hangs and another placement does not answer.
 func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 	for name, other := range map[string]func(ctx context.Context) ([]finding.Seen, error){
 		"fail": func(context.Context) ([]finding.Seen, error) { return nil, errors.New("a check that fails") },

@@ -53,8 +53,8 @@ func (b *bed) sweepWoken() {
 	}
 }
 
-// TestAWokenInstanceIsAFinding: one for each instance, at once, however often it requests a session; and it ends an
-// hour after the last refusal.
+// TestAWokenInstanceIsAFinding checks that each woken instance has one finding, at once, however often it requests a
+// session, and that it ends an hour after the last refusal.
 func TestAWokenInstanceIsAFinding(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

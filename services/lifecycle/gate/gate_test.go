@@ -24,7 +24,7 @@ func TestTheHighestFenceWins(t *testing.T) {
 	for _, tc := range []struct {
 		epoch    int64
 		admitted bool
-		holds    int64
+		kept     int64 // the fence epoch of the gate after it
 		open     bool
 	}{
 		{2, true, 2, true},
@@ -35,9 +35,9 @@ func TestTheHighestFenceWins(t *testing.T) {
 		{6, true, 6, true},
 	} {
 		res := k.fence(node, tc.epoch, tc.admitted)
-		if g := k.get(node); res.GetFenceEpoch() != tc.holds || res.GetAdmitted() != tc.open || g.FenceEpoch != tc.holds ||
+		if g := k.get(node); res.GetFenceEpoch() != tc.kept || res.GetAdmitted() != tc.open || g.FenceEpoch != tc.kept ||
 			g.Admitted != tc.open {
-			t.Errorf("fence %d: answered %v, the gate is %d %t, want %d %t", tc.epoch, res, g.FenceEpoch, g.Admitted, tc.holds,
+			t.Errorf("fence %d: answered %v, the gate is %d %t, want %d %t", tc.epoch, res, g.FenceEpoch, g.Admitted, tc.kept,
 				tc.open)
 		}
 	}
@@ -302,7 +302,8 @@ func (k *kit) retired() string {
 	return id
 }
 
-// TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt: no dispatch commits after the fence has.
+// TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt checks that no dispatch commits after a fence has: the fence
+// waits for transactions that hold the gate, and those that come after it see it.
 func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 	k := newKit(t)
 	node := k.node()
@@ -339,7 +340,7 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 		err := k.pool.QueryRow(k.ctx, `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 			WHERE NOT l.granted AND a.datname = current_database()`).Scan(&waiting)
 		if err == nil && waiting == 0 {
-			err = errors.New("nobody waits")
+			err = errors.New("no transaction waits")
 		}
 		return err
 	})
@@ -360,7 +361,7 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 			t.Fatal(err)
 		}
 	case <-k.ctx.Done():
-		t.Fatal("the fence waits for nobody")
+		t.Fatal("the fence still waits, with the gate unlocked")
 	}
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		after, err := gate.LockForWork(ctx, tx, []string{node})

@@ -72,9 +72,9 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 	open := func(node string, generation int64, keys ...string) *lifecyclev1.SessionReady {
 		return at(living, node, generation, keys...)
 	}
-	holds, lacks, away, shut, lost := named("holds"), named("lacks"), named("away"), named("shut"), named("lost")
+	ready, lacks, away, shut, lost := named("holds"), named("lacks"), named("away"), named("shut"), named("lost")
 	at(ids.New(), lost, 1, "k1") // its replica was killed: no event reports the end of its session
-	open(holds, 1, "k1", "k2")
+	open(ready, 1, "k1", "k2")
 	standing := open(lacks, 1, "k1")
 	k.closed(away, open(away, 1, "k1").GetSessionId(), commonv1.SessionState_SESSION_STATE_CLOSED)
 	open(shut, 1, "k1")
@@ -89,7 +89,7 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 		t.Errorf("a lease under a key that is not held: %v", err)
 	}
 
-	// What the agent of an earlier session reports changes nothing.
+	// The report of an earlier session changes nothing.
 	report := func(node, session string, keys ...string) []string {
 		res, err := k.server.KeysHeld(k.ctx,
 			&lifecyclev1.KeysHeldRequest{Sessions: []*lifecyclev1.SessionKeys{{NodeId: node, SessionId: session, KeyIds: keys}}})

@@ -165,7 +165,8 @@ func TestTheCordonOfAVerdictPassesOn(t *testing.T) {
 	k.wantCordon(node, "")
 }
 
-// TestAPersonEndsTheCordonOfAVerdict: for the reason that stood then, newer verdicts do not cordon the node again.
+// TestAPersonEndsTheCordonOfAVerdict checks that newer verdicts for the reason that stood then do not cordon the node
+// again.
 func TestAPersonEndsTheCordonOfAVerdict(t *testing.T) {
 	k := newKit(t)
 	node := k.node()
@@ -229,7 +230,8 @@ func TestABatchOfVerdictsLocksGatesByTheirIDs(t *testing.T) {
 	k.wantCordon(nodes[1], "finding:two")
 }
 
-// TestTheCordonOfAVerdictHasItsCorrelation: what began with a verdict is found by the verdict's correlation id.
+// TestTheCordonOfAVerdictHasItsCorrelation checks that what a verdict has caused is found by the verdict's correlation
+// id.
 func TestTheCordonOfAVerdictHasItsCorrelation(t *testing.T) {
 	k := newKit(t)
 	node := k.node()

@@ -71,7 +71,7 @@ func TestVerdictsDoNotCordonTheFleet(t *testing.T) {
 		t.Fatalf("%d nodes are cordoned while five of twenty differ, want one", got)
 	}
 	k.applied(batch[0])
-	// What waited is set with the next verdict on any node.
+	// The cordons that waited are set with the next verdict on any node.
 	k.applyVerdict(k.node(), 1, commonv1.DriftReason_DRIFT_REASON_AGENT_DOWN, 0, false)
 	for _, node := range nodes[:4] {
 		k.wantCordon(node, byVerdict)
@@ -81,7 +81,7 @@ func TestVerdictsDoNotCordonTheFleet(t *testing.T) {
 	}
 }
 
-// TestAWithheldCordonEndsWithItsVerdict: it is not set when its turn comes.
+// TestAWithheldCordonEndsWithItsVerdict checks that a withheld cordon whose verdict has ended is not set later.
 func TestAWithheldCordonEndsWithItsVerdict(t *testing.T) {
 	k := newKit(t)
 	nodes := k.nodes(3)

@@ -383,13 +383,13 @@ func TestAHistoryIsNotComparedEachTime(t *testing.T) {
 	b.exec(`UPDATE lifecycle.instance SET state = 'live' WHERE instance_id = $1`, oldInstance)
 	b.wants(g)
 	b.exec(`UPDATE lifecycle.instance SET state = 'ended' WHERE instance_id = $1`, oldInstance)
-	// What was written since is compared.
+	// Entries that were written since are compared.
 	ws, _ := b.workspace(3, "")
 	b.log.write(ws, 4, ids.New())
 	b.wants(g, report(ahead, ws, 4, 3))
 }
 
-// A database that is restored while a guard runs has an earlier position: what was launched since then is compared.
+// A database that is restored while a guard runs has an earlier position: launches since then are compared.
 func TestARestoredDatabaseComparesWhatHasComeSince(t *testing.T) {
 	b := newBench(t)
 	g := b.guard()

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/allocation"
 )
 
-// Scenario: register-401-no-live-token. What recovery refuses an instance stands on its workspace until the instance is
-// through, and no longer.
+// Scenario: register-401-no-live-token. The reason with which recovery refuses an instance is shown on its workspace
+// until the instance is admitted, and no longer.
 func TestRefusedRegistersStandOnTheWorkspaceUntilItsInstanceRegisters(t *testing.T) {
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)

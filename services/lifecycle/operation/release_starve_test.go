@@ -26,7 +26,7 @@ func (p *cluster) stuck(workspaceID string) {
 
 // Scenario: releases gave up more identities than one sweep takes. Some have to wait, since their instance is claimed;
 // of others the sweep fails, since their workspace is not known here. A schema and a handle that were given up after
-// them are released by the next sweep all the same, and an identity by one of the next.
+// them are still released by the next sweep, and an identity by one of the next.
 func TestStuckOrphansKeepNoOthersFromTheirRelease(t *testing.T) {
 	t.Parallel()
 	p := newCluster(t, clusterConfig{seats: 1, lease: time.Hour})

@@ -437,7 +437,8 @@ func (g *stage) disagrees(id, tenant, name, machine string, stuck bool) ([]strin
 		}
 	}
 	if machine != "" {
-		// What a step of an earlier workspace may have left, which was given up by hand, is on the same machine.
+		// On the same machine are resources that a step of an earlier workspace may have left, and that were given up by
+		// hand.
 		earlier, err := g.earlierStorage(id)
 		if err != nil {
 			return nil, err

@@ -152,7 +152,7 @@ func stages(attempt int, names ...string) []string {
 	return out
 }
 
-// madeOnce holds that everything which the step makes was made once.
+// madeOnce checks that everything which the step makes was made once.
 func (p *cluster) madeOnce(id string) {
 	p.t.Helper()
 	for what, sql := range map[string]string{

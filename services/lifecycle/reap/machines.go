@@ -102,7 +102,7 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 		r.deps.Logger.WarnContext(ctx, "releases are long past their deadlines and count as failed",
 			slog.Int("allocations", late))
 	}
-	list, err := r.next(ctx)
+	list, err := r.nextBatch(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("list orphans on machines: %w", err)
 	}
@@ -124,9 +124,9 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 	return released, errors.Join(errs...)
 }
 
-// next returns the batch after the one before, and the first batch once the last one was reached: orphans that stay do
-// not keep others from being reaped.
-func (r *MachineReaper) next(ctx context.Context) ([]onMachine, error) {
+// nextBatch returns the batch after the one before, and the first batch once the last one was reached: orphans
+// that stay do not keep others from being reaped.
+func (r *MachineReaper) nextBatch(ctx context.Context) ([]onMachine, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list, err := pg.All[onMachine](ctx, r.deps.DB, orphansOnMachines,

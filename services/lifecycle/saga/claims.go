@@ -35,7 +35,7 @@ func (e *Env) IntentTx(ctx context.Context, tx pgx.Tx, spec claims.Spec) (claims
 	if e.Direction != commonv1.Direction_DIRECTION_DO {
 		return claims.Claim{}, false, errors.New("only a Do may claim")
 	}
-	return claims.Intend(ctx, tx, claims.Holder{
+	return claims.Intend(ctx, tx, claims.Claimant{
 		WorkspaceID: e.WorkspaceID, TenantID: e.TenantID, RunID: e.RunID, Step: e.Step, Epoch: e.Epoch,
 	}, spec)
 }

@@ -52,7 +52,7 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 		return Verb{}, nil, err
 	}
 	def, _ := c.registry.Get(r.Definition, r.DefVersion)
-	orphans, err := claims.OrphanStep(ctx, tx, claims.Holder{WorkspaceID: r.WorkspaceID, RunID: r.ID, Step: r.Step},
+	orphans, err := claims.OrphanStep(ctx, tx, claims.Claimant{WorkspaceID: r.WorkspaceID, RunID: r.ID, Step: r.Step},
 		def.Steps[r.Step].Kinds, by, reason)
 	if err != nil {
 		return Verb{}, nil, err

@@ -128,7 +128,8 @@ func TestSchemasOfTwoMeshesOnOneServerConnectToTheirOwnDatabase(t *testing.T) {
 	}
 }
 
-// TestSchemaRolesDoNotBecomeTheGroup: on servers where a membership can exclude SET ROLE.
+// TestSchemaRolesDoNotBecomeTheGroup checks that the roles of schemas cannot SET ROLE to the group, on servers where a
+// membership can exclude that.
 func TestSchemaRolesDoNotBecomeTheGroup(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)
@@ -141,7 +142,8 @@ func TestSchemaRolesDoNotBecomeTheGroup(t *testing.T) {
 	}
 }
 
-// TestRolesOfTheBuildBeforeConnectThroughTheGroup: that build granted the database to each role, and was its member.
+// TestRolesOfTheBuildBeforeConnectThroughTheGroup checks that a role of the build before, which granted the database to
+// each role and was its member, connects through the group.
 func TestRolesOfTheBuildBeforeConnectThroughTheGroup(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -81,8 +81,8 @@ func (s *scripted) Receive() (*recoveryv1.WatchAuthorityResponse, error) {
 func (s *scripted) CloseRequest() error  { return nil }
 func (s *scripted) CloseResponse() error { return nil }
 
-// A recovery of an earlier build sends no profiles, and of no node which one it has: those that another replica has
-// sent are not offered any more. One that sends them is believed alone.
+// A recovery of an earlier build sends neither profiles nor which profile a node has: the profiles that another replica
+// has sent are not offered any more. The profiles of a recovery of this build replace those of the replica before.
 func TestProfilesOfAnotherReplicaEndWithItsStream(t *testing.T) {
 	for name, sent := range map[string]*recoveryv1.AuthorityProfiles{
 		"of an earlier build": nil,

@@ -12,8 +12,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestBeatsAreNoEvents: a minute of a replica's beats is thirteen writes of its row and one event, that the replica has
-// started. There are further events when it is back after a silence, and when it leaves.
+// TestBeatsAreNoEvents checks that a minute of a replica's beats is thirteen writes of its row and one event, that the
+// replica has started. There are further events when it is back after a silence, and when it leaves.
 func TestBeatsAreNoEvents(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)

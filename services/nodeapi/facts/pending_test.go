@@ -56,8 +56,8 @@ func TestAnObservationBesideOneThatIsWrittenIsKept(t *testing.T) {
 	}
 }
 
-// Scenario: the end of a session is reported before an older fact of it, from another goroutine. The end is what is
-// written, with the host that the older fact has, and the session is not followed any more.
+// Scenario: the end of a session is reported before an older fact of it, from another goroutine. The end is written,
+// with the host that the older fact has, and the session is not followed any more.
 func TestAnOlderFactDoesNotReplaceANewerOne(t *testing.T) {
 	w := New(Deps{Logger: slog.New(slog.DiscardHandler), Wake: func() {}})
 	session, node := ids.New(), ids.New()
@@ -78,8 +78,8 @@ func TestAnOlderFactDoesNotReplaceANewerOne(t *testing.T) {
 }
 
 // Scenario: the end of a session is taken, and an older fact of it comes before it is known whether the end was
-// written. The older fact is dropped: if the end was not written, it is what is written next. In both cases the session
-// is not followed any more.
+// written. The older fact is dropped: if the end was not written, the end is written next. In both cases the session is
+// not followed any more.
 func TestAnOlderFactTakesBackNoEndThatWasTaken(t *testing.T) {
 	for name, written := range map[string]bool{"written": true, "not written": false} {
 		t.Run(name, func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestAnOlderFactIsWrittenForItsHostAlone(t *testing.T) {
 	}
 }
 
-// TestVersionsOfFactsAreForgotten holds that the versions of a session's facts outlast those of sessionsKnown other
+// TestVersionsOfFactsAreForgotten checks that the versions of a session's facts outlast those of sessionsKnown other
 // sessions, and that no more than twice as many are remembered.
 func TestVersionsOfFactsAreForgotten(t *testing.T) {
 	w := New(Deps{Logger: slog.New(slog.DiscardHandler), Wake: func() {}})

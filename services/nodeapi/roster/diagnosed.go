@@ -57,8 +57,8 @@ func MergeDiagnostics(earlier, later []*commonv1.Diagnostic) ([]*commonv1.Diagno
 	return newest(out, mostDiagnostics), changed
 }
 
-// newest returns the last diagnostics of a list, in its order: those of what is not over, and, if there is room, of
-// what is.
+// newest returns the last diagnostics of a list, in its order: those of failures that are not over, and, if there is
+// room, those of failures that are.
 func newest(list []*commonv1.Diagnostic, most int) []*commonv1.Diagnostic {
 	take, room := make([]bool, len(list)), most
 	for _, over := range []bool{false, true} {

@@ -310,8 +310,8 @@ func TestTheLastFrameIsSentBeforeTheEnd(t *testing.T) {
 }
 
 // TestWhatIsQueuedIsSentBeforeTheEnd checks that a handler that ends while another goroutine writes leaves nothing of
-// the queue behind but offers: its denial is the last frame. A peer that takes nothing is cut after a moment all the
-// same.
+// the queue behind but offers: its denial is the last frame. A peer that takes nothing is cut after a moment
+// nevertheless.
 func TestWhatIsQueuedIsSentBeforeTheEnd(t *testing.T) {
 	in(t, Config{}, func(r *Roster, _ *facts) {
 		denied := &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: &commonv1.Denial{}}}

@@ -57,17 +57,17 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	//nolint:forbidigo // grpc gives this call no context
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
-	turn := t.admission.Handshaking(ctx, raw, sourceOf(raw.RemoteAddr().String()))
-	conn := tls.Server(turn, t.tls)
+	pending := t.admission.Handshaking(ctx, raw, sourceOf(raw.RemoteAddr().String()))
+	conn := tls.Server(pending, t.tls)
 	err := conn.HandshakeContext(ctx)
-	turn.End()
+	pending.End()
 	if errors.Is(err, admission.ErrShed) {
 		t.onShed()
-		return nil, nil, errors.Join(err, turn.Close())
+		return nil, nil, errors.Join(err, pending.Close())
 	}
 	if err != nil {
 		t.reject(raw, err)
-		return nil, nil, errors.Join(fmt.Errorf("handshake: %w", err), turn.Close())
+		return nil, nil, errors.Join(fmt.Errorf("handshake: %w", err), pending.Close())
 	}
 	state := conn.ConnectionState()
 	p, err := pki.PeerFromState(&state, t.trustDomain)
@@ -81,7 +81,7 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 	}
 	return conn, &authInfo{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
-		id:             p.ID, serial: p.Serial, leaf: p.Leaf, conn: turn,
+		id:             p.ID, serial: p.Serial, leaf: p.Leaf, conn: pending,
 	}, nil
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // TestAFloodOfChangesIsAFewReports: facts of the host that change with each heartbeat are four reports, and then one a
-// minute, of which the last has the newest facts. A state directory without room is reported all the same.
+// minute, of which the last has the newest facts. A state directory without room is reported nevertheless.
 func TestAFloodOfChangesIsAFewReports(t *testing.T) {
 	start := time.Now()
 	var c hostChanges

@@ -547,8 +547,8 @@ func TestRebuiltProjectionsMakeTheSameRows(t *testing.T) {
 	}
 }
 
-// What cannot be read of one machine keeps no other one waiting: it is tried again after the others, and is worked on
-// once it can be read.
+// A machine of which something cannot be read keeps no other one waiting: it is tried again after the others, and is
+// worked on once it can be read.
 func TestWhatCannotBeReadKeepsNothingElseWaiting(t *testing.T) {
 	k := newKit(t)
 	bad, good := k.node("rack1"), k.node("rack2")
@@ -600,7 +600,7 @@ func TestReplicasShareTheQueue(t *testing.T) {
 	}
 }
 
-// What has ended is kept for its term; what lasts stays, unless its workspace is gone.
+// Impacts that have ended are kept for their term; those that last stay, unless their workspace is gone.
 func TestRetention(t *testing.T) {
 	k := newKit(t)
 	node := k.node("rack1")

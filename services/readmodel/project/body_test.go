@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project/rowbody"
 )
 
-// TestFieldsOfALaterBuildAreKept holds that a row keeps the fields which the projecting build does not know, also
+// TestFieldsOfALaterBuildAreKept checks that a row keeps the fields which the projecting build does not know, also
 // within another message: a later build that reads the row has them.
 func TestFieldsOfALaterBuildAreKept(t *testing.T) {
 	testkit.IO(t)

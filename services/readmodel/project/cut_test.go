@@ -77,7 +77,7 @@ func cutEvents(t *testing.T, l *projecttest.Log) {
 	must(t, err)
 }
 
-// TestAProjectionIsMadeAgainAfterACut holds that after events were cut a rebuild takes the rows that the owners
+// TestAProjectionIsMadeAgainAfterACut checks that after events were cut a rebuild takes the rows that the owners
 // announce and those that the remaining events name, keeps the rows that are over, and drops the others; and that a
 // check compares the rows that the remaining events name.
 func TestAProjectionIsMadeAgainAfterACut(t *testing.T) {

@@ -126,8 +126,9 @@ func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testin
 	}
 }
 
-// TestOfEventsThatWaitTogetherEachRowIsWrittenOnce holds that a run with its steps, all of whose events wait, makes one
-// version of each row: the physical position of a row in an empty table shows how many versions were written before it.
+// TestOfEventsThatWaitTogetherEachRowIsWrittenOnce checks that a run with its steps, all of whose events wait, makes
+// one version of each row: the physical position of a row in an empty table shows how many versions were written before
+// it.
 func TestOfEventsThatWaitTogetherEachRowIsWrittenOnce(t *testing.T) {
 	testkit.IO(t)
 	l := projecttest.New(t)

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
 
-// TestIDsOfPeriodsAreInTheOrderOfTime holds that the id of a period is valid, is the same each time, and is larger than
-// that of an earlier one; and that two nodes have different ones at the same time.
+// TestIDsOfPeriodsAreInTheOrderOfTime checks that the id of a period is valid, is the same each time, and is larger
+// than that of an earlier one; and that two nodes have different ones at the same time.
 func TestIDsOfPeriodsAreInTheOrderOfTime(t *testing.T) {
 	node, other, last := ids.New(), ids.New(), ""
 	for micros := int64(1_800_000_000_000_000 - 1500); micros < 1_800_000_000_000_000+1500; micros++ {
@@ -32,7 +32,7 @@ func TestIDsOfPeriodsAreInTheOrderOfTime(t *testing.T) {
 	}
 }
 
-// TestVerdictsAreProjectedInAnyOrder holds that the events of a node's verdicts, in any order and twice, make the
+// TestVerdictsAreProjectedInAnyOrder checks that the events of a node's verdicts, in any order and twice, make the
 // newest verdict and one row for each time with a reason; that a rebuild makes the same; and that a cut takes what has
 // ended, and with a node's row what remains of it.
 func TestVerdictsAreProjectedInAnyOrder(t *testing.T) {

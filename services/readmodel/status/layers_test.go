@@ -55,7 +55,7 @@ func TestAnActiveWorkspaceOnADriftingNode(t *testing.T) {
 	}
 }
 
-// What a node's status says of itself reaches the workspace's family: an alarm on an identity that still acts does.
+// An alarm on an identity that still acts touches the workspaces on the node, as the node's own status shows it.
 func TestAnAlarmTouchesWhatRunsOn(t *testing.T) {
 	facts := status.NodeFacts{
 		Identity:  &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE},

@@ -127,7 +127,7 @@ func TestAnActiveWorkspaceShowsAnAgentThatCannotAct(t *testing.T) {
 	testkit.SetClockOffset(k.DB, 20*time.Second)
 	// It is an outage of the control plane: an active workspace is normal, and the detail gives what is not known.
 	judge("", commonv1.DriftReason_DRIFT_REASON_CONTROL_PLANE_OUTAGE)
-	expect("nobody listens", false, "control_plane_outage", normal, "no replica of nodeapi listens")
+	expect("no replica listens", false, "control_plane_outage", normal, "no replica of nodeapi listens")
 
 	// The node of the workspace is unknown to the projection.
 	testkit.SetClockOffset(k.DB, 0)

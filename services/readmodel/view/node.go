@@ -138,11 +138,11 @@ func (s *Snapshot) readNode(row nodeRow, all *recoveryv1.NodeVerdict, stale time
 		WorkspaceId:       cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
 		VerdictStaleSince: stamp(status.EarlierStale(stale, timeOf(f.Verdict.GetStaleSince()))),
 	}
-	holds := d.Verdict
-	if holds == nil && f.Verdict.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
-		holds = f.Verdict // that nothing is wrong
+	verdict := d.Verdict
+	if verdict == nil && f.Verdict.GetReason() == commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
+		verdict = f.Verdict // that nothing is wrong
 	}
-	n.Verdict = present(holds)
+	n.Verdict = present(verdict)
 	if f.Connected && all.GetReason() != commonv1.DriftReason_DRIFT_REASON_UNSPECIFIED {
 		n.ControlPlaneReason = names.Of(all.GetReason())
 	}

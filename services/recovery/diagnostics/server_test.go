@@ -96,8 +96,8 @@ func record(code string, at time.Time) *recoveryv1.HostRecord {
 	}
 }
 
-// The same record twice is one: one event, one audit entry, one piece of evidence. What cannot be read is set aside
-// alone, and counted each time that it is brought.
+// The same record twice is one: one event, one audit entry, one piece of evidence. A record that cannot be read is set
+// aside by itself, and counted each time that it is brought.
 func TestTheSameRecordTwiceIsOne(t *testing.T) {
 	k := newKit(t)
 	now := time.Now()

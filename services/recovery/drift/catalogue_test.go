@@ -8,7 +8,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/drift"
 )
 
-// TestTheCatalogueHasEveryReason: one whole row for each reason.
+// TestTheCatalogueHasEveryReason checks that there is one whole row for each reason.
 func TestTheCatalogueHasEveryReason(t *testing.T) {
 	all := names.All[commonv1.DriftReason]()
 	catalogue := drift.Catalogue()

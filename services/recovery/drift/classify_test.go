@@ -222,7 +222,7 @@ func TestEveryReasonHasEvidenceThatProvesIt(t *testing.T) {
 	}
 }
 
-// TestOfSeveralReasonsOneWins: which reason is named where evidence of several holds, or is contradicted.
+// TestOfSeveralReasonsOneWins checks which reason is named where evidence of several holds, or is contradicted.
 func TestOfSeveralReasonsOneWins(t *testing.T) {
 	for name, c := range map[string]struct {
 		evidence []drift.Evidence
@@ -349,7 +349,8 @@ func TestAVerdictNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
-// TestTheFleetsVerdict: it follows from what is known of the control plane, and never from one node.
+// TestTheFleetsVerdict checks that the verdict on the fleet follows from what is known of the control plane, and never
+// from one node.
 func TestTheFleetsVerdict(t *testing.T) {
 	for name, c := range map[string]struct {
 		evidence []drift.Evidence

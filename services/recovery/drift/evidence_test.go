@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/drift"
 )
 
-// TestEveryStateOfAnIdentityIsEvidence: what each state of an identity, with each alarm, makes of a node that is
-// connected and admitted.
+// TestEveryStateOfAnIdentityIsEvidence checks the verdict on a connected and admitted node for each state of its
+// identity, with each alarm.
 func TestEveryStateOfAnIdentityIsEvidence(t *testing.T) {
 	const (
 		pending     = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING

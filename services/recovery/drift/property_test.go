@@ -117,7 +117,8 @@ func wholeOf(t interface{ Fatalf(string, ...any) }, evidence []drift.Evidence) {
 	}
 }
 
-// TestTheOrderOfEvidenceDoesNotMatter: nor does a piece that is given twice, or one that is stale.
+// TestTheOrderOfEvidenceDoesNotMatter checks that neither the order of evidence changes the verdict, nor a piece that
+// is given twice, nor one that is stale.
 func TestTheOrderOfEvidenceDoesNotMatter(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		evidence := rapid.SliceOfN(rapid.OneOf(drawn, likely), 0, 12).Draw(t, "evidence")

@@ -74,7 +74,7 @@ func TestHandOver(t *testing.T) {
 			if !cut(err) {
 				k.refused(err, commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT)
 			}
-			// What the machine holds is accepted: it would have got a certificate but for the claim of the attempt.
+			// The token that the machine has is accepted: it would have got a certificate but for the lease of the attempt.
 			probe := *m
 			testkit.SetClockOffset(k.db, time.Duration(attempt+1)*11*time.Second)
 			if got := probe.states(); !strings.Contains(got, "issued+") {

@@ -149,7 +149,8 @@ func TestAForgedClaimIsNoEvidence(t *testing.T) {
 	k.refused(err, commonv1.Reason_REASON_TOKEN_INVALID)
 }
 
-// TestClaimsAreLimited: those of each node, and apart from them all that are not proven.
+// TestClaimsAreLimited checks that the claims of each node are limited, and apart from them all claims that are not
+// proven.
 func TestClaimsAreLimited(t *testing.T) {
 	k := newKit(t)
 	m, key := k.certified("node-1")

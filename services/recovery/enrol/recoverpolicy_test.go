@@ -152,7 +152,8 @@ func TestAutoRecoveryOff(t *testing.T) {
 	m.mustRecover(k.csr())
 }
 
-// TestAttemptsAreReported: one event a node and outcome a minute, of attempts after their proof alone.
+// TestAttemptsAreReported checks that attempts are reported after their proof alone, with one event a minute for each
+// node and outcome.
 func TestAttemptsAreReported(t *testing.T) {
 	k := newKit(t)
 	m := k.enrolled("node-1")

@@ -51,7 +51,7 @@ func TestStoppedIssuance(t *testing.T) {
 		t.Error("a refused request has changed rows, or was signed")
 	}
 	k.refused(func() error { _, err := k.enroll("gbt_"+other.Token[4:40]+"x", csr); return err }(),
-		commonv1.Reason_REASON_TOKEN_INVALID) // who proves nothing learns nothing
+		commonv1.Reason_REASON_TOKEN_INVALID) // a caller without a proof is told no more
 	k.stop("ok")
 	k.mustEnroll(other.Token, csr)
 	if _, err := k.enroller.Renew(k.ctx, renewal); err != nil {

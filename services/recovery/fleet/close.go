@@ -129,7 +129,7 @@ func mayClose(ctx context.Context, i *Incident) error {
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED,
 			"the incident is about an identity that may have a second holder: the security role closes it",
 			fault.Unmet("it needs the role "+roleSecurity+"; you have "+strings.Join(person.Roles, ", ")),
-			fault.Remedy("ask someone with the security role to judge it; fencing its nodes is theirs too"))
+			fault.Remedy("ask a person with the security role to judge it; fencing its nodes is theirs too"))
 	}
 	return nil
 }

@@ -216,7 +216,7 @@ func TestClosingWaitsForTheRoundUnderWay(t *testing.T) {
 	}
 }
 
-// TestSecurityClosesItsOwnIncidents: of a suspicion about one node, and of one about many.
+// TestSecurityClosesItsOwnIncidents checks incidents of a suspicion about one node, and about many.
 func TestSecurityClosesItsOwnIncidents(t *testing.T) {
 	c := newClosing(t)
 	for _, id := range []string{

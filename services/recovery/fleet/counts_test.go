@@ -27,8 +27,8 @@ const counted = `
 			AND w.state <> 'decommissioned')
 	GROUP BY w.placement`
 
-// TestTheFleetIsCountedAsItsRowsAre: whatever is written of workspaces, one at a time or several, and whatever is being
-// recovered.
+// TestTheFleetIsCountedAsItsRowsAre checks that the counts equal the rows whatever is written of workspaces, one at a
+// time or several, and whatever is being recovered.
 func TestTheFleetIsCountedAsItsRowsAre(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -97,7 +97,8 @@ func TestAStateOfAnUnknownKeyWaitsAndHoldsNoNode(t *testing.T) {
 	}
 }
 
-// Scenario: the key is lost for good, and the node was enrolled anew. What it still holds is of its former enrolment.
+// Scenario: the key is lost for good, and the node was enrolled anew. The join state that it still has is of its former
+// enrolment.
 func TestAStateOfALostKeyDoesNotShutANewEnrolmentOut(t *testing.T) {
 	b := newBench(t)
 	n := b.enrolled("one")

@@ -157,7 +157,7 @@ func TestTrustIsBounded(t *testing.T) {
 }
 
 // TestVersionsStandAboveThoseOfALostHistory: nodes remember the numbers of their versions, and the database may have
-// lost them. What is set then, be it what is active already, is above them all.
+// lost them. A version that is set then is above them all, also if its content is the active one.
 func TestVersionsStandAboveThoseOfALostHistory(t *testing.T) {
 	s := newSite(t)
 	first := s.set()
@@ -411,7 +411,8 @@ func TestTheConfiguredProfile(t *testing.T) {
 	if diff := cmp.Diff(map[int64]string{1: "retiring", 2: "retiring", 3: "active"}, s.phases()); diff != "" {
 		t.Fatal(diff)
 	}
-	// What configurations have left behind is retired after a month, if no node reports it, and cut a term later.
+	// Profiles that configurations have left behind are retired after a month, if no node reports them, and cut a term
+	// later.
 	s.exec(`UPDATE recovery.profile SET phase_at = mesh.clock() - interval '31 days', phase_by = 'recovery'`)
 	s.reports(first.GetFingerprint())
 	if err := s.book.Configure(s.ctx, s.configured(roots)); err != nil {

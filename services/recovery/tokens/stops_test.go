@@ -214,7 +214,7 @@ func TestRecoveryWasAway(t *testing.T) {
 	}
 }
 
-// TestReplicasThatScanTogether: of several that come back at once one writes the stop.
+// TestReplicasThatScanTogether checks that of several replicas which come back at once one writes the stop.
 func TestReplicasThatScanTogether(t *testing.T) {
 	s := newScene(t)
 	s.beat(ids.New())
@@ -269,14 +269,15 @@ func TestTheAuthorityWasAway(t *testing.T) {
 	note(s.now(), time.Time{})
 	s.pass(5 * time.Hour) // a build that does not know of it runs
 	if got := s.credit(begin); got != time.Hour+bound {
-		t.Errorf("credit %s after nobody has continued it", got)
+		t.Errorf("credit %s after a time in which no replica continued it", got)
 	}
 	note(s.now(), time.Time{})
 	note(time.Time{}, s.now())
 	s.wantOf("authority", time.Hour, bound, 0)
 }
 
-// TestAStopOfTheAuthorityWithoutAnEndIsContinued: one that a build has begun which set no end to it.
+// TestAStopOfTheAuthorityWithoutAnEndIsContinued checks that a stop is continued which a build began that set no end to
+// it.
 func TestAStopOfTheAuthorityWithoutAnEndIsContinued(t *testing.T) {
 	for name, c := range map[string]struct {
 		back bool

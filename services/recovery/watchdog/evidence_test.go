@@ -337,7 +337,7 @@ func TestAnInstanceIsNotReplacedWhileNoReplicaListens(t *testing.T) {
 	k.wantOutcome(k.record(b), open)
 }
 
-// Budgets, the brake and people's operations withhold this like any recreation.
+// Budgets, the brake and people's operations withhold this recreation like any other.
 func TestAnInstanceThatDoesNotComeIsReplacedWithinItsLimits(t *testing.T) {
 	t.Run("brake", func(t *testing.T) {
 		k := newKit(t)

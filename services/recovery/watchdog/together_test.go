@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
-// TestSessionsThatAreReadTogether holds that the events of sessions have the same effect together as one by one,
+// TestSessionsThatAreReadTogether checks that the events of sessions have the same effect together as one by one,
 // whatever their order: of a session that is late and comes back, of one that ends before or after the next one begins,
 // and of one whose events come twice or in the wrong order.
 func TestSessionsThatAreReadTogether(t *testing.T) {

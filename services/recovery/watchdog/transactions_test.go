@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
-// beginnings counts the transactions of a pool, which are what is sent while none is open, and its round trips.
+// beginnings counts the transactions of a pool, by what is sent while none is open, and its round trips.
 type beginnings struct{ n, trips atomic.Int64 }
 
 func (b *beginnings) note(conn *pgx.Conn) {

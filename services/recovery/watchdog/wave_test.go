@@ -320,7 +320,7 @@ func TestFewRefusalsAreNoWave(t *testing.T) {
 	if len(m.incidents(brakeKind)) != 0 {
 		t.Fatal("three nodes have engaged the brake")
 	}
-	// What comes after the window is counted anew.
+	// Nodes that are refused after the window are counted anew.
 	m.pass(6 * time.Minute)
 	m.forget(nodes[3:6])
 	for _, r := range m.open(m.hellos(nodes[3:6])) {

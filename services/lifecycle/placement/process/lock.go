@@ -24,13 +24,13 @@ const (
 // fileLock is a lock that one caller of one replica holds at a time. If the holder stops, for example because its
 // replica is suspended, other callers wait only as long as their contexts allow.
 type fileLock struct {
-	path string
-	wait time.Duration // of a caller without a deadline
-	turn chan struct{} // token of this process, first come first served; only its holder tries to lock the file
+	path  string
+	wait  time.Duration // of a caller without a deadline
+	token chan struct{} // of this process, first come first served; only its holder tries to lock the file
 }
 
 func newFileLock(path string) *fileLock {
-	return &fileLock{path: path, wait: lockWait, turn: make(chan struct{}, 1)}
+	return &fileLock{path: path, wait: lockWait, token: make(chan struct{}, 1)}
 }
 
 // acquire takes the lock, or returns fault unavailable when ctx ends, or after wait if ctx has no deadline. It takes a
@@ -42,21 +42,21 @@ func (l *fileLock) acquire(ctx context.Context) (func() error, error) {
 		defer cancel()
 	}
 	select {
-	case l.turn <- struct{}{}:
+	case l.token <- struct{}{}:
 	default:
 		select {
-		case l.turn <- struct{}{}:
+		case l.token <- struct{}{}:
 		case <-ctx.Done():
 			return nil, l.busy(ctx, os.Getpid())
 		}
 	}
 	file, err := l.flock(ctx)
 	if err != nil {
-		<-l.turn
+		<-l.token
 		return nil, err
 	}
 	return func() error {
-		defer func() { <-l.turn }()
+		defer func() { <-l.token }()
 		if err := file.Close(); err != nil {
 			return fmt.Errorf("release launch log: %w", err)
 		}

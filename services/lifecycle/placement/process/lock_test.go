@@ -75,7 +75,7 @@ func TestAStoppedHolderOfTheLaunchLogBlocksNoOtherForEver(t *testing.T) {
 			// One of them tried to lock the file and names its holder; the rest waited for that one.
 			if !strings.Contains(refusal.Public, "process 4711") &&
 				!strings.Contains(refusal.Public, "process "+strconv.Itoa(os.Getpid())) {
-				t.Errorf("%s: nobody is named in %q", got.name, refusal.Public)
+				t.Errorf("%s: no process is named in %q", got.name, refusal.Public)
 			}
 		case <-time.After(time.Minute):
 			t.Fatal("a call waits for ever")

@@ -22,8 +22,8 @@ func visited(t *testing.T, d *Driver) int {
 	return n
 }
 
-// TestWhatRunsOftenVisitsWhatStands: of a log of 1,000 instances that have ended, each round of Keep, a launch and a
-// scan for strays visit only the few that have not ended.
+// TestWhatRunsOftenVisitsWhatStands checks that of a log of 1,000 instances that have ended, each round of Keep, a
+// launch and a scan for strays visit only the few that have not ended.
 func TestWhatRunsOftenVisitsWhatStands(t *testing.T) {
 	ctx, d := testkit.Context(t), newDriver(t, 4, 4)
 	log, err := os.ReadFile(logOf(t, 1000).path)

@@ -23,9 +23,9 @@ func (a *agenda) add(at time.Time) {
 	a.times = slices.Insert(a.times, i, at)
 }
 
-// next returns how long it is from now to the earliest time after since, and drops the times that are not after since:
-// the driver has already looked for the runs that were due by then. It returns false if there is none.
-func (a *agenda) next(since, now time.Time) (time.Duration, bool) {
+// untilDue returns how long it is from now to the earliest time after since, and drops the times that are not after
+// since: the driver has already looked for the runs that were due by then. It returns false if there is none.
+func (a *agenda) untilDue(since, now time.Time) (time.Duration, bool) {
 	passed := 0
 	for passed < len(a.times) && !a.times[passed].After(since) {
 		passed++

@@ -42,11 +42,11 @@ func TestAnAgendaIsBoundedAndSorted(t *testing.T) {
 	if len(a.times) != mostDue {
 		t.Errorf("%d times", len(a.times))
 	}
-	wait, ok := a.next(start.Add(9*time.Millisecond), start)
+	wait, ok := a.untilDue(start.Add(9*time.Millisecond), start)
 	if !ok || wait != 10*time.Millisecond {
 		t.Errorf("next in %s, %v", wait, ok)
 	}
-	if _, ok := a.next(start.Add(time.Hour), start); ok || len(a.times) != 0 {
+	if _, ok := a.untilDue(start.Add(time.Hour), start); ok || len(a.times) != 0 {
 		t.Errorf("%d times are left", len(a.times))
 	}
 }

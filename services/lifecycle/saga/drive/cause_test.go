@@ -179,7 +179,7 @@ func TestASupersededStepIsNoWarning(t *testing.T) {
 	}
 }
 
-// A failure without a cause has none to show.
+// No cause is shown of a failure that has none.
 func TestNoCauseIsNone(t *testing.T) {
 	var none *saga.StepError
 	failure, ok := errors.AsType[*saga.StepError](saga.Fail(0, commonv1.Reason_REASON_WORKLOAD_FAILED, "it exited", nil))

@@ -94,7 +94,7 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 	b.Drive(b.Config("a"))
 	_, id := b.Create("toy")
 	b.Await(id, 5*time.Second, "running")
-	// Another driver leases it: what a reclaim does, without the wait.
+	// Another driver leases it, as it would after the lease has ended, without the wait.
 	b.Exec(`UPDATE lifecycle.saga_run SET fence = fence + 1, owner = 'thief' WHERE id = $1`, id)
 	select {
 	case err := <-cause:
@@ -195,7 +195,7 @@ func TestPoisonedBatchIsTakenApart(t *testing.T) {
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
 	_, bad := b.Create("toy")
 	ws, _ := b.Create("toy")
-	// An open attempt of another step: no build wrote that.
+	// The open attempt is of another step, which no build has ever written.
 	b.Exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
 		state, idem_key, stall_after)
 		VALUES ($1, 0, 'one', 'undo', 1, $2, $3, 1, 1, 'waiting', 'k', '5 min')`, bad, ws, b.Tenant)
@@ -266,7 +266,7 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 	})
 }
 
-// TestAStepStallsThoughItsDriversAreLost holds that the time of a stall goes on counting when a driver is lost, and
+// TestAStepStallsThoughItsDriversAreLost checks that the time of a stall goes on counting when a driver is lost, and
 // begins again only with an attempt after one that ended by itself.
 func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 	testkit.IO(t)
@@ -278,7 +278,7 @@ func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 			steps := sagatest.PureSteps("wedged")
 			steps[0].StallAfter = time.Minute
 			steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
-				return saga.Wait(saga.WaitFor{For: time.Hour, Why: "waiting for nobody"}), nil
+				return saga.Wait(saga.WaitFor{For: time.Hour, Why: "waiting for nothing"}), nil
 			}
 			b := newBed(t, saga.Definition{
 				Name: "toy", Version: 1, Steps: steps, States: sagatest.States(), StallAfter: time.Hour,

@@ -189,8 +189,8 @@ func (d *Driver) takeSlots(ctx context.Context) int {
 func (d *Driver) awaitWork(ctx context.Context, woken <-chan struct{}, asked time.Time, poll time.Duration) bool {
 	wait := poll
 	d.mu.Lock()
-	if next, ok := d.dues.next(asked, time.Now()); ok {
-		wait = min(wait, next)
+	if due, ok := d.dues.untilDue(asked, time.Now()); ok {
+		wait = min(wait, due)
 	}
 	d.mu.Unlock()
 	timer := time.NewTimer(wait)

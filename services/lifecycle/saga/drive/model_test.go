@@ -154,7 +154,7 @@ func (b *bed) unreported(ws string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Read after the rows: an event is there when its row is.
+	// The events are read after the rows: an event is there whenever its row is.
 	list, err := testkit.ReadEvents(ctx, pool, `workspace_id = $1 AND kind IN ('run.changed', 'step.changed')`, ws)
 	if err != nil {
 		return nil, err

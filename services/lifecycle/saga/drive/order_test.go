@@ -40,7 +40,8 @@ func (b *bed) locked(ctx context.Context, env *saga.Env) (string, error) {
 	return fmt.Sprintf("run %t, workspace %t", !run, !workspace), err
 }
 
-// TestOrderOfLocksOfAStuckRun: what a stuck run's definition locks before the run is locked before it.
+// TestOrderOfLocksOfAStuckRun checks that the rows which the definition of a stuck run locks before the run are locked
+// before it.
 func TestOrderOfLocksOfAStuckRun(t *testing.T) {
 	testkit.IO(t)
 	var rec sagatest.Record
@@ -76,8 +77,8 @@ func TestOrderOfLocksOfAStuckRun(t *testing.T) {
 	}
 }
 
-// TestOrderOfLocks: what a step locks before its run is locked before it, and its own rows come after its run and its
-// workspace.
+// TestOrderOfLocks checks that the rows which a step locks before its run are locked before it, and that its own rows
+// come after its run and its workspace.
 func TestOrderOfLocks(t *testing.T) {
 	testkit.IO(t)
 	var rec sagatest.Record

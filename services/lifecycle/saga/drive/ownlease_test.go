@@ -66,7 +66,7 @@ func (b *bed) driven() {
 	b.Await(id, 10*time.Second, "succeeded")
 }
 
-// TestAStartLeasesItsRun holds that a run that is started beside a free worker is leased by the transaction that
+// TestAStartLeasesItsRun checks that a run that is started beside a free worker is leased by the transaction that
 // inserts it, and that its first event has the lease.
 func TestAStartLeasesItsRun(t *testing.T) {
 	testkit.IO(t)
@@ -96,7 +96,7 @@ func TestAStartLeasesItsRun(t *testing.T) {
 	}
 }
 
-// TestAStartThatIsRolledBackFreesItsWorker holds that a worker that was reserved for a run whose transaction is rolled
+// TestAStartThatIsRolledBackFreesItsWorker checks that a worker that was reserved for a run whose transaction is rolled
 // back drives others.
 func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
 	testkit.IO(t)
@@ -117,7 +117,7 @@ func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
 	b.driven()
 }
 
-// TestAStartBesideBusyWorkersWaits holds that a run is left in the queue while no worker is free, and taken from it
+// TestAStartBesideBusyWorkersWaits checks that a run is left in the queue while no worker is free, and taken from it
 // afterwards.
 func TestAStartBesideBusyWorkersWaits(t *testing.T) {
 	testkit.IO(t)
@@ -147,7 +147,7 @@ func TestAStartBesideBusyWorkersWaits(t *testing.T) {
 	b.Await(id, 5*time.Second, "succeeded")
 }
 
-// TestAStartDuringAStopIsDueAtOnce holds that a run that was leased for a driver which stops before the commit is free
+// TestAStartDuringAStopIsDueAtOnce checks that a run that was leased for a driver which stops before the commit is free
 // for another at once, long before its lease ends, and that a driver that has stopped leases none.
 func TestAStartDuringAStopIsDueAtOnce(t *testing.T) {
 	testkit.IO(t)

@@ -58,7 +58,7 @@ func (b *bed) earlierClose(id, state string) {
 		WHERE run_id = $1 AND state = 'running'`, id, state)
 }
 
-// TestARunPassesBetweenBuilds holds that attempts, operation numbers and idempotency keys stay right when a run is
+// TestARunPassesBetweenBuilds checks that attempts, operation numbers and idempotency keys stay right when a run is
 // driven by a build without ranges of numbers and open attempts in runs' rows, before this build, after it, or both.
 func TestARunPassesBetweenBuilds(t *testing.T) {
 	testkit.IO(t)

@@ -32,7 +32,7 @@ func (b *bed) rowsOpen(id string) int {
 	return n
 }
 
-// TestAnAttemptIsWrittenOnce holds that a step that ends by itself costs one row of its own and none of its workspace,
+// TestAnAttemptIsWrittenOnce checks that a step that ends by itself costs one row of its own and none of its workspace,
 // and that its attempt is in the timeline while it has no row.
 func TestAnAttemptIsWrittenOnce(t *testing.T) {
 	testkit.IO(t)
@@ -100,7 +100,7 @@ func (b *bed) numbered(ws string, list []runs.Attempt, want int) {
 	}
 }
 
-// TestARangeOfNumbersIsReplaced holds that a run whose range is used up, or older than the era, goes on above
+// TestARangeOfNumbersIsReplaced checks that a run whose range is used up, or older than the era, goes on above
 // everything that was drawn.
 func TestARangeOfNumbersIsReplaced(t *testing.T) {
 	testkit.IO(t)
@@ -145,8 +145,8 @@ func TestARangeOfNumbersIsReplaced(t *testing.T) {
 	}
 }
 
-// TestAnOpenAttemptOutlivesItsDriver holds that the next lease closes an attempt that is only in its run's row as lost,
-// with the values with which it was opened.
+// TestAnOpenAttemptOutlivesItsDriver checks that the next lease closes an attempt that is only in its run's row as
+// lost, with the values with which it was opened.
 func TestAnOpenAttemptOutlivesItsDriver(t *testing.T) {
 	testkit.IO(t)
 	began, end := make(chan struct{}), make(chan struct{})
@@ -195,7 +195,7 @@ func TestAnOpenAttemptOutlivesItsDriver(t *testing.T) {
 	}
 }
 
-// TestAnOpenAttemptIsShown holds that heartbeats, progress texts and the flag of a stall are kept with an attempt
+// TestAnOpenAttemptIsShown checks that heartbeats, progress texts and the flag of a stall are kept with an attempt
 // that had no row, and that the events of the driver's next write have what others wrote to the run and its attempt.
 func TestAnOpenAttemptIsShown(t *testing.T) {
 	testkit.IO(t)
@@ -260,7 +260,7 @@ func TestAnOpenAttemptIsShown(t *testing.T) {
 	}
 }
 
-// TestHeartbeatsOfAnOpenAttempt holds that a heartbeat is kept with an attempt that had no row, and closes nothing.
+// TestHeartbeatsOfAnOpenAttempt checks that a heartbeat is kept with an attempt that had no row, and closes nothing.
 func TestHeartbeatsOfAnOpenAttempt(t *testing.T) {
 	testkit.IO(t)
 	goOn := make(chan struct{})
@@ -290,7 +290,7 @@ func TestHeartbeatsOfAnOpenAttempt(t *testing.T) {
 	}
 }
 
-// TestRowsOfEarlierBuildsGoOn holds that attempts that an earlier build opened, each with a row from its beginning and
+// TestRowsOfEarlierBuildsGoOn checks that attempts that an earlier build opened, each with a row from its beginning and
 // none in the run's, are closed as lost or resumed, and that a run without a range of numbers draws one above what its
 // workspace has used.
 func TestRowsOfEarlierBuildsGoOn(t *testing.T) {
@@ -330,7 +330,7 @@ func TestRowsOfEarlierBuildsGoOn(t *testing.T) {
 	}
 }
 
-// TestAnUnreadableRunKeepsItsOpenAttempt holds that a run that is put aside keeps what its last driver had open, as
+// TestAnUnreadableRunKeepsItsOpenAttempt checks that a run that is put aside keeps what its last driver had open, as
 // lost, with its event.
 func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	testkit.IO(t)
@@ -339,7 +339,7 @@ func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	steps[1].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
 		close(began)
 		<-end
-		return saga.Outcome{}, errors.New("nobody reads this")
+		return saga.Outcome{}, errors.New("this is not read")
 	}
 	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()}
 	b := newBed(t, def)
@@ -369,7 +369,7 @@ func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	}
 }
 
-// TestOpenAttemptsMigrate holds that the attempt which a run has open gets its row when the database goes back to the
+// TestOpenAttemptsMigrate checks that the attempt which a run has open gets its row when the database goes back to the
 // build before, and that what that build has open is closed as lost or goes on after the migration.
 func TestOpenAttemptsMigrate(t *testing.T) {
 	testkit.IO(t)

@@ -37,7 +37,7 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 			t.Errorf("told %+v", why)
 		}
 	default:
-		t.Error("whoever holds something for it was not told")
+		t.Error("OnStuck of its definition was not called")
 	}
 	var reason string
 	err := b.DB.Pool(pg.RoleLifecycle).QueryRow(t.Context(),

@@ -46,7 +46,7 @@ func (k *kit) cancelled(n *node) string {
 	return id
 }
 
-// TestAFailedListGoesOnWhereItFailed holds that nodes at the end of a list get their hints though no list from the
+// TestAFailedListGoesOnWhereItFailed checks that nodes at the end of a list get their hints though no list from the
 // beginning comes so far.
 func TestAFailedListGoesOnWhereItFailed(t *testing.T) {
 	k := newKit(t)
@@ -74,7 +74,7 @@ func TestAFailedListGoesOnWhereItFailed(t *testing.T) {
 	}
 }
 
-// TestAFirstPageThatFailsIsTriedInPieces holds that a list which cannot read its first page reads shorter ones, until
+// TestAFirstPageThatFailsIsTriedInPieces checks that a list which cannot read its first page reads shorter ones, until
 // it has come to an end.
 func TestAFirstPageThatFailsIsTriedInPieces(t *testing.T) {
 	k := newKit(t)
@@ -100,7 +100,7 @@ func TestAFirstPageThatFailsIsTriedInPieces(t *testing.T) {
 	}
 }
 
-// TestCancelsAreHintedThoughNodesAreNotListed holds that cancels are sent though the list of nodes fails.
+// TestCancelsAreHintedThoughNodesAreNotListed checks that cancels are sent though the list of nodes fails.
 func TestCancelsAreHintedThoughNodesAreNotListed(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -113,7 +113,7 @@ func TestCancelsAreHintedThoughNodesAreNotListed(t *testing.T) {
 	}
 }
 
-// TestCancelsOfNodesThatAreAwayDelayNoOthers holds that a list of cancels has room for those that can be answered,
+// TestCancelsOfNodesThatAreAwayDelayNoOthers checks that a list of cancels has room for those that can be answered,
 // however many wait for nodes that are away.
 func TestCancelsOfNodesThatAreAwayDelayNoOthers(t *testing.T) {
 	k := newKit(t)

@@ -31,8 +31,8 @@ func (k *kit) lockedTask(ctx context.Context, taskID string) (bool, error) {
 	return false, err
 }
 
-// TestReportsLockTasksBeforeRuns: when a report wakes runs, every task that it is about is locked: also those whose
-// results come late.
+// TestReportsLockTasksBeforeRuns checks that every task which a report is about is locked before the runs that the
+// report wakes, also tasks whose results come late.
 func TestReportsLockTasksBeforeRuns(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

@@ -25,7 +25,8 @@ func (k *kit) spec(n *node, key string) task.Spec {
 	}
 }
 
-// TestAProbeTakesTwoRoundTrips: one for the row, with the check of its node, and one for the event with the commit.
+// TestAProbeTakesTwoRoundTrips checks that a probe takes one round trip for the row, with the check of its node, and
+// one for the event with the commit.
 func TestAProbeTakesTwoRoundTrips(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

@@ -397,7 +397,8 @@ func TestTheStartThatAResultReportsHasItsTime(t *testing.T) {
 		k.wantHistory(id, "queued", "dispatched", "delivered", "running", "succeeded")
 	}
 
-	// What came by itself is not said to come with the result, and the times of what comes together are in order.
+	// Updates that came by themselves are not recorded as having come with the result, and the times of updates that come
+	// together are in order.
 	id := k.enqueue(n).TaskID
 	ref := k.lease(n)
 	k.report(n, func(r *lifecyclev1.NodeReport) {

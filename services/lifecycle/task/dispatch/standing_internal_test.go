@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// TestOffersOfOneMessageNameTheirOwnSessions holds that tasks of one node that were leased to two of its sessions are
+// TestOffersOfOneMessageNameTheirOwnSessions checks that tasks of one node that were leased to two of its sessions are
 // each offered to their own.
 func TestOffersOfOneMessageNameTheirOwnSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestOffersOfOneMessageNameTheirOwnSessions(t *testing.T) {
 	})
 }
 
-// TestASessionThatNothingIsHeardOfStandsNoLonger holds that after a task which was leased as it was queued, and of
+// TestASessionThatNothingIsHeardOfStandsNoLonger checks that after a task which was leased as it was queued, and of
 // which no report has come, no other is leased so until the node's next lease.
 func TestASessionThatNothingIsHeardOfStandsNoLonger(t *testing.T) {
 	s := standing{underWay: underWay}
@@ -76,7 +76,7 @@ func TestASessionThatNothingIsHeardOfStandsNoLonger(t *testing.T) {
 	}
 }
 
-// TestOffersThatWaitAreBounded holds that an outlet keeps no more than its bytes, and has room again for what it gave.
+// TestOffersThatWaitAreBounded checks that an outlet keeps no more than its bytes, and has room again for what it gave.
 func TestOffersThatWaitAreBounded(t *testing.T) {
 	out, large := newOutlet(), picked{payload: make([]byte, 1<<20)}
 	for range outletBytes>>20 + 1 {

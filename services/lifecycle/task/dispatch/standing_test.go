@@ -69,7 +69,7 @@ func (s *streamed) offered(stream *workStream, n *node, id string) *nodev1.TaskR
 	return tasks[0].GetTask()
 }
 
-// TestATaskIsLeasedAsItIsQueued holds that a session with a standing lease gets a task without a further lease, with
+// TestATaskIsLeasedAsItIsQueued checks that a session with a standing lease gets a task without a further lease, with
 // the same attempts and the same history, and the next one when its agent has reported on the first.
 func TestATaskIsLeasedAsItIsQueued(t *testing.T) {
 	s := newStreamed(t)
@@ -105,7 +105,7 @@ func TestATaskIsLeasedAsItIsQueued(t *testing.T) {
 	s.offered(stream, n, s.probe(n))
 }
 
-// TestALeaseWithoutARequestIsCheckedByTheGate holds that a task is not leased as it is queued if the gate is shut,
+// TestALeaseWithoutARequestIsCheckedByTheGate checks that a task is not leased as it is queued if the gate is shut,
 // raised to another session, or locked by a fence under way, nor to a session that was named as ended, nor over a
 // stream that has ended; and that queueing waits for no gate.
 func TestALeaseWithoutARequestIsCheckedByTheGate(t *testing.T) {
@@ -168,7 +168,7 @@ func TestALeaseWithoutARequestIsCheckedByTheGate(t *testing.T) {
 	}
 }
 
-// TestAnUncommittedTaskIsNotOffered holds that a task which is queued in a caller's transaction is offered after its
+// TestAnUncommittedTaskIsNotOffered checks that a task which is queued in a caller's transaction is offered after its
 // commit alone.
 func TestAnUncommittedTaskIsNotOffered(t *testing.T) {
 	s := newStreamed(t)
@@ -306,8 +306,8 @@ func TestASessionIsNotGivenBackAfterALostAnswer(t *testing.T) {
 	}
 }
 
-// TestInRollbackModeProbesAloneAreLeasedUnasked holds that what changes something is not leased in rollback mode, asked
-// for or not.
+// TestInRollbackModeProbesAloneAreLeasedUnasked checks that what changes something is not leased in rollback mode,
+// asked for or not.
 func TestInRollbackModeProbesAloneAreLeasedUnasked(t *testing.T) {
 	s := newStreamed(t)
 	n, other := s.k.node(), s.k.node()
@@ -323,7 +323,7 @@ func TestInRollbackModeProbesAloneAreLeasedUnasked(t *testing.T) {
 	s.k.wants(held, queued, 0, 0)
 }
 
-// TestALeaseUnderWayStandsForNoEndedStream holds that a lease which ends after its stream adds no session that tasks
+// TestALeaseUnderWayStandsForNoEndedStream checks that a lease which ends after its stream adds no session that tasks
 // may be leased to as they are queued.
 func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 	s := newStreamed(t)
@@ -367,8 +367,8 @@ func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 	s.k.wants(s.probe(n), queued, 0, 0)
 }
 
-// TestLargeTasksComeInSeveralMessages holds that tasks which are leased together, on request or as they are queued, are
-// sent in messages that are small enough for a replica to read, and that all of them arrive.
+// TestLargeTasksComeInSeveralMessages checks that tasks which are leased together, on request or as they are queued,
+// are sent in messages that are small enough for a replica to read, and that all of them arrive.
 func TestLargeTasksComeInSeveralMessages(t *testing.T) {
 	const nodes = 30
 	large := &nodev1.ProbeNoop{Nonce: strings.Repeat("n", 200<<10)}

@@ -116,7 +116,7 @@ func leaseFrame(id int64, n *node) *lifecyclev1.StreamWorkRequest {
 	}
 }
 
-// TestAStreamCarriesLeasesAndReports holds that a task is leased and its result acknowledged over one stream, and that
+// TestAStreamCarriesLeasesAndReports checks that a task is leased and its result acknowledged over one stream, and that
 // what is acknowledged is committed.
 func TestAStreamCarriesLeasesAndReports(t *testing.T) {
 	s := newStreamed(t)
@@ -146,7 +146,7 @@ func TestAStreamCarriesLeasesAndReports(t *testing.T) {
 	}
 }
 
-// TestAFrameIsHeldToTheRulesOfItsCall holds that a frame that is not valid is refused as its call would be, that the
+// TestAFrameIsHeldToTheRulesOfItsCall checks that a frame that is not valid is refused as its call would be, that the
 // stream goes on, and that frames count in the metrics of the calls whose place they take.
 func TestAFrameIsHeldToTheRulesOfItsCall(t *testing.T) {
 	s := newStreamed(t)
@@ -189,7 +189,7 @@ func TestAFrameIsHeldToTheRulesOfItsCall(t *testing.T) {
 	}
 }
 
-// TestNoOtherServiceStreamsWork holds that a stream is refused to a service that may not make its calls.
+// TestNoOtherServiceStreamsWork checks that a stream is refused to a service that may not make its calls.
 func TestNoOtherServiceStreamsWork(t *testing.T) {
 	s := newStreamed(t)
 	if _, err := s.open("recovery"); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
@@ -197,8 +197,8 @@ func TestNoOtherServiceStreamsWork(t *testing.T) {
 	}
 }
 
-// TestAFrameUnderWayOutlivesTheDrain holds that a request from before the drain signal is served and answered, and that
-// the stream ends after it.
+// TestAFrameUnderWayOutlivesTheDrain checks that a request from before the drain signal is served and answered, and
+// that the stream ends after it.
 func TestAFrameUnderWayOutlivesTheDrain(t *testing.T) {
 	s := newStreamed(t)
 	n := s.k.node()

@@ -63,7 +63,7 @@ func (k *kit) counted() *trips {
 	return c
 }
 
-// TestATaskTakesSixRoundTrips holds that queueing, lease and report take two round trips each: one that changes the
+// TestATaskTakesSixRoundTrips checks that queueing, lease and report take two round trips each: one that changes the
 // row, under the node's gate, and one that appends the event and commits.
 func TestATaskTakesSixRoundTrips(t *testing.T) {
 	k := newKit(t)
@@ -89,7 +89,7 @@ func TestATaskTakesSixRoundTrips(t *testing.T) {
 	k.wants(id, succeeded, 1, 0)
 }
 
-// TestALeaseThatWaitedForAFenceFindsTheGateShut holds that the statement behind the lock in the same round trip reads
+// TestALeaseThatWaitedForAFenceFindsTheGateShut checks that the statement behind the lock in the same round trip reads
 // the gate as the fence left it, and not as it was when the round trip began.
 func TestALeaseThatWaitedForAFenceFindsTheGateShut(t *testing.T) {
 	k := newKit(t)

@@ -127,7 +127,7 @@ func TestAHandshakeThatLeavesGivesItsTurnOn(t *testing.T) {
 		expectTurn(t, "the second", leaves, context.DeadlineExceeded)
 		a.endTurn()
 		expectTurn(t, "the third", next, nil)
-		// Its turn has come, and it leaves all the same.
+		// Its turn has come, and it leaves nevertheless.
 		turn := make(chan struct{})
 		a.mu.Lock()
 		from := a.sources[oneSource]
@@ -154,7 +154,7 @@ func TestAClientThatSendsNothingHoldsNoTurn(t *testing.T) {
 			go func() {
 				_, err := conn.Read(make([]byte, 1))
 				if err == nil {
-					_, err = conn.Read(make([]byte, 1)) // what does not come
+					_, err = conn.Read(make([]byte, 1)) // the client does not send it
 				}
 				conn.End()
 				read <- err

@@ -105,8 +105,8 @@ type Conn struct {
 	source    string
 	ctx       context.Context       //nolint:containedctx // of the handshake, which gives its own to no method
 	opening   atomic.Pointer[Place] // nil: not begun, or over
-	holds     bool
-	over      bool // the handshake has ended
+	inTurn    bool                  // it has a turn, which it is to end
+	over      bool                  // the handshake has ended
 }
 
 // Handshaking returns a connection from a source before its handshake, which ends with ctx.
@@ -129,7 +129,7 @@ func (t *Conn) Read(b []byte) (int, error) {
 	if p == nil {
 		if p, err = t.admission.begin(t.ctx, t.source); err == nil {
 			t.opening.Store(p)
-			t.holds = true
+			t.inTurn = true
 			stack.Grow()        // of the handshake's goroutine, and not of those that wait
 			if hungUp(t.Conn) { // it gave up before its turn came, which it would only waste
 				err = io.EOF
@@ -142,7 +142,7 @@ func (t *Conn) Read(b []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	t.holds = true
+	t.inTurn = true
 	return n, nil
 }
 
@@ -186,8 +186,8 @@ func hungUp(conn net.Conn) bool {
 }
 
 func (t *Conn) endTurn() {
-	if t.holds {
-		t.holds = false
+	if t.inTurn {
+		t.inTurn = false
 		t.admission.endTurn()
 	}
 }

@@ -27,8 +27,8 @@ func claiming(gpus, addresses int) *commonv1.HostFacts {
 	return out
 }
 
-// A host that claims more than a host has keeps what is bounded, whichever order it names it in; a sound one stays as
-// it is.
+// The facts of a host that claims more than a host can have are cut to the bounds, in whichever order it names them;
+// the facts of a sound host stay as they are.
 func TestFactsAreBounded(t *testing.T) {
 	sound := claiming(MostGPUs, MostAddresses/2)
 	was := proto.CloneOf(sound)

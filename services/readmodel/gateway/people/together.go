@@ -32,8 +32,8 @@ type together[T any] struct {
 // batch is the set of rows that one statement reads.
 type batch[T any] struct {
 	ids    map[string]bool
-	turn   chan struct{} // gets one element when one of the waiting callers is to run the statement
-	called bool          // turn was sent to
+	lead   chan struct{} // gets one element when one of the waiting callers is to run the statement
+	called bool          // lead was sent to
 	done   chan struct{} // closed when found and err are set
 	found  map[string]T
 	err    error
@@ -43,7 +43,7 @@ type batch[T any] struct {
 func (g *together[T]) get(ctx context.Context, id string) (T, bool, error) {
 	g.mu.Lock()
 	if g.next == nil {
-		g.next = &batch[T]{ids: map[string]bool{}, turn: make(chan struct{}, 1), done: make(chan struct{})}
+		g.next = &batch[T]{ids: map[string]bool{}, lead: make(chan struct{}, 1), done: make(chan struct{})}
 	}
 	own := g.next
 	own.ids[id] = true
@@ -61,7 +61,7 @@ func (g *together[T]) get(ctx context.Context, id string) (T, bool, error) {
 		case <-own.done:
 			found, ok := own.found[id]
 			return found, ok, own.err
-		case <-own.turn:
+		case <-own.lead:
 			g.mu.Lock()
 			lead = g.next == own
 			if lead {
@@ -84,7 +84,7 @@ func (g *together[T]) get(ctx context.Context, id string) (T, bool, error) {
 func (g *together[T]) take(own *batch[T]) {
 	g.next = nil
 	select {
-	case <-own.turn: // the turn was offered, and no waiting caller has received it
+	case <-own.lead: // the lead was offered, and no waiting caller has received it
 		g.running--
 	default:
 	}
@@ -97,7 +97,7 @@ func (g *together[T]) pass() {
 		return
 	}
 	g.next.called = true
-	g.next.turn <- struct{}{}
+	g.next.lead <- struct{}{}
 }
 
 // lead runs the statement of a batch and wakes its callers.

@@ -60,7 +60,7 @@ func (d *Messages[M]) Find(key Key, to *M, missing *[]Missing[M]) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if time.Since(d.since) >= longest {
-		d.turn()
+		d.rotate()
 	}
 	found, ok := d.young[key]
 	if !ok {
@@ -99,13 +99,13 @@ func (d *Messages[M]) Fill(missing []Missing[M], read map[Key][]byte, decode fun
 // keep stores the message of a row in the young generation. The caller holds mu.
 func (d *Messages[M]) keep(key Key, m sized[M]) {
 	if d.bytes+m.bytes > most || d.young == nil {
-		d.turn()
+		d.rotate()
 	}
 	d.young[key] = m
 	d.bytes += m.bytes
 }
 
-// turn makes the young generation the old one and begins a new one. The caller holds mu.
-func (d *Messages[M]) turn() {
+// rotate makes the young generation the old one and begins a new one. The caller holds mu.
+func (d *Messages[M]) rotate() {
 	d.young, d.old, d.bytes, d.since = map[Key]sized[M]{}, d.young, 0, time.Now()
 }

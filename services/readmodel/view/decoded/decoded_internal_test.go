@@ -10,7 +10,8 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 )
 
-// Scenario: workspaces come and go. What a list showed once is not kept until two generations are full of other rows.
+// Scenario: workspaces come and go. Rows that a list showed once are dropped before two generations are full of other
+// rows.
 func TestUnusedMessagesAreDropped(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -47,7 +48,7 @@ func TestUnusedMessagesAreDropped(t *testing.T) {
 			t.Error("a message that is asked for each second is not kept")
 		}
 		if ask(1) {
-			t.Error("a message that nobody asked for in three minutes is kept")
+			t.Error("a message that was not asked for in three minutes is kept")
 		}
 	})
 }

@@ -111,7 +111,7 @@ func TestARefusedRecoveryTokenIsMissing(t *testing.T) {
 	if v := k.wantReasons(n.id(), tokenMissing, unspecified); v.GetReason() != unspecified {
 		t.Errorf("after a recovery: %v", v)
 	}
-	// What was refused before a session is over with the session.
+	// Refusals from before a session do not count any more once it is admitted.
 	k.attempt(n, "recovery", commonv1.Reason_REASON_TOKEN_CONSUMED)
 	k.round()
 	k.back(n)

@@ -111,7 +111,8 @@ func TestManyNodesWithOneReasonAreOneIncident(t *testing.T) {
 	}
 }
 
-// TestFailuresFarApartAreNoIncident: as many nodes with the same reason, which began over more than the window.
+// TestFailuresFarApartAreNoIncident checks that as many nodes with the same reason are no incident if it began on them
+// over more than the window.
 func TestFailuresFarApartAreNoIncident(t *testing.T) {
 	k := newKit(t)
 	nodes := k.fleetOf(30)

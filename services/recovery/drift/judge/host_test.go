@@ -204,7 +204,8 @@ func TestAFailureThatIsNotRepeatedIsOver(t *testing.T) {
 	}
 }
 
-// What an agent tells of the time after it was heard counts once it is lost; what it told of the time before is over.
+// Records of an agent about the time after it was last heard count once it is lost; those about the time before do not
+// count any more.
 func TestSessionsBringTheRecordOfTheHost(t *testing.T) {
 	k := newKit(t)
 	n := k.made()
@@ -245,7 +246,7 @@ func TestSessionsBringTheRecordOfTheHost(t *testing.T) {
 	}
 }
 
-// What the host recorded while its agent was heard explains nothing once the agent is lost, whichever way its session
+// Records that a host made while its agent was heard explain nothing once the agent is lost, whichever way its session
 // ends.
 func TestReportsOfTheSessionEndWithIt(t *testing.T) {
 	for name, end := range map[string]func(*kit, *machine){

@@ -85,7 +85,8 @@ func TestDifferencesOfTheRuntime(t *testing.T) {
 	}
 }
 
-// TestHostileFactsAreCleanedAndBounded: what an agent reports is shown to people and stored.
+// TestHostileFactsAreCleanedAndBounded checks that facts of a hostile agent are cleaned and bounded, since they are
+// shown to people and stored.
 func TestHostileFactsAreCleanedAndBounded(t *testing.T) {
 	const evil = "\x1b[31mred\x00\u202e\nnext\xff"
 	f := &commonv1.HostFacts{Kernel: strings.Repeat(evil, 1<<14), ContainerRuntime: evil}

@@ -72,7 +72,7 @@ func TestAProfileIsJudgedFromTheRows(t *testing.T) {
 		t.Errorf("the detail is %q", detail)
 	}
 	k.wantReasons(other.id())
-	// What a disconnected node reported last counts on: its endpoints are not valid.
+	// The last report of a disconnected node still counts: its endpoints are not valid.
 	report("one")
 	k.lose(n)
 	k.round()

@@ -125,7 +125,8 @@ func TestARuntimeThatChanged(t *testing.T) {
 	}
 }
 
-// TestANewInstanceBringsItsFacts: what a machine has after it was enrolled anew is what it is to have.
+// TestANewInstanceBringsItsFacts checks that the facts which a machine reports after it was enrolled anew become the
+// expected ones.
 func TestANewInstanceBringsItsFacts(t *testing.T) {
 	k := newKit(t)
 	n := k.reporting()
@@ -171,8 +172,8 @@ func TestAWorseReasonKeepsTheEvidenceOfTheRuntime(t *testing.T) {
 	}
 }
 
-// TestARuntimeThatChangesUnderAWorseReason: that the host differs, otherwise, and no more, is a verdict each time
-// though a worse reason stays.
+// TestARuntimeThatChangesUnderAWorseReason checks that the verdict changes each time that the host begins to differ,
+// differs otherwise, or differs no more, though a worse reason stays.
 func TestARuntimeThatChangesUnderAWorseReason(t *testing.T) {
 	k := newKit(t)
 	n := k.reporting()
@@ -234,7 +235,8 @@ func TestAcceptedFactsEndTheDrift(t *testing.T) {
 	}
 }
 
-// TestFactsOtherThanWereSeenAreNotAccepted: between the look and the word of a person the host changed again.
+// TestFactsOtherThanWereSeenAreNotAccepted checks that facts are not accepted if the host changed again between the
+// time at which a person saw them and the acceptance.
 func TestFactsOtherThanWereSeenAreNotAccepted(t *testing.T) {
 	k := newKit(t)
 	n := k.reporting()
@@ -267,7 +269,8 @@ func TestFactsOtherThanWereSeenAreNotAccepted(t *testing.T) {
 	}
 }
 
-// TestEachDifferenceHasATextOfItsOwn: also one of a device that is not written out, and one behind the bound.
+// TestEachDifferenceHasATextOfItsOwn checks that each difference has a text of its own, also that of a device that is
+// not written out, and one beyond the bound.
 func TestEachDifferenceHasATextOfItsOwn(t *testing.T) {
 	many := func(last string) collect.Runtime {
 		return collect.RuntimeOf(facts(func(f *commonv1.HostFacts) {

@@ -80,7 +80,7 @@ func TestASessionThatEndsAfterItsReplicaWasLost(t *testing.T) {
 	k.lose(recent)
 	k.round()
 	k.wantReasons(recent.id(), agentDown, unspecified)
-	k.wantReasons(long.id(), agentDown) // it has been silent for too long all the same
+	k.wantReasons(long.id(), agentDown) // it has still been silent for too long
 	k.put()                             // the consumer reads the events of verdicts too, lest it seem to be behind
 	k.listen(staleAfter - time.Second)
 	k.round()

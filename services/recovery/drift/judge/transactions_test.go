@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/drift/judge"
 )
 
-// beginnings counts the transactions of a pool: what is sent while none is open.
+// beginnings counts the transactions of a pool, by what is sent while none is open.
 type beginnings struct{ n atomic.Int64 }
 
 func (b *beginnings) note(conn *pgx.Conn) {
