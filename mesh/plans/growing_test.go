@@ -233,15 +233,24 @@ func TestTheCountsOfTheFleetReadEachRowOnce(t *testing.T) {
 	}
 }
 
-// make fills the tables.
+// make fills the tables. A fill may take longer than the role's statements may, on a machine with other load.
 func (g growing) make(t *testing.T, db *testkit.Database, size int) {
 	t.Helper()
+	conn, err := db.OwnerPool().Acquire(testkit.Context(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(testkit.Context(t), `SET statement_timeout = 0`); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Conn().Close(testkit.Context(t)) }() // no other test gets it with that setting
 	for _, sql := range append(slices.Clone(g.fill), `VACUUM ANALYZE`) {
 		var args []any
 		if strings.Contains(sql, "$1") {
 			args = []any{size}
 		}
-		if _, err := db.OwnerPool().Exec(testkit.Context(t), sql, args...); err != nil {
+		if _, err := conn.Exec(testkit.Context(t), sql, args...); err != nil {
 			t.Fatalf("%s: %v", sql, err)
 		}
 	}
