@@ -26,7 +26,7 @@ flags=(-race -vet=off -ldflags=-s -timeout 40m)
 
 # slow reports whether the start of a process takes milliseconds on this machine, as it does where each page that a
 # process touches first costs a trap into a hypervisor. Each package brings processes of its own and mostly waits for
-# them; on such a machine five packages, and four meshes of one package, would wait past their limits.
+# them; on such a machine four packages, and four meshes of one package, would wait past their limits.
 slow() {
   local before i
   before=$(date +%s%N)
@@ -35,7 +35,7 @@ slow() {
 }
 
 full_tests() {
-  local wrap= beside=(-p 5)
+  local wrap= beside=(-p 4)
   if slow; then
     beside=(-p 2 -parallel 2)
     echo "a process takes milliseconds to start on this machine: two packages run at a time, and two tests of each"
