@@ -57,7 +57,7 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 	b := sagatest.NewBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
 	ws, id := b.Create("toy")
-	b.Await(id, 10*time.Second, "failed")
+	b.Await(id, testkit.Patience, "failed")
 	retry := func(override bool, reason string) (saga.Retried, error) {
 		var out saga.Retried
 		err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
@@ -88,7 +88,7 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 		if n > 1 && !strings.Contains(out.Advice, "decommission") {
 			t.Errorf("advice after the same failure twice = %q", out.Advice)
 		}
-		r := b.Await(out.RunID, 10*time.Second, "failed")
+		r := b.Await(out.RunID, testkit.Patience, "failed")
 		if r.Round != n+1 || r.ParentRunID == "" {
 			t.Errorf("round = %d, parent %q", r.Round, r.ParentRunID)
 		}
@@ -105,7 +105,7 @@ func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Await(out.RunID, 10*time.Second, "succeeded")
+	b.Await(out.RunID, testkit.Patience, "succeeded")
 	if made.Load() != 1 {
 		t.Errorf("the resource was made %d times", made.Load())
 	}
@@ -140,7 +140,7 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 			b := sagatest.NewBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 			b.Drive(b.Config("a"))
 			ws, id := b.Create("toy")
-			r := b.Await(id, 10*time.Second, "stuck")
+			r := b.Await(id, testkit.Patience, "stuck")
 			if !strings.Contains(r.StuckReason, "disk will not go") || r.WhyWaiting == "" || b.Workspace(ws).State != "stuck" {
 				t.Errorf("stuck = %q, why %q, workspace %s", r.StuckReason, r.WhyWaiting, b.Workspace(ws).State)
 			}
@@ -173,7 +173,7 @@ func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b.Await(id, 10*time.Second, "failed")
+			b.Await(id, testkit.Patience, "failed")
 			claims, err := claims.Live(t.Context(), b.DB.Pool(pg.RoleLifecycle), ws)
 			if err != nil || (len(claims) > 0) != (help == "close") {
 				t.Errorf("live claims = %+v, %v", claims, err)
@@ -193,7 +193,7 @@ func TestHundredStartsMakeOneRun(t *testing.T) {
 	ws, first := b.Create("toy")
 	cfg := b.Config("a")
 	stop := b.Drive(cfg)
-	b.Await(first, 10*time.Second, "succeeded")
+	b.Await(first, testkit.Patience, "succeeded")
 	stop()
 	var joined, started atomic.Int32
 	var runs sync.Map
@@ -267,14 +267,14 @@ func TestWaitAndWake(t *testing.T) {
 	b := sagatest.NewBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
 	_, id := b.Create("toy")
-	r := b.Await(id, 10*time.Second, "waiting")
+	r := b.Await(id, testkit.Patience, "waiting")
 	if r.Owner != "" || r.WhyWaiting != "pods 0/3" {
 		t.Errorf("parked run: owner %q, why %q", r.Owner, r.WhyWaiting)
 	}
 	if err := b.Tx(func(ctx context.Context, tx pgx.Tx) error { return b.Core.Wake(ctx, tx, id) }); err != nil {
 		t.Fatal(err)
 	}
-	b.Await(id, 5*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 	if got := attempts.All(); !slices.Equal(got, []string{"1/1", "1/1"}) {
 		t.Errorf("calls (attempt/op_seq) = %v: a wait keeps its attempt", got)
 	}
@@ -317,6 +317,6 @@ func TestWakeIsNeverLost(t *testing.T) {
 		all = append(all, id)
 	}
 	for _, id := range all {
-		b.Await(id, 10*time.Second, "succeeded")
+		b.Await(id, testkit.Patience, "succeeded")
 	}
 }

@@ -60,7 +60,7 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	cfg.StallSweep, cfg.GraceNow = time.Hour, func() time.Duration { return time.Duration(grace.Load()) }
 	b.Drive(cfg)
 	_, id := b.Create("toy")
-	b.Await(id, 10*time.Second, "waiting")
+	b.Await(id, testkit.Patience, "waiting")
 	testkit.SetClockOffset(b.DB, 50*time.Hour)
 	flagged := func(prefix string, want int) {
 		t.Helper()
@@ -92,7 +92,7 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	b.Await(id, 10*time.Second, "failed")
+	b.Await(id, testkit.Patience, "failed")
 	if list := b.Timeline(id); list[1].State != "abandoned" {
 		t.Errorf("the step that did not end with its context is %s", list[1].State)
 	}

@@ -135,7 +135,13 @@ func (c *Core) reserve(ctx context.Context, tx pgx.Tx) *Worker {
 	if own == nil {
 		return nil
 	}
-	if !pg.OnEnd(tx, func(committed bool) { d.End(context.WithoutCancel(ctx), own, committed) }) {
+	ended := func(committed bool) {
+		if !committed && !pg.OutcomeUnknown(tx) {
+			own.Run = nil // it was not inserted; a run of its id is that of a later try, and leased
+		}
+		d.End(context.WithoutCancel(ctx), own, committed)
+	}
+	if !pg.OnEnd(tx, ended) {
 		d.End(ctx, own, false)
 		return nil
 	}

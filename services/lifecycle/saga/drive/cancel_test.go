@@ -58,7 +58,7 @@ func TestCancelReachesTheContextAndUndoes(t *testing.T) {
 		t.Fatalf("second cancel = %+v, %v", v, err)
 	}
 	close(asked)
-	r := b.Await(id, 5*time.Second, "failed")
+	r := b.Await(id, testkit.Patience, "failed")
 	want := []string{"do one", "cause " + saga.ErrCancelRequested.Error(), "undo two", "undo one"}
 	if got := rec.All(); !slices.Equal(got, want) {
 		t.Errorf("calls = %v, want %v", got, want)
@@ -99,7 +99,7 @@ func TestCancelOfADeafStepIsAbandoned(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	b.Await(id, 5*time.Second, "failed")
+	b.Await(id, testkit.Patience, "failed")
 	close(release)
 	if err := <-late; !errors.Is(err, saga.ErrFenced) {
 		t.Errorf("the zombie's intent = %v, want %v", err, saga.ErrFenced)
@@ -144,7 +144,7 @@ func TestShortCancelGraceOutlivesRestart(t *testing.T) {
 			r.State, r.Attempts, list[0].State, list[0].Error)
 	}
 	b.Drive(b.Config("b"))
-	b.Await(id, 30*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 }
 
 func TestCancelWhileCompensatingChangesNothing(t *testing.T) {
@@ -177,7 +177,7 @@ func TestCancelWhileCompensatingChangesNothing(t *testing.T) {
 		t.Errorf("cancel = %+v, %v", v, err)
 	}
 	close(release)
-	if r := b.Await(id, 5*time.Second, "failed"); r.ErrorCode != "launch_failed" {
+	if r := b.Await(id, testkit.Patience, "failed"); r.ErrorCode != "launch_failed" {
 		t.Errorf("error = %s", r.ErrorCode)
 	}
 }
@@ -196,7 +196,7 @@ func TestCancelOfAnUnleasedRun(t *testing.T) {
 		t.Errorf("workspace = %s", w.State)
 	}
 	b.Drive(b.Config("a"))
-	b.Await(id, 5*time.Second, "failed")
+	b.Await(id, testkit.Patience, "failed")
 }
 
 // TestTeardownSticksAndGoesOn: a run of a definition that Sticks ends stuck, and an operator's verbs take it forward.
@@ -221,7 +221,7 @@ func TestTeardownSticksAndGoesOn(t *testing.T) {
 			})
 			b.Drive(b.Config("a"))
 			ws, id := b.Create("down")
-			b.Await(id, 10*time.Second, "stuck")
+			b.Await(id, testkit.Patience, "stuck")
 			err := b.Tx(func(ctx context.Context, tx pgx.Tx) error {
 				if help == "retry" {
 					close(mended)
@@ -234,7 +234,7 @@ func TestTeardownSticksAndGoesOn(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b.Await(id, 10*time.Second, "succeeded")
+			b.Await(id, testkit.Patience, "succeeded")
 			if w := b.Workspace(ws); w.State != "active" {
 				t.Errorf("workspace = %s", w.State)
 			}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -81,7 +80,7 @@ func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
 	}
 	stop := b.Drive(b.Config("a"))
 	ws, id := b.Create("toy")
-	r := b.Await(id, 10*time.Second, "stuck")
+	r := b.Await(id, testkit.Patience, "stuck")
 	stop()
 	if r.Error != public || b.Workspace(ws).LastError == "" ||
 		strings.Contains(r.StuckReason+r.WhyWaiting+b.Workspace(ws).LastError, "42P07") {
@@ -169,7 +168,7 @@ func TestASupersededStepIsNoWarning(t *testing.T) {
 			}
 			stop := b.Drive(b.Config("a"))
 			_, id := b.Create("toy")
-			b.Await(id, 10*time.Second, "failed")
+			b.Await(id, testkit.Patience, "failed")
 			stop()
 			logged := log.lines(t, "step failed", id)
 			if len(logged) != 1 || logged[0]["level"] != tt.want {

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -25,7 +24,7 @@ func TestFailureCompensatesInReverse(t *testing.T) {
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
 	ws, id := b.Create("toy")
-	r := b.Await(id, 10*time.Second, "failed")
+	r := b.Await(id, testkit.Patience, "failed")
 	want := []string{"do one", "do two", "do three", "undo three", "undo two", "undo one"}
 	if got := rec.All(); !slices.Equal(got, want) {
 		t.Errorf("calls = %v, want %v", got, want)
@@ -55,7 +54,7 @@ func TestRetryableErrorIsRetriedWithItsKey(t *testing.T) {
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
 	_, id := b.Create("toy")
-	b.Await(id, 10*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 	if got := keys.All(); len(got) != 3 || got[0] != got[2] || got[0] != id+"/one/do" {
 		t.Errorf("idempotency keys = %v", got)
 	}

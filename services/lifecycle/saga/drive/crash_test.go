@@ -53,7 +53,7 @@ func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
 	testkit.SetClockOffset(b.DB, 4*time.Minute)
 	o := b.Second(def)
 	o.Drive(o.Config("alive"))
-	r := o.Await(id, 10*time.Second, "succeeded")
+	r := o.Await(id, testkit.Patience, "succeeded")
 	if r.Fence != 2 {
 		t.Errorf("fence = %d", r.Fence)
 	}
@@ -93,7 +93,7 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 	b := newBed(t, def)
 	b.Drive(b.Config("a"))
 	_, id := b.Create("toy")
-	b.Await(id, 5*time.Second, "running")
+	b.Await(id, testkit.Patience, "running")
 	// Another driver leases it, as it would after the lease has ended, without the wait.
 	b.Exec(`UPDATE lifecycle.saga_run SET fence = fence + 1, owner = 'thief' WHERE id = $1`, id)
 	select {
@@ -105,7 +105,7 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 		t.Fatal("the step's context did not end")
 	}
 	b.Exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock(), lease_until = mesh.clock() WHERE id = $1`, id)
-	b.Await(id, 5*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 }
 
 func TestOwnLeasesAreReclaimedAtBoot(t *testing.T) {
@@ -117,7 +117,7 @@ func TestOwnLeasesAreReclaimedAtBoot(t *testing.T) {
 		SET state = 'running', owner = 'a', fence = 5, lease_until = mesh.clock() + '1 hour',
 		next_at = mesh.clock() + '1 hour' WHERE id = $1`, id)
 	b.Drive(b.Config("a"))
-	if r := b.Await(id, 5*time.Second, "succeeded"); r.Fence != 6 {
+	if r := b.Await(id, testkit.Patience, "succeeded"); r.Fence != 6 {
 		t.Errorf("fence = %d", r.Fence)
 	}
 }
@@ -151,7 +151,7 @@ func TestShutdownHandsOver(t *testing.T) {
 	}
 	o := b.Second(def)
 	o.Drive(o.Config("b"))
-	o.Await(id, 5*time.Second, "succeeded")
+	o.Await(id, testkit.Patience, "succeeded")
 	if list := b.Timeline(id); len(list) != 1 || list[0].Attempt != 1 {
 		t.Errorf("timeline = %+v", list)
 	}
@@ -175,9 +175,9 @@ func TestUnreadableRunStopsNoOther(t *testing.T) {
 	}
 	b.Drive(b.Config("a"))
 	for _, id := range good {
-		b.Await(id, 10*time.Second, "succeeded")
+		b.Await(id, testkit.Patience, "succeeded")
 	}
-	if r := b.Await(badRun, 5*time.Second, "stuck"); !strings.Contains(r.StuckReason, "unreadable") {
+	if r := b.Await(badRun, testkit.Patience, "stuck"); !strings.Contains(r.StuckReason, "unreadable") {
 		t.Errorf("stuck reason = %q", r.StuckReason)
 	}
 	if w := b.Workspace(bad); w.State != "stuck" {
@@ -207,9 +207,9 @@ func TestPoisonedBatchIsTakenApart(t *testing.T) {
 	}
 	b.Drive(b.Config("a"))
 	for _, id := range good {
-		b.Await(id, 10*time.Second, "succeeded")
+		b.Await(id, testkit.Patience, "succeeded")
 	}
-	b.Await(bad, 5*time.Second, "stuck")
+	b.Await(bad, testkit.Patience, "stuck")
 }
 
 func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
@@ -234,7 +234,7 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 	cfg.Lease, cfg.Heartbeat = time.Hour, time.Minute
 	b.Drive(cfg)
 	_, id := b.Create("toy")
-	b.Await(id, 5*time.Second, "running")
+	b.Await(id, testkit.Patience, "running")
 	testkit.SetClockOffset(b.DB, 61*time.Second)
 	stalled := func(want bool, prefix string) func() error {
 		return func() error {
@@ -285,7 +285,7 @@ func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
 			})
 			stop := b.Drive(b.Config("a"))
 			_, id := b.Create("toy")
-			b.Await(id, 5*time.Second, "waiting")
+			b.Await(id, testkit.Patience, "waiting")
 			stop()
 			b.Exec(`UPDATE lifecycle.saga_step SET attempt = 2 WHERE run_id = $1`, id)
 			b.Exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, idem_key, state,
@@ -323,7 +323,7 @@ func TestBudgetAndDeadlineEndTheForwardPhase(t *testing.T) {
 		})
 	b.Drive(b.Config("a"))
 	_, id := b.Create("toy")
-	if r := b.Await(id, 10*time.Second, "failed"); r.ErrorCode != "deadline_of_step_exceeded" {
+	if r := b.Await(id, testkit.Patience, "failed"); r.ErrorCode != "deadline_of_step_exceeded" {
 		t.Errorf("error = %s: %s", r.ErrorCode, r.Error)
 	}
 	want := []string{
@@ -334,7 +334,7 @@ func TestBudgetAndDeadlineEndTheForwardPhase(t *testing.T) {
 		t.Errorf("calls = %v, want %v", got, want)
 	}
 	_, id = b.Create("forever")
-	if r := b.Await(id, 10*time.Second, "failed"); r.ErrorCode != "deadline_exceeded" {
+	if r := b.Await(id, testkit.Patience, "failed"); r.ErrorCode != "deadline_exceeded" {
 		t.Errorf("error = %s: %s", r.ErrorCode, r.Error)
 	}
 }

@@ -3,7 +3,6 @@ package drive_test
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -26,7 +25,7 @@ func TestRunSucceeds(t *testing.T) {
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
 	ws, id := b.Create("toy")
-	r := b.Await(id, 10*time.Second, "succeeded")
+	r := b.Await(id, testkit.Patience, "succeeded")
 	if n := <-got; n != 7 {
 		t.Errorf("output of step one = %d", n)
 	}

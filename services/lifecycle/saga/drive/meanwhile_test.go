@@ -38,7 +38,7 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 	})
 	b.Drive(b.Config("a"))
 	_, id := b.Create("toy")
-	r := b.Await(id, 10*time.Second, "waiting")
+	r := b.Await(id, testkit.Patience, "waiting")
 	attempt := func() runs.Attempt {
 		t.Helper()
 		all, err := runs.Timeline(testkit.Context(t), b.DB.Pool(pg.RoleLifecycle), id)
@@ -74,7 +74,7 @@ func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
 		t.Errorf("after another look: %+v", a)
 	}
 	testkit.SetClockOffset(b.DB, budget+time.Minute)
-	b.Await(id, 10*time.Second, "failed")
+	b.Await(id, testkit.Patience, "failed")
 	a := attempt()
 	if a.State != "failed" || a.ErrorCode != "deadline_of_step_exceeded" || !strings.Contains(a.Error, said) ||
 		!strings.Contains(a.Error, "2h0m0s") ||

@@ -116,10 +116,10 @@ func TestRandomVerbs(t *testing.T) {
 				rt.Fatalf("after %s: %v", verb, err)
 			}
 			if rapid.Bool().Draw(rt, "await") {
-				b.Await(run, 20*time.Second, "succeeded", "failed", "stuck")
+				b.Await(run, testkit.Patience, "succeeded", "failed", "stuck")
 			}
 		}
-		r := b.Await(run, 20*time.Second, "succeeded", "failed", "stuck")
+		r := b.Await(run, testkit.Patience, "succeeded", "failed", "stuck")
 		if err := b.invariants(ws); err != nil {
 			rt.Fatal(err)
 		}

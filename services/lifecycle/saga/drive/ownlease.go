@@ -25,8 +25,7 @@ func (d *Driver) Reserve() *saga.Worker {
 }
 
 // End drives the run that was started under this driver's lease, or gives the worker back if none was inserted. If the
-// transaction was rolled back, or its outcome is unknown, or the driver stops, the run is made due at once, if it
-// exists.
+// outcome of the transaction is unknown, or the driver stops, the run is made due at once, if it exists.
 func (d *Driver) End(ctx context.Context, own *saga.Worker, committed bool) {
 	if own.Run == nil {
 		d.slots <- struct{}{}

@@ -63,7 +63,7 @@ func (b *bed) firstEvent(id string) *lifecyclev1.Run {
 func (b *bed) driven() {
 	b.T.Helper()
 	_, id := b.Create("toy")
-	b.Await(id, 10*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 }
 
 // TestAStartLeasesItsRun checks that a run that is started beside a free worker is leased by the transaction that
@@ -82,7 +82,7 @@ func TestAStartLeasesItsRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := b.Await(id, 5*time.Second, "succeeded")
+	r := b.Await(id, testkit.Patience, "succeeded")
 	first := b.firstEvent(id)
 	if first.GetState() != commonv1.RunState_RUN_STATE_RUNNING || first.GetOwner() != "a" || first.GetFence() != 1 ||
 		len(first.GetChangedSteps()) != 1 {
@@ -117,6 +117,41 @@ func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
 	b.driven()
 }
 
+// lender is a driver that lends a worker to every start and counts how they come back.
+type lender struct{ undone, begun int }
+
+func (l *lender) Reserve() *saga.Worker {
+	return &saga.Worker{Owner: "lender", Length: time.Hour, Sent: time.Now()}
+}
+
+func (l *lender) End(_ context.Context, own *saga.Worker, committed bool) {
+	switch {
+	case own.Run == nil && !committed:
+		l.undone++
+	case own.Run != nil && committed:
+		l.begun++
+	}
+}
+
+// TestAStartThatIsRolledBackHasNoRun checks that a driver gets no run of a transaction that was rolled back: the run of
+// that id may be one that a second try has inserted and that is driven.
+func TestAStartThatIsRolledBackHasNoRun(t *testing.T) {
+	testkit.IO(t)
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: sagatest.PureSteps("one"), States: sagatest.States()})
+	var lent lender
+	b.Core.Attach(&lent)
+	t.Cleanup(func() { b.Core.Detach(&lent) })
+	if _, err := b.starting(func() error { return sagatest.ErrBoom }); !errors.Is(err, sagatest.ErrBoom) {
+		t.Fatalf("err = %v", err)
+	}
+	if _, err := b.starting(func() error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if want := (lender{undone: 1, begun: 1}); lent != want {
+		t.Errorf("the driver got %+v, want %+v", lent, want)
+	}
+}
+
 // TestAStartBesideBusyWorkersWaits checks that a run is left in the queue while no worker is free, and taken from it
 // afterwards.
 func TestAStartBesideBusyWorkersWaits(t *testing.T) {
@@ -143,8 +178,8 @@ func TestAStartBesideBusyWorkersWaits(t *testing.T) {
 		t.Errorf("first event = %v", first)
 	}
 	close(goOn)
-	b.Await(busy, 5*time.Second, "succeeded")
-	b.Await(id, 5*time.Second, "succeeded")
+	b.Await(busy, testkit.Patience, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 }
 
 // TestAStartDuringAStopIsDueAtOnce checks that a run that was leased for a driver which stops before the commit is free
@@ -173,6 +208,6 @@ func TestAStartDuringAStopIsDueAtOnce(t *testing.T) {
 	}
 	o := b.Second(def)
 	o.Drive(o.Config("b"))
-	o.Await(id, 10*time.Second, "succeeded")
-	o.Await(later, 10*time.Second, "succeeded")
+	o.Await(id, testkit.Patience, "succeeded")
+	o.Await(later, testkit.Patience, "succeeded")
 }

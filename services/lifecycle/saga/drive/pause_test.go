@@ -73,7 +73,7 @@ func TestRunsStandStillInRollbackMode(t *testing.T) {
 		t.Errorf("the step was called %d times in the mode", n)
 	}
 	testkit.SetRollback(b.DB, false)
-	r := b.Await(id, 20*time.Second, "succeeded", "failed")
+	r := b.Await(id, testkit.Patience, "succeeded", "failed")
 	if r.State != "succeeded" || r.StuckReason != "" {
 		t.Errorf("run is %s (%s): %s", r.State, r.StuckReason, r.Error)
 	}
@@ -123,7 +123,7 @@ func TestUndosStandStillInRollbackMode(t *testing.T) {
 		t.Fatal("the undo ran in the mode")
 	}
 	testkit.SetRollback(b.DB, false)
-	b.Await(id, 20*time.Second, "failed")
+	b.Await(id, testkit.Patience, "failed")
 	if undone.Load() != 1 || inMode.Load() != 0 {
 		t.Errorf("undone %d times, %d in the mode", undone.Load(), inMode.Load())
 	}
@@ -164,7 +164,7 @@ func TestAStepUnderWayStopsAtItsNextEffect(t *testing.T) {
 		t.Errorf("%d effects; the step was told %v", effects.Load(), err)
 	}
 	testkit.SetRollback(b.DB, false)
-	b.Await(id, 20*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 	if list := b.Timeline(id); len(list) != 1 || effects.Load() != 1 {
 		t.Errorf("%d effects over %d attempts", effects.Load(), len(list))
 	}

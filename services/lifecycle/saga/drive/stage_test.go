@@ -68,7 +68,7 @@ func TestAStepIsGivenItsStageAgain(t *testing.T) {
 	}
 	b.Exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock() WHERE id = $1`, id)
 	b.Drive(b.Config("b"))
-	b.Await(id, 20*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 	want := []string{
 		`first 1 ""`, `first 1 "middle"`, `first 2 "middle"`, `first 2 "middle"`, `first 3 "middle"`, `second 1 ""`,
 	}
@@ -117,7 +117,7 @@ func TestAStageIsWrittenOnce(t *testing.T) {
 	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 	b.Drive(b.Config("a"))
 	_, id := b.Create("toy")
-	b.Await(id, 20*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 	if first, second := <-versions, <-versions; first != 2 || second != first {
 		t.Errorf("the versions are %d and %d", first, second)
 	}

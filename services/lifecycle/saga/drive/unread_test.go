@@ -2,7 +2,6 @@ package drive_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -25,7 +24,7 @@ func TestAnUnknownValueInASpecStopsNoOtherRun(t *testing.T) {
 	}
 	b.Drive(b.Config("a"))
 	for _, id := range good {
-		b.Await(id, 10*time.Second, "succeeded")
+		b.Await(id, testkit.Patience, "succeeded")
 	}
 	if r := b.Run(oddRun); !r.Live() {
 		t.Errorf("its run is %s", r.State)

@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -133,4 +134,38 @@ func TestCancelPassesABlockedBeat(t *testing.T) {
 	}
 	free()
 	b.Await(cancelled, time.Minute, "failed")
+}
+
+// TestALeaseThatIsTakenAgainEndsTheFormerStep: a driver that leases a run again which it still drives, because the lease
+// ended while the process was paused, ends the former step at once and closes its attempt as lost.
+func TestALeaseThatIsTakenAgainEndsTheFormerStep(t *testing.T) {
+	testkit.IO(t)
+	began, causes := make(chan struct{}, 2), make(chan error, 2)
+	steps := sagatest.PureSteps("wait")
+	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		began <- struct{}{}
+		if env.Attempt > 1 {
+			return saga.Done(nil), nil
+		}
+		<-ctx.Done()
+		causes <- context.Cause(ctx)
+		return saga.Outcome{}, context.Cause(ctx)
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
+	cfg := b.Config("a")
+	cfg.Lease, cfg.Heartbeat = time.Hour, 20*time.Minute // neither a heartbeat nor the lease's end ends the step
+	b.Drive(cfg)
+	_, id := b.Create("toy")
+	<-began
+	b.Exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock() WHERE id = $1`, id)
+	b.Core.Runnable().Notify()
+	select {
+	case cause := <-causes:
+		if !errors.Is(cause, saga.ErrFenced) {
+			t.Errorf("the former step ended with %v, want %v", cause, saga.ErrFenced)
+		}
+	case <-time.After(testkit.Patience):
+		t.Fatal("the former step did not end")
+	}
+	b.Await(id, testkit.Patience, "succeeded")
 }

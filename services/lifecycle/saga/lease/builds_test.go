@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -122,7 +121,7 @@ func TestARunPassesBetweenBuilds(t *testing.T) {
 				t.Fatalf("%d numbers are drawn, not %d", drawn, tc.drawn)
 			}
 			b.Drive(b.Config("now"))
-			b.Await(id, 10*time.Second, "succeeded")
+			b.Await(id, testkit.Patience, "succeeded")
 			mu.Lock()
 			defer mu.Unlock()
 			last := tc.drawn

@@ -109,15 +109,20 @@ func (k *Keeper) take(ctx context.Context, limit int, skip []string) ([]*Activit
 	return out, nil
 }
 
-// Adopt adds the lease of a run. sent is when the lease was requested.
+// Adopt adds the lease of a run. sent is when the lease was requested. If the keeper has an earlier lease of the run,
+// which has ended unnoticed, that one is lost: its step's context ends, as no heartbeat of it will be refused.
 func (k *Keeper) Adopt(h *Run, sent time.Time) *Activity {
 	a := &Activity{
 		Leased: h, id: h.Run.ID, fence: h.Run.Fence, deadline: sent.Add(k.terms.Length),
 		cancelAt: h.Run.CancelAt != nil, undoing: h.Run.Phase == runs.Undo,
 	}
 	k.mu.Lock()
-	defer k.mu.Unlock()
+	former := k.active[a.id]
 	k.active[a.id] = a
+	k.mu.Unlock()
+	if former != nil {
+		former.Lose(saga.ErrFenced)
+	}
 	k.core.Stats().Leased.Add(1)
 	return a
 }

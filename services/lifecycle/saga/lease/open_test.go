@@ -63,7 +63,7 @@ func TestAnAttemptIsWrittenOnce(t *testing.T) {
 			first.Version, w.Version)
 	}
 	close(goOn)
-	b.Await(id, 5*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 	b.numbered(ws, b.Timeline(id), 4)
 	list = b.Timeline(id)
 	if string(list[2].Output) != `{"answer": 42}` {
@@ -132,7 +132,7 @@ func TestARangeOfNumbersIsReplaced(t *testing.T) {
 			b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: sagatest.States()})
 			b.Drive(b.Config("a"))
 			ws, id := b.Create("toy")
-			b.Await(id, 5*time.Second, "succeeded")
+			b.Await(id, testkit.Patience, "succeeded")
 			list := b.Timeline(id)
 			b.numbered(ws, list, 3)
 			if !tc.want(list[1], list[2]) || notified.Load() != list[2].OpSeq {
@@ -174,7 +174,7 @@ func TestAnOpenAttemptOutlivesItsDriver(t *testing.T) {
 	testkit.SetClockOffset(b.DB, 4*time.Minute)
 	o := &bed{b.Second(def)}
 	o.Drive(o.Config("alive"))
-	o.Await(id, 10*time.Second, "succeeded")
+	o.Await(id, testkit.Patience, "succeeded")
 	close(end)
 	list := o.Timeline(id)
 	o.numbered(ws, list, 4)
@@ -242,7 +242,7 @@ func TestAnOpenAttemptIsShown(t *testing.T) {
 		t.Errorf("the attempt that stalls has %d rows", n)
 	}
 	close(goOn)
-	b.Await(id, 5*time.Second, "waiting")
+	b.Await(id, testkit.Patience, "waiting")
 	if err := b.Announced(id); err != nil {
 		t.Error(err)
 	}
@@ -253,7 +253,7 @@ func TestAnOpenAttemptIsShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-parked
-	b.Await(id, 5*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 	b.numbered(ws, b.Timeline(id), 4)
 	if err := b.Announced(id); err != nil {
 		t.Error(err)
@@ -281,7 +281,7 @@ func TestHeartbeatsOfAnOpenAttempt(t *testing.T) {
 		return nil
 	})
 	close(goOn)
-	b.Await(id, 5*time.Second, "succeeded")
+	b.Await(id, testkit.Patience, "succeeded")
 	if list := b.Timeline(id); len(list) != 2 || list[1].State != "succeeded" {
 		t.Errorf("timeline = %+v", list)
 	}
@@ -316,7 +316,7 @@ func TestRowsOfEarlierBuildsGoOn(t *testing.T) {
 				VALUES ($1, 0, 'one', 'do', 1, $2, $3, 3, 6, 'succeeded', '/one/do', '5 min', mesh.clock()),
 					($1, 1, 'two', 'do', 1, $2, $3, 3, 7, $4, '/two/do', '5 min', NULL)`, id, ws, b.Tenant, tc.attempt)
 			b.Drive(b.Config("a"))
-			b.Await(id, 5*time.Second, "succeeded")
+			b.Await(id, testkit.Patience, "succeeded")
 			list := b.Timeline(id)
 			var got []string
 			for _, a := range list {
@@ -355,7 +355,7 @@ func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	testkit.SetClockOffset(b.DB, 4*time.Minute)
 	o := &bed{b.Second(other)}
 	o.Drive(o.Config("alive"))
-	o.Await(id, 10*time.Second, "stuck")
+	o.Await(id, testkit.Patience, "stuck")
 	list := o.Timeline(id)
 	if len(list) != 2 || list[1].State != "lost" || list[1].Name != "two" || list[1].FinishedAt == nil ||
 		o.rowsOpen(id) != 0 {
@@ -409,7 +409,7 @@ func TestOpenAttemptsMigrate(t *testing.T) {
 	testkit.SetClockOffset(b.DB, 20*time.Minute)
 	o := &bed{b.Second(def)}
 	o.Drive(o.Config("alive"))
-	o.Await(id, 10*time.Second, "succeeded")
+	o.Await(id, testkit.Patience, "succeeded")
 	list := o.Timeline(id)
 	o.numbered(ws, list, 4)
 	if lost := list[1]; lost.State != "lost" || lost.OpSeq != open.OpSeq || lost.Fence != open.Fence ||

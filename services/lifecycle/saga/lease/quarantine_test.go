@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -29,7 +28,7 @@ func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
 	ws, id := b.Create("toy")
 	b.Exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, id)
 	stop := b.Drive(b.Config("a"))
-	r := b.Await(id, 10*time.Second, "stuck")
+	r := b.Await(id, testkit.Patience, "stuck")
 	stop()
 	select {
 	case why := <-notified:

@@ -39,7 +39,7 @@ func TestARunOfAnUnknownKindOrPhaseStopsNoOther(t *testing.T) {
 		}
 	}
 	stop := b.Drive(b.Config("a"))
-	b.Await(plain, 10*time.Second, "succeeded")
+	b.Await(plain, testkit.Patience, "succeeded")
 	stop()
 	for _, id := range []string{oddKind, oddPhase} {
 		if r := b.Run(id); r.State != "pending" || r.Fence != 0 {

@@ -97,7 +97,7 @@ func TestAStalledStepStaysFlaggedWhileItIsCalledAgain(t *testing.T) {
 	wake()
 	parked("look 8", 2, true)
 	wake()
-	if r := b.Await(id, 30*time.Second, "succeeded"); r.StuckReason != "" {
+	if r := b.Await(id, testkit.Patience, "succeeded"); r.StuckReason != "" {
 		t.Errorf("what has succeeded is still flagged: %q", r.StuckReason)
 	}
 }
