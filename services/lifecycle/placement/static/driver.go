@@ -25,47 +25,50 @@ type Driver struct{ db *pgxpool.Pool }
 // New returns a driver.
 func New(db *pgxpool.Pool) *Driver { return &Driver{db: db} }
 
-// Launch takes the slot on request.NodeID, or returns the existing one if it is the same instance.
+// Launch takes the slot on request.NodeID, or returns the existing one if it is the same instance. It needs no
+// transaction: one statement takes the slot, and what it read before is only for refusals that name their reason.
 func (d *Driver) Launch(ctx context.Context, request placement.LaunchRequest) (placement.Launched, error) {
-	var out placement.Launched
-	err := pg.InTx(ctx, d.db, func(ctx context.Context, tx pgx.Tx) error {
-		placed, err := pg.One[epochsRow](ctx, tx, placedEpochs, request.WorkspaceID, request.Epoch)
-		if err != nil {
-			return fmt.Errorf("read slots: %w", err)
-		}
-		if placed.Highest != nil && *placed.Highest > request.Epoch {
-			return fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "a later epoch of the workspace was placed")
-		}
-		if placed.Alive != nil {
-			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
-				"an earlier epoch of the workspace is not confirmed ended")
-		}
-		if err := request.Permitted(ctx); err != nil {
-			return err
-		}
-		slot, err := pg.One[slotRow](ctx, tx, takeSlot, request.WorkspaceID, request.Epoch, request.InstanceID,
-			request.NodeID)
-		if err != nil {
-			return fmt.Errorf("take slot: %w", err)
-		}
-		out.StartedAt = slot.StartedAt
-		if slot.EndedAt != nil {
-			return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
-		}
-		if slot.InstanceID != request.InstanceID {
-			return placement.LostHistory("static:"+slot.NodeID, slot.InstanceID, request)
-		}
-		if slot.NodeID != request.NodeID {
-			return fault.New(commonv1.Reason_REASON_CONFLICT, "this epoch of the workspace stands on another machine",
-				fault.Conflicting(slot.NodeID))
-		}
-		out.ProviderID = "static:" + slot.NodeID
-		return nil
-	})
-	if err != nil {
+	slot, err := d.take(ctx, request)
+	switch {
+	case err != nil:
 		return placement.Launched{}, fmt.Errorf("place on machine: %w", err)
+	case slot.EndedAt != nil:
+		err = fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
+	case slot.InstanceID != request.InstanceID:
+		err = placement.LostHistory("static:"+slot.NodeID, slot.InstanceID, request)
+	case slot.NodeID != request.NodeID:
+		err = fault.New(commonv1.Reason_REASON_CONFLICT, "this epoch of the workspace stands on another machine",
+			fault.Conflicting(slot.NodeID))
+	default:
+		return placement.Launched{ProviderID: "static:" + slot.NodeID, StartedAt: slot.StartedAt}, nil
 	}
-	return out, nil
+	return placement.Launched{}, fmt.Errorf("place on machine: %w", err)
+}
+
+// take takes the slot of request, or returns the one that the epoch of its workspace has. It keeps no connection while
+// it asks for the permission, which needs one of the same pool: as many launches as the pool has would wait for each
+// other.
+func (d *Driver) take(ctx context.Context, request placement.LaunchRequest) (slotRow, error) {
+	placed, err := pg.One[epochsRow](ctx, d.db, placedEpochs, request.WorkspaceID, request.Epoch)
+	if err != nil {
+		return slotRow{}, fmt.Errorf("read slots: %w", err)
+	}
+	if placed.Highest != nil && *placed.Highest > request.Epoch {
+		return slotRow{}, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "a later epoch of the workspace was placed")
+	}
+	if placed.Alive != nil {
+		return slotRow{}, fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+			"an earlier epoch of the workspace is not confirmed ended")
+	}
+	if err := request.Permitted(ctx); err != nil {
+		return slotRow{}, err
+	}
+	slot, err := pg.One[slotRow](ctx, d.db, takeSlot, request.WorkspaceID, request.Epoch, request.InstanceID,
+		request.NodeID)
+	if err != nil {
+		return slotRow{}, fmt.Errorf("take slot: %w", err)
+	}
+	return slot, nil
 }
 
 // End releases the slot once nothing of the workspace is left on the machine.

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/placementtest"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
 )
@@ -60,5 +63,32 @@ func TestEndBesideALaunch(t *testing.T) {
 	}
 	if len(list) != 1 || list[0].WorkspaceID != workspace || list[0].EndedAt.IsZero() {
 		t.Errorf("after the end: %+v", list)
+	}
+}
+
+// TestALaunchAsksForPermissionWithItsOnlyConnection checks that a launch needs one connection at a time: its permission
+// reads the same database, by the same pool.
+func TestALaunchAsksForPermissionWithItsOnlyConnection(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	config := db.Pool(pg.RoleLifecycle).Config()
+	config.MaxConns, config.MinConns = 1, 0
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Patience)
+	defer cancel()
+	asked := 0
+	request := placement.LaunchRequest{
+		WorkspaceID: ids.New(), Epoch: 1, InstanceID: ids.New(), NodeID: ids.New(),
+		Permit: func(ctx context.Context) error {
+			asked++
+			return pool.Ping(ctx)
+		},
+	}
+	if _, err := static.New(pool).Launch(ctx, request); err != nil || asked != 1 {
+		t.Errorf("launched with %v after %d questions", err, asked)
 	}
 }
