@@ -321,7 +321,8 @@ func TestAFailedFirstWriteDropsNothing(t *testing.T) {
 		var waiting bool
 		err := w.db.OwnerPool().QueryRow(ctx,
 			`SELECT EXISTS (SELECT FROM pg_locks
-				WHERE NOT granted AND relation = 'lifecycle.audit_window'::regclass)`).Scan(&waiting)
+				WHERE NOT granted AND relation = 'lifecycle.audit_window'::regclass
+				AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`).Scan(&waiting)
 		if err == nil && !waiting {
 			err = errors.New("the first write does not wait")
 		}

@@ -226,10 +226,13 @@ func (src Source) provision(ctx context.Context, client *person.Client) error {
 	return err
 }
 
+// atRest reports whether the rows of the workspace that stands are there, those of its first report too, and nothing is
+// under way. The rows of a workspace that has ended, which has the same tables, do not count.
 var atRest = pg.Define(pg.RoleOwner, "plans.at_rest", `
-	SELECT EXISTS (SELECT FROM readmodel.observed)
-		AND EXISTS (SELECT FROM lifecycle.observed_workload)
-		AND EXISTS (SELECT FROM readmodel.run r WHERE NOT r.live)
+	SELECT EXISTS (SELECT FROM lifecycle.workspace w WHERE w.name = $1
+			AND EXISTS (SELECT FROM readmodel.observed o WHERE o.workspace_id = w.id)
+			AND EXISTS (SELECT FROM lifecycle.observed_workload o WHERE o.workspace_id = w.id)
+			AND EXISTS (SELECT FROM readmodel.run r WHERE r.workspace_id = w.id AND NOT r.live))
 		AND NOT EXISTS (SELECT FROM lifecycle.saga_run r WHERE r.finished_at IS NULL)
 		AND NOT EXISTS (SELECT FROM lifecycle.task t WHERE t.open)
 		AND (SELECT min(c.pos) FROM readmodel.event_cursor c) >= (SELECT max(c.pos) FROM lifecycle.event_cursor c)`)
@@ -237,7 +240,7 @@ var atRest = pg.Define(pg.RoleOwner, "plans.at_rest", `
 // awaitRest waits until the workspace's first report is projected and nothing is under way.
 func awaitRest(ctx context.Context, conn *pgx.Conn) error {
 	for {
-		done, err := pg.Value[bool](ctx, conn, atRest)
+		done, err := pg.Value[bool](ctx, conn, atRest, workspaceName)
 		if err != nil {
 			return fmt.Errorf("wait until the mesh of the template is at rest: %w", err)
 		}

@@ -184,7 +184,8 @@ func TestOneReplicaMakesAPageOfNodesDue(t *testing.T) {
 		first <- err
 	}()
 	testkit.Eventually(t, testkit.Patience, func() error {
-		if k.count(`SELECT count(*) FROM pg_locks WHERE NOT granted`) == 0 {
+		if k.count(`SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+				WHERE NOT l.granted AND a.datname = current_database()`) == 0 {
 			return errors.New("the first replica does not wait for the node")
 		}
 		return nil
