@@ -67,6 +67,7 @@ type fake struct {
 	answers  map[string]func(any) (connect.AnyResponse, error)
 	watch    func(context.Context, *readmodelv1.WatchRequest, func(*readmodelv1.WatchResponse) error) error
 	requests []proto.Message
+	ended    int // requests
 	bundle   func(send func(*readmodelv1.EscalateResponse) error) error
 }
 
@@ -122,8 +123,17 @@ func (f *fake) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		if fn == nil {
 			return next(ctx, req)
 		}
+		defer f.answered()
 		return fn(req.Any())
 	}
+}
+
+// answered orders the function of a request that has ended before those of later requests, which may use the same
+// variables: a request that comes after a response is not enough for the race detector.
+func (f *fake) answered() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended++
 }
 
 func (f *fake) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
@@ -145,6 +155,7 @@ func (f *fake) Watch(ctx context.Context, req *readmodelv1.WatchRequest,
 	if watch == nil {
 		return fault.New(commonv1.Reason_REASON_UNIMPLEMENTED, "")
 	}
+	defer f.answered()
 	return watch(ctx, req, stream.Send)
 }
 
