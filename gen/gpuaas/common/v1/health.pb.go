@@ -322,10 +322,10 @@ const file_gpuaas_common_v1_health_proto_rawDesc = "" +
 	"\rPART_STATE_OK\x10\x01\x12\x13\n" +
 	"\x0fPART_STATE_DOWN\x10\x02\x12\x16\n" +
 	"\x12PART_STATE_UNKNOWN\x10\x03\x12\x12\n" +
-	"\x0ePART_STATE_OFF\x10\x042x\n" +
-	"\rHealthService\x12g\n" +
-	"\tGetHealth\x12\".gpuaas.common.v1.GetHealthRequest\x1a#.gpuaas.common.v1.GetHealthResponse\"\x11\xe2\xe0\x18\r\n" +
-	"\treadmodel\x10\x01B\xbb\x01\n" +
+	"\x0ePART_STATE_OFF\x10\x042{\n" +
+	"\rHealthService\x12j\n" +
+	"\tGetHealth\x12\".gpuaas.common.v1.GetHealthRequest\x1a#.gpuaas.common.v1.GetHealthResponse\"\x14\xe2\xe0\x18\r\n" +
+	"\treadmodel\x10\x01\x90\x02\x02B\xbb\x01\n" +
 	"\x14com.gpuaas.common.v1B\vHealthProtoP\x01Z4github.com/gpuaas/mesh/gen/gpuaas/common/v1;commonv1\xa2\x02\x03GCX\xaa\x02\x10Gpuaas.Common.V1\xca\x02\x10Gpuaas\\Common\\V1\xe2\x02\x1cGpuaas\\Common\\V1\\GPBMetadata\xea\x02\x12Gpuaas::Common::V1b\x06proto3"
 
 var (

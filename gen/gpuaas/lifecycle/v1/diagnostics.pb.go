@@ -468,12 +468,12 @@ const file_gpuaas_lifecycle_v1_diagnostics_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12-\n" +
 	"\x04task\x18\x02 \x01(\v2\x19.gpuaas.lifecycle.v1.TaskR\x04task\x122\n" +
 	"\arefused\x18\x03 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\arefused\x12>\n" +
-	"\vdiagnostics\x18\x04 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics2\xca\x03\n" +
+	"\vdiagnostics\x18\x04 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics2\xcd\x03\n" +
 	"\x12DiagnosticsService\x12\x92\x01\n" +
 	"\x12CollectDiagnostics\x12..gpuaas.lifecycle.v1.CollectDiagnosticsRequest\x1a/.gpuaas.lifecycle.v1.CollectDiagnosticsResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x12\xa1\x01\n" +
-	"\x17GetCollectedDiagnostics\x123.gpuaas.lifecycle.v1.GetCollectedDiagnosticsRequest\x1a4.gpuaas.lifecycle.v1.GetCollectedDiagnosticsResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x12{\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x12\xa4\x01\n" +
+	"\x17GetCollectedDiagnostics\x123.gpuaas.lifecycle.v1.GetCollectedDiagnosticsRequest\x1a4.gpuaas.lifecycle.v1.GetCollectedDiagnosticsResponse\"\x1e\xe2\xe0\x18\x17\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x90\x02\x02\x12{\n" +
 	"\x0eCollectRecords\x12*.gpuaas.lifecycle.v1.CollectRecordsRequest\x1a+.gpuaas.lifecycle.v1.CollectRecordsResponse\"\x10\xe2\xe0\x18\f\n" +
 	"\brecovery\x10\x01B\xd5\x01\n" +
 	"\x17com.gpuaas.lifecycle.v1B\x10DiagnosticsProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1;lifecyclev1\xa2\x02\x03GLX\xaa\x02\x13Gpuaas.Lifecycle.V1\xca\x02\x13Gpuaas\\Lifecycle\\V1\xe2\x02\x1fGpuaas\\Lifecycle\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Lifecycle::V1b\x06proto3"

@@ -3635,11 +3635,11 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x15TASK_VERB_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TASK_VERB_CANCEL\x10\x01\x12\x15\n" +
 	"\x11TASK_VERB_REQUEUE\x10\x02\x12\x13\n" +
-	"\x0fTASK_VERB_CLOSE\x10\x032\xe5\x03\n" +
-	"\vGateService\x12o\n" +
+	"\x0fTASK_VERB_CLOSE\x10\x032\xe8\x03\n" +
+	"\vGateService\x12r\n" +
 	"\n" +
-	"ApplyFence\x12&.gpuaas.lifecycle.v1.ApplyFenceRequest\x1a'.gpuaas.lifecycle.v1.ApplyFenceResponse\"\x10\xe2\xe0\x18\f\n" +
-	"\brecovery\x10\x01\x12w\n" +
+	"ApplyFence\x12&.gpuaas.lifecycle.v1.ApplyFenceRequest\x1a'.gpuaas.lifecycle.v1.ApplyFenceResponse\"\x13\xe2\xe0\x18\f\n" +
+	"\brecovery\x10\x01\x90\x02\x02\x12w\n" +
 	"\rSessionsReady\x12).gpuaas.lifecycle.v1.SessionsReadyRequest\x1a*.gpuaas.lifecycle.v1.SessionsReadyResponse\"\x0f\xe2\xe0\x18\v\n" +
 	"\anodeapi\x10\x01\x12h\n" +
 	"\bKeysHeld\x12$.gpuaas.lifecycle.v1.KeysHeldRequest\x1a%.gpuaas.lifecycle.v1.KeysHeldResponse\"\x0f\xe2\xe0\x18\v\n" +
@@ -3663,16 +3663,16 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\brecovery\x10\x02\x1a\boperator\x12z\n" +
 	"\n" +
 	"ChangeTask\x12&.gpuaas.lifecycle.v1.ChangeTaskRequest\x1a'.gpuaas.lifecycle.v1.ChangeTaskResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperator2\xcd\x03\n" +
-	"\x10WorkspaceService\x12\x80\x01\n" +
-	"\fCreateTenant\x12(.gpuaas.lifecycle.v1.CreateTenantRequest\x1a).gpuaas.lifecycle.v1.CreateTenantResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x12\x9e\x01\n" +
+	"\treadmodel\x10\x03\x1a\boperator2\xd3\x03\n" +
+	"\x10WorkspaceService\x12\x83\x01\n" +
+	"\fCreateTenant\x12(.gpuaas.lifecycle.v1.CreateTenantRequest\x1a).gpuaas.lifecycle.v1.CreateTenantResponse\"\x1e\xe2\xe0\x18\x17\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x90\x02\x02\x12\x9e\x01\n" +
 	"\x10RequestOperation\x12,.gpuaas.lifecycle.v1.RequestOperationRequest\x1a-.gpuaas.lifecycle.v1.RequestOperationResponse\"-\xe2\xe0\x18)\n" +
 	"\treadmodel\n" +
-	"\brecovery\x10\x02\x1a\boperator\x1a\x06tenant\x12\x94\x01\n" +
+	"\brecovery\x10\x02\x1a\boperator\x1a\x06tenant\x12\x97\x01\n" +
 	"\n" +
-	"GetActions\x12&.gpuaas.lifecycle.v1.GetActionsRequest\x1a'.gpuaas.lifecycle.v1.GetActionsResponse\"5\xe2\xe0\x181\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer2\xa5\x01\n" +
+	"GetActions\x12&.gpuaas.lifecycle.v1.GetActionsRequest\x1a'.gpuaas.lifecycle.v1.GetActionsResponse\"8\xe2\xe0\x181\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x90\x02\x022\xa5\x01\n" +
 	"\x0eFindingService\x12\x92\x01\n" +
 	"\x12AcknowledgeFinding\x12..gpuaas.lifecycle.v1.AcknowledgeFindingRequest\x1a/.gpuaas.lifecycle.v1.AcknowledgeFindingResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperator2\x99\x02\n" +
@@ -3683,11 +3683,11 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\treadmodel\x10\x03\x1a\boperator2\x90\x01\n" +
 	"\x0fInstanceService\x12}\n" +
 	"\vEndInstance\x12'.gpuaas.lifecycle.v1.EndInstanceRequest\x1a(.gpuaas.lifecycle.v1.EndInstanceResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperator2\xa6\x01\n" +
-	"\rOutputService\x12\x94\x01\n" +
+	"\treadmodel\x10\x03\x1a\boperator2\xa9\x01\n" +
+	"\rOutputService\x12\x97\x01\n" +
 	"\n" +
-	"ReadOutput\x12&.gpuaas.lifecycle.v1.ReadOutputRequest\x1a'.gpuaas.lifecycle.v1.ReadOutputResponse\"5\xe2\xe0\x181\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewerB\xd3\x01\n" +
+	"ReadOutput\x12&.gpuaas.lifecycle.v1.ReadOutputRequest\x1a'.gpuaas.lifecycle.v1.ReadOutputResponse\"8\xe2\xe0\x181\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x90\x02\x02B\xd3\x01\n" +
 	"\x17com.gpuaas.lifecycle.v1B\x0eLifecycleProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1;lifecyclev1\xa2\x02\x03GLX\xaa\x02\x13Gpuaas.Lifecycle.V1\xca\x02\x13Gpuaas\\Lifecycle\\V1\xe2\x02\x1fGpuaas\\Lifecycle\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Lifecycle::V1b\x06proto3"
 
 var (

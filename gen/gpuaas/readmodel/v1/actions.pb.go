@@ -160,10 +160,10 @@ const file_gpuaas_readmodel_v1_actions_proto_rawDesc = "" +
 	"page_token\x18\x04 \x01(\tB\a\xbaH\x04r\x02\x18@R\tpageToken\"w\n" +
 	"\x13ListActionsResponse\x128\n" +
 	"\x05items\x18\x01 \x03(\v2\".gpuaas.recovery.v1.RecoveryActionR\x05items\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\x9e\x01\n" +
-	"\rActionService\x12\x8c\x01\n" +
-	"\vListActions\x12'.gpuaas.readmodel.v1.ListActionsRequest\x1a(.gpuaas.readmodel.v1.ListActionsResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewerB\xd1\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xa1\x01\n" +
+	"\rActionService\x12\x8f\x01\n" +
+	"\vListActions\x12'.gpuaas.readmodel.v1.ListActionsRequest\x1a(.gpuaas.readmodel.v1.ListActionsResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02B\xd1\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\fActionsProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1;readmodelv1\xa2\x02\x03GRX\xaa\x02\x13Gpuaas.Readmodel.V1\xca\x02\x13Gpuaas\\Readmodel\\V1\xe2\x02\x1fGpuaas\\Readmodel\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Readmodel::V1b\x06proto3"
 
 var (

@@ -349,14 +349,14 @@ const file_gpuaas_readmodel_v1_diagnostics_proto_rawDesc = "" +
 	"\x1eGetCollectedDiagnosticsRequest\x12!\n" +
 	"\atask_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06taskId\"a\n" +
 	"\x1fGetCollectedDiagnosticsResponse\x12>\n" +
-	"\vdiagnostics\x18\x01 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics2\xd3\x03\n" +
+	"\vdiagnostics\x18\x01 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics2\xd6\x03\n" +
 	"\x12DiagnosticsService\x12\x89\x01\n" +
 	"\x10MergeDiagnostics\x12,.gpuaas.readmodel.v1.MergeDiagnosticsRequest\x1a-.gpuaas.readmodel.v1.MergeDiagnosticsResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator\x12\x8f\x01\n" +
 	"\x12CollectDiagnostics\x12..gpuaas.readmodel.v1.CollectDiagnosticsRequest\x1a/.gpuaas.readmodel.v1.CollectDiagnosticsResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperator\x12\x9e\x01\n" +
-	"\x17GetCollectedDiagnostics\x123.gpuaas.readmodel.v1.GetCollectedDiagnosticsRequest\x1a4.gpuaas.readmodel.v1.GetCollectedDiagnosticsResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperatorB\xd5\x01\n" +
+	"\x06person\x10\x03\x1a\boperator\x12\xa1\x01\n" +
+	"\x17GetCollectedDiagnostics\x123.gpuaas.readmodel.v1.GetCollectedDiagnosticsRequest\x1a4.gpuaas.readmodel.v1.GetCollectedDiagnosticsResponse\"\x1b\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\boperator\x90\x02\x02B\xd5\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\x10DiagnosticsProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1;readmodelv1\xa2\x02\x03GRX\xaa\x02\x13Gpuaas.Readmodel.V1\xca\x02\x13Gpuaas\\Readmodel\\V1\xe2\x02\x1fGpuaas\\Readmodel\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Readmodel::V1b\x06proto3"
 
 var (

@@ -1158,18 +1158,18 @@ const file_gpuaas_readmodel_v1_events_proto_rawDesc = "" +
 	"\bwithheld\x18\x13 \x01(\tR\bwithheld\"q\n" +
 	"\x12ListEventsResponse\x123\n" +
 	"\x05items\x18\x01 \x03(\v2\x1d.gpuaas.readmodel.v1.EventRowR\x05items\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xa6\x06\n" +
-	"\fEventService\x12w\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xaf\x06\n" +
+	"\fEventService\x12z\n" +
 	"\n" +
-	"ListEvents\x12&.gpuaas.readmodel.v1.ListEventsRequest\x1a'.gpuaas.readmodel.v1.ListEventsResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperator\x12\x92\x01\n" +
-	"\rListConsumers\x12).gpuaas.readmodel.v1.ListConsumersRequest\x1a*.gpuaas.readmodel.v1.ListConsumersResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x83\x01\n" +
+	"ListEvents\x12&.gpuaas.readmodel.v1.ListEventsRequest\x1a'.gpuaas.readmodel.v1.ListEventsResponse\"\x1b\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\boperator\x90\x02\x02\x12\x95\x01\n" +
+	"\rListConsumers\x12).gpuaas.readmodel.v1.ListConsumersRequest\x1a*.gpuaas.readmodel.v1.ListConsumersResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12\x83\x01\n" +
 	"\x0eForgetConsumer\x12*.gpuaas.readmodel.v1.ForgetConsumerRequest\x1a+.gpuaas.readmodel.v1.ForgetConsumerResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperator\x12\x89\x01\n" +
+	"\x06person\x10\x03\x1a\boperator\x12\x8c\x01\n" +
 	"\n" +
-	"ListParked\x12&.gpuaas.readmodel.v1.ListParkedRequest\x1a'.gpuaas.readmodel.v1.ListParkedResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12}\n" +
+	"ListParked\x12&.gpuaas.readmodel.v1.ListParkedRequest\x1a'.gpuaas.readmodel.v1.ListParkedResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12}\n" +
 	"\fReplayParked\x12(.gpuaas.readmodel.v1.ReplayParkedRequest\x1a).gpuaas.readmodel.v1.ReplayParkedResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator\x12w\n" +
 	"\n" +

@@ -246,11 +246,11 @@ const file_gpuaas_readmodel_v1_keys_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x0eidempotencyKey\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"V\n" +
 	"\x11RotateKeyResponse\x12A\n" +
-	"\brotation\x18\x01 \x01(\v2%.gpuaas.recovery.v1.RotateKeyResponseR\brotation2\x88\x02\n" +
+	"\brotation\x18\x01 \x01(\v2%.gpuaas.recovery.v1.RotateKeyResponseR\brotation2\x8b\x02\n" +
 	"\n" +
-	"KeyService\x12\x83\x01\n" +
-	"\bListKeys\x12$.gpuaas.readmodel.v1.ListKeysRequest\x1a%.gpuaas.readmodel.v1.ListKeysResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12t\n" +
+	"KeyService\x12\x86\x01\n" +
+	"\bListKeys\x12$.gpuaas.readmodel.v1.ListKeysRequest\x1a%.gpuaas.readmodel.v1.ListKeysResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12t\n" +
 	"\tRotateKey\x12%.gpuaas.readmodel.v1.RotateKeyRequest\x1a&.gpuaas.readmodel.v1.RotateKeyResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\bsecurityB\xce\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\tKeysProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1;readmodelv1\xa2\x02\x03GRX\xaa\x02\x13Gpuaas.Readmodel.V1\xca\x02\x13Gpuaas\\Readmodel\\V1\xe2\x02\x1fGpuaas\\Readmodel\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Readmodel::V1b\x06proto3"

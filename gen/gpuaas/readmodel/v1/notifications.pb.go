@@ -546,10 +546,10 @@ const file_gpuaas_readmodel_v1_notifications_proto_rawDesc = "" +
 	"\x18IMPACT_EVENT_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12IMPACT_EVENT_BEGAN\x10\x01\x12\x18\n" +
 	"\x14IMPACT_EVENT_CHANGED\x10\x02\x12\x16\n" +
-	"\x12IMPACT_EVENT_ENDED\x10\x032\xbe\x01\n" +
-	"\x13NotificationService\x12\xa6\x01\n" +
-	"\x11ListNotifications\x12-.gpuaas.readmodel.v1.ListNotificationsRequest\x1a..gpuaas.readmodel.v1.ListNotificationsResponse\"2\xe2\xe0\x18.\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewerB\xd7\x01\n" +
+	"\x12IMPACT_EVENT_ENDED\x10\x032\xc1\x01\n" +
+	"\x13NotificationService\x12\xa9\x01\n" +
+	"\x11ListNotifications\x12-.gpuaas.readmodel.v1.ListNotificationsRequest\x1a..gpuaas.readmodel.v1.ListNotificationsResponse\"5\xe2\xe0\x18.\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x90\x02\x02B\xd7\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\x12NotificationsProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1;readmodelv1\xa2\x02\x03GRX\xaa\x02\x13Gpuaas.Readmodel.V1\xca\x02\x13Gpuaas\\Readmodel\\V1\xe2\x02\x1fGpuaas\\Readmodel\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Readmodel::V1b\x06proto3"
 
 var (

@@ -598,13 +598,13 @@ const file_gpuaas_readmodel_v1_people_proto_rawDesc = "" +
 	"\x18PERSON_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11PERSON_STATE_LIVE\x10\x01\x12\x18\n" +
 	"\x14PERSON_STATE_EXPIRED\x10\x02\x12\x16\n" +
-	"\x12PERSON_STATE_ENDED\x10\x032\xfd\x02\n" +
+	"\x12PERSON_STATE_ENDED\x10\x032\x80\x03\n" +
 	"\rPeopleService\x12}\n" +
 	"\fCreatePerson\x12(.gpuaas.readmodel.v1.CreatePersonRequest\x1a).gpuaas.readmodel.v1.CreatePersonResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\bsecurity\x12w\n" +
+	"\x06person\x10\x03\x1a\bsecurity\x12z\n" +
 	"\n" +
-	"ListPeople\x12&.gpuaas.readmodel.v1.ListPeopleRequest\x1a'.gpuaas.readmodel.v1.ListPeopleResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\bsecurity\x12t\n" +
+	"ListPeople\x12&.gpuaas.readmodel.v1.ListPeopleRequest\x1a'.gpuaas.readmodel.v1.ListPeopleResponse\"\x1b\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\bsecurity\x90\x02\x02\x12t\n" +
 	"\tEndPerson\x12%.gpuaas.readmodel.v1.EndPersonRequest\x1a&.gpuaas.readmodel.v1.EndPersonResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\bsecurityB\xd0\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\vPeopleProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1;readmodelv1\xa2\x02\x03GRX\xaa\x02\x13Gpuaas.Readmodel.V1\xca\x02\x13Gpuaas\\Readmodel\\V1\xe2\x02\x1fGpuaas\\Readmodel\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Readmodel::V1b\x06proto3"

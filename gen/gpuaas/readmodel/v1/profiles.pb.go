@@ -563,10 +563,10 @@ const file_gpuaas_readmodel_v1_profiles_proto_rawDesc = "" +
 	"\brow_seen\x18\x05 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\arowSeen\"g\n" +
 	"\x15RetireProfileResponse\x12<\n" +
 	"\aprofile\x18\x01 \x01(\v2\".gpuaas.recovery.v1.ProfileVersionR\aprofile\x12\x10\n" +
-	"\x03pos\x18\x02 \x01(\tR\x03pos2\xa7\x04\n" +
-	"\x0eProfileService\x12\x8f\x01\n" +
-	"\fListProfiles\x12(.gpuaas.readmodel.v1.ListProfilesRequest\x1a).gpuaas.readmodel.v1.ListProfilesResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12w\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos2\xaa\x04\n" +
+	"\x0eProfileService\x12\x92\x01\n" +
+	"\fListProfiles\x12(.gpuaas.readmodel.v1.ListProfilesRequest\x1a).gpuaas.readmodel.v1.ListProfilesResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12w\n" +
 	"\n" +
 	"SetProfile\x12&.gpuaas.readmodel.v1.SetProfileRequest\x1a'.gpuaas.readmodel.v1.SetProfileResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator\x12\x86\x01\n" +

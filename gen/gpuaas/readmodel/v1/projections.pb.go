@@ -548,10 +548,10 @@ const file_gpuaas_readmodel_v1_projections_proto_rawDesc = "" +
 	"\vdifferences\x18\x02 \x03(\v2).gpuaas.readmodel.v1.ProjectionDifferenceR\vdifferences\"\x1b\n" +
 	"\x19RebuildProjectionsRequest\"[\n" +
 	"\x1aRebuildProjectionsResponse\x12=\n" +
-	"\x06report\x18\x01 \x01(\v2%.gpuaas.readmodel.v1.ProjectionReportR\x06report2\xba\x03\n" +
-	"\x11ProjectionService\x12\x83\x01\n" +
-	"\x0eGetProjections\x12*.gpuaas.readmodel.v1.GetProjectionsRequest\x1a+.gpuaas.readmodel.v1.GetProjectionsResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperator\x12\x8c\x01\n" +
+	"\x06report\x18\x01 \x01(\v2%.gpuaas.readmodel.v1.ProjectionReportR\x06report2\xbd\x03\n" +
+	"\x11ProjectionService\x12\x86\x01\n" +
+	"\x0eGetProjections\x12*.gpuaas.readmodel.v1.GetProjectionsRequest\x1a+.gpuaas.readmodel.v1.GetProjectionsResponse\"\x1b\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\boperator\x90\x02\x02\x12\x8c\x01\n" +
 	"\x11VerifyProjections\x12-.gpuaas.readmodel.v1.VerifyProjectionsRequest\x1a..gpuaas.readmodel.v1.VerifyProjectionsResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator\x12\x8f\x01\n" +
 	"\x12RebuildProjections\x12..gpuaas.readmodel.v1.RebuildProjectionsRequest\x1a/.gpuaas.readmodel.v1.RebuildProjectionsResponse\"\x18\xe2\xe0\x18\x14\n" +

@@ -2025,41 +2025,41 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"\x12EndInstanceRequest\x12I\n" +
 	"\arequest\x18\x01 \x01(\v2'.gpuaas.lifecycle.v1.EndInstanceRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"[\n" +
 	"\x13EndInstanceResponse\x12D\n" +
-	"\bresponse\x18\x01 \x01(\v2(.gpuaas.lifecycle.v1.EndInstanceResponseR\bresponse2\xa3\x03\n" +
-	"\x0eReleaseService\x12\x92\x01\n" +
-	"\rGetAllocation\x12).gpuaas.readmodel.v1.GetAllocationRequest\x1a*.gpuaas.readmodel.v1.GetAllocationResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12}\n" +
+	"\bresponse\x18\x01 \x01(\v2(.gpuaas.lifecycle.v1.EndInstanceResponseR\bresponse2\xa6\x03\n" +
+	"\x0eReleaseService\x12\x95\x01\n" +
+	"\rGetAllocation\x12).gpuaas.readmodel.v1.GetAllocationRequest\x1a*.gpuaas.readmodel.v1.GetAllocationResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12}\n" +
 	"\fRetryRelease\x12(.gpuaas.readmodel.v1.RetryReleaseRequest\x1a).gpuaas.readmodel.v1.RetryReleaseResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator\x12}\n" +
 	"\fForceRelease\x12(.gpuaas.readmodel.v1.ForceReleaseRequest\x1a).gpuaas.readmodel.v1.ForceReleaseResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator2\x8d\x01\n" +
 	"\x0fInstanceService\x12z\n" +
 	"\vEndInstance\x12'.gpuaas.readmodel.v1.EndInstanceRequest\x1a(.gpuaas.readmodel.v1.EndInstanceResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperator2\xc0\x03\n" +
-	"\x0eFindingService\x12\x8f\x01\n" +
-	"\fListFindings\x12(.gpuaas.readmodel.v1.ListFindingsRequest\x1a).gpuaas.readmodel.v1.ListFindingsResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x89\x01\n" +
+	"\x06person\x10\x03\x1a\boperator2\xc6\x03\n" +
+	"\x0eFindingService\x12\x92\x01\n" +
+	"\fListFindings\x12(.gpuaas.readmodel.v1.ListFindingsRequest\x1a).gpuaas.readmodel.v1.ListFindingsResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12\x8c\x01\n" +
 	"\n" +
-	"GetFinding\x12&.gpuaas.readmodel.v1.GetFindingRequest\x1a'.gpuaas.readmodel.v1.GetFindingResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x8f\x01\n" +
+	"GetFinding\x12&.gpuaas.readmodel.v1.GetFindingRequest\x1a'.gpuaas.readmodel.v1.GetFindingResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12\x8f\x01\n" +
 	"\x12AcknowledgeFinding\x12..gpuaas.readmodel.v1.AcknowledgeFindingRequest\x1a/.gpuaas.readmodel.v1.AcknowledgeFindingResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperator2\xe7\x06\n" +
-	"\x0fIncidentService\x12\x92\x01\n" +
-	"\rListIncidents\x12).gpuaas.readmodel.v1.ListIncidentsRequest\x1a*.gpuaas.readmodel.v1.ListIncidentsResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x8c\x01\n" +
-	"\vGetIncident\x12'.gpuaas.readmodel.v1.GetIncidentRequest\x1a(.gpuaas.readmodel.v1.GetIncidentResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x8a\x01\n" +
+	"\x06person\x10\x03\x1a\boperator2\xf3\x06\n" +
+	"\x0fIncidentService\x12\x95\x01\n" +
+	"\rListIncidents\x12).gpuaas.readmodel.v1.ListIncidentsRequest\x1a*.gpuaas.readmodel.v1.ListIncidentsResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12\x8f\x01\n" +
+	"\vGetIncident\x12'.gpuaas.readmodel.v1.GetIncidentRequest\x1a(.gpuaas.readmodel.v1.GetIncidentResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12\x8a\x01\n" +
 	"\rCloseIncident\x12).gpuaas.readmodel.v1.CloseIncidentRequest\x1a*.gpuaas.readmodel.v1.CloseIncidentResponse\"\"\xe2\xe0\x18\x1e\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x12\x9d\x01\n" +
-	"\x0eListRecoveries\x12*.gpuaas.readmodel.v1.ListRecoveriesRequest\x1a+.gpuaas.readmodel.v1.ListRecoveriesResponse\"2\xe2\xe0\x18.\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x12\x83\x01\n" +
-	"\bGetBrake\x12$.gpuaas.readmodel.v1.GetBrakeRequest\x1a%.gpuaas.readmodel.v1.GetBrakeResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12}\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x12\xa0\x01\n" +
+	"\x0eListRecoveries\x12*.gpuaas.readmodel.v1.ListRecoveriesRequest\x1a+.gpuaas.readmodel.v1.ListRecoveriesResponse\"5\xe2\xe0\x18.\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x90\x02\x02\x12\x86\x01\n" +
+	"\bGetBrake\x12$.gpuaas.readmodel.v1.GetBrakeRequest\x1a%.gpuaas.readmodel.v1.GetBrakeResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12}\n" +
 	"\fReleaseBrake\x12(.gpuaas.readmodel.v1.ReleaseBrakeRequest\x1a).gpuaas.readmodel.v1.ReleaseBrakeResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperator2\xa6\x02\n" +
-	"\fAuditService\x12\x86\x01\n" +
-	"\tListAudit\x12%.gpuaas.readmodel.v1.ListAuditRequest\x1a&.gpuaas.readmodel.v1.ListAuditResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x8c\x01\n" +
+	"\x06person\x10\x03\x1a\boperator2\xa9\x02\n" +
+	"\fAuditService\x12\x89\x01\n" +
+	"\tListAudit\x12%.gpuaas.readmodel.v1.ListAuditRequest\x1a&.gpuaas.readmodel.v1.ListAuditResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12\x8c\x01\n" +
 	"\vVerifyAudit\x12'.gpuaas.readmodel.v1.VerifyAuditRequest\x1a(.gpuaas.readmodel.v1.VerifyAuditResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer2\x90\x01\n" +
 	"\x11EscalationService\x12{\n" +

@@ -308,10 +308,10 @@ const file_gpuaas_readmodel_v1_retention_proto_rawDesc = "" +
 	"lagSeconds\x12\x12\n" +
 	"\x04held\x18\x06 \x01(\tR\x04held\x12\x1f\n" +
 	"\vnext_action\x18\a \x01(\tR\n" +
-	"nextAction2\xa4\x01\n" +
-	"\x10RetentionService\x12\x8f\x01\n" +
-	"\fGetRetention\x12(.gpuaas.readmodel.v1.GetRetentionRequest\x1a).gpuaas.readmodel.v1.GetRetentionResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewerB\xd3\x01\n" +
+	"nextAction2\xa7\x01\n" +
+	"\x10RetentionService\x12\x92\x01\n" +
+	"\fGetRetention\x12(.gpuaas.readmodel.v1.GetRetentionRequest\x1a).gpuaas.readmodel.v1.GetRetentionResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02B\xd3\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\x0eRetentionProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1;readmodelv1\xa2\x02\x03GRX\xaa\x02\x13Gpuaas.Readmodel.V1\xca\x02\x13Gpuaas\\Readmodel\\V1\xe2\x02\x1fGpuaas\\Readmodel\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Readmodel::V1b\x06proto3"
 
 var (

@@ -217,10 +217,10 @@ const file_gpuaas_readmodel_v1_rollback_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\"h\n" +
 	"\x16AcceptRollbackResponse\x12<\n" +
 	"\brollback\x18\x01 \x01(\v2 .gpuaas.recovery.v1.RollbackModeR\brollback\x12\x10\n" +
-	"\x03pos\x18\x02 \x01(\tR\x03pos2\xa6\x02\n" +
-	"\x0fRollbackService\x12\x8c\x01\n" +
-	"\vGetRollback\x12'.gpuaas.readmodel.v1.GetRollbackRequest\x1a(.gpuaas.readmodel.v1.GetRollbackResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x83\x01\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos2\xa9\x02\n" +
+	"\x0fRollbackService\x12\x8f\x01\n" +
+	"\vGetRollback\x12'.gpuaas.readmodel.v1.GetRollbackRequest\x1a(.gpuaas.readmodel.v1.GetRollbackResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12\x83\x01\n" +
 	"\x0eAcceptRollback\x12*.gpuaas.readmodel.v1.AcceptRollbackRequest\x1a+.gpuaas.readmodel.v1.AcceptRollbackResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperatorB\xd2\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\rRollbackProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1;readmodelv1\xa2\x02\x03GRX\xaa\x02\x13Gpuaas.Readmodel.V1\xca\x02\x13Gpuaas\\Readmodel\\V1\xe2\x02\x1fGpuaas\\Readmodel\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Readmodel::V1b\x06proto3"

@@ -408,11 +408,11 @@ const file_gpuaas_readmodel_v1_tokens_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\"j\n" +
 	"\x14ExtendTokensResponse\x12@\n" +
 	"\textension\x18\x01 \x01(\v2\".gpuaas.recovery.v1.TokenExtensionR\textension\x12\x10\n" +
-	"\x03pos\x18\x02 \x01(\tR\x03pos2\xa3\x03\n" +
-	"\fTokenService\x12\x89\x01\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos2\xa6\x03\n" +
+	"\fTokenService\x12\x8c\x01\n" +
 	"\n" +
-	"ListTokens\x12&.gpuaas.readmodel.v1.ListTokensRequest\x1a'.gpuaas.readmodel.v1.ListTokensResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x87\x01\n" +
+	"ListTokens\x12&.gpuaas.readmodel.v1.ListTokensRequest\x1a'.gpuaas.readmodel.v1.ListTokensResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12\x87\x01\n" +
 	"\fRevokeTokens\x12(.gpuaas.readmodel.v1.RevokeTokensRequest\x1a).gpuaas.readmodel.v1.RevokeTokensResponse\"\"\xe2\xe0\x18\x1e\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x12}\n" +
 	"\fExtendTokens\x12(.gpuaas.readmodel.v1.ExtendTokensRequest\x1a).gpuaas.readmodel.v1.ExtendTokensResponse\"\x18\xe2\xe0\x18\x14\n" +

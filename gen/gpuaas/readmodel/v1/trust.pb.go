@@ -197,10 +197,10 @@ const file_gpuaas_readmodel_v1_trust_proto_rawDesc = "" +
 	"\x05trust\x18\x01 \x01(\v2$.gpuaas.recovery.v1.GetTrustResponseR\x05trust\"\x15\n" +
 	"\x13RunPreflightRequest\"V\n" +
 	"\x14RunPreflightResponse\x12>\n" +
-	"\x05check\x18\x01 \x01(\v2(.gpuaas.recovery.v1.RunPreflightResponseR\x05check2\x93\x02\n" +
-	"\fTrustService\x12\x83\x01\n" +
-	"\bGetTrust\x12$.gpuaas.readmodel.v1.GetTrustRequest\x1a%.gpuaas.readmodel.v1.GetTrustResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12}\n" +
+	"\x05check\x18\x01 \x01(\v2(.gpuaas.recovery.v1.RunPreflightResponseR\x05check2\x96\x02\n" +
+	"\fTrustService\x12\x86\x01\n" +
+	"\bGetTrust\x12$.gpuaas.readmodel.v1.GetTrustRequest\x1a%.gpuaas.readmodel.v1.GetTrustResponse\"-\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12}\n" +
 	"\fRunPreflight\x12(.gpuaas.readmodel.v1.RunPreflightRequest\x1a).gpuaas.readmodel.v1.RunPreflightResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperatorB\xcf\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\n" +

@@ -504,10 +504,10 @@ const file_gpuaas_recovery_v1_actions_proto_rawDesc = "" +
 	"\x1aRECOVERY_ACTION_STATE_OPEN\x10\x01\x12#\n" +
 	"\x1fRECOVERY_ACTION_STATE_SUCCEEDED\x10\x02\x12 \n" +
 	"\x1cRECOVERY_ACTION_STATE_FAILED\x10\x03\x12$\n" +
-	" RECOVERY_ACTION_STATE_SUPERSEDED\x10\x042\x9f\x01\n" +
-	"\rActionService\x12\x8d\x01\n" +
-	"\vListActions\x12&.gpuaas.recovery.v1.ListActionsRequest\x1a'.gpuaas.recovery.v1.ListActionsResponse\"-\xe2\xe0\x18)\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewerB\xca\x01\n" +
+	" RECOVERY_ACTION_STATE_SUPERSEDED\x10\x042\xa2\x01\n" +
+	"\rActionService\x12\x90\x01\n" +
+	"\vListActions\x12&.gpuaas.recovery.v1.ListActionsRequest\x1a'.gpuaas.recovery.v1.ListActionsResponse\"0\xe2\xe0\x18)\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02B\xca\x01\n" +
 	"\x16com.gpuaas.recovery.v1B\fActionsProtoP\x01Z8github.com/gpuaas/mesh/gen/gpuaas/recovery/v1;recoveryv1\xa2\x02\x03GRX\xaa\x02\x12Gpuaas.Recovery.V1\xca\x02\x12Gpuaas\\Recovery\\V1\xe2\x02\x1eGpuaas\\Recovery\\V1\\GPBMetadata\xea\x02\x14Gpuaas::Recovery::V1b\x06proto3"
 
 var (

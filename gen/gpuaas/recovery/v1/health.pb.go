@@ -419,10 +419,10 @@ const file_gpuaas_recovery_v1_health_proto_rawDesc = "" +
 	"\bverdicts\x18\x05 \x03(\v2\x1f.gpuaas.recovery.v1.ReasonCountR\bverdicts\"Z\n" +
 	"\vReasonCount\x125\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x1d.gpuaas.common.v1.DriftReasonR\x06reason\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x03R\x05count2\xa5\x01\n" +
-	"\rHealthService\x12\x93\x01\n" +
-	"\rGetNodeHealth\x12(.gpuaas.recovery.v1.GetNodeHealthRequest\x1a).gpuaas.recovery.v1.GetNodeHealthResponse\"-\xe2\xe0\x18)\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewerB\xc9\x01\n" +
+	"\x05count\x18\x02 \x01(\x03R\x05count2\xa8\x01\n" +
+	"\rHealthService\x12\x96\x01\n" +
+	"\rGetNodeHealth\x12(.gpuaas.recovery.v1.GetNodeHealthRequest\x1a).gpuaas.recovery.v1.GetNodeHealthResponse\"0\xe2\xe0\x18)\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02B\xc9\x01\n" +
 	"\x16com.gpuaas.recovery.v1B\vHealthProtoP\x01Z8github.com/gpuaas/mesh/gen/gpuaas/recovery/v1;recoveryv1\xa2\x02\x03GRX\xaa\x02\x12Gpuaas.Recovery.V1\xca\x02\x12Gpuaas\\Recovery\\V1\xe2\x02\x1eGpuaas\\Recovery\\V1\\GPBMetadata\xea\x02\x14Gpuaas::Recovery::V1b\x06proto3"
 
 var (

@@ -589,11 +589,11 @@ const file_gpuaas_recovery_v1_keys_proto_rawDesc = "" +
 	"\x15KEY_STATE_VERIFY_ONLY\x10\x01\x12\x15\n" +
 	"\x11KEY_STATE_SIGNING\x10\x02\x12\x1d\n" +
 	"\x19KEY_STATE_VERIFYING_AFTER\x10\x03\x12\x15\n" +
-	"\x11KEY_STATE_RETIRED\x10\x042\x8a\x02\n" +
+	"\x11KEY_STATE_RETIRED\x10\x042\x8d\x02\n" +
 	"\n" +
-	"KeyService\x12\x84\x01\n" +
-	"\bListKeys\x12#.gpuaas.recovery.v1.ListKeysRequest\x1a$.gpuaas.recovery.v1.ListKeysResponse\"-\xe2\xe0\x18)\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12u\n" +
+	"KeyService\x12\x87\x01\n" +
+	"\bListKeys\x12#.gpuaas.recovery.v1.ListKeysRequest\x1a$.gpuaas.recovery.v1.ListKeysResponse\"0\xe2\xe0\x18)\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12u\n" +
 	"\tRotateKey\x12$.gpuaas.recovery.v1.RotateKeyRequest\x1a%.gpuaas.recovery.v1.RotateKeyResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\bsecurityB\xc7\x01\n" +
 	"\x16com.gpuaas.recovery.v1B\tKeysProtoP\x01Z8github.com/gpuaas/mesh/gen/gpuaas/recovery/v1;recoveryv1\xa2\x02\x03GRX\xaa\x02\x12Gpuaas.Recovery.V1\xca\x02\x12Gpuaas\\Recovery\\V1\xe2\x02\x1eGpuaas\\Recovery\\V1\\GPBMetadata\xea\x02\x14Gpuaas::Recovery::V1b\x06proto3"

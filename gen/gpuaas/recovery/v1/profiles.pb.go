@@ -745,10 +745,10 @@ const file_gpuaas_recovery_v1_profiles_proto_rawDesc = "" +
 	"\x17PROFILE_PHASE_ANNOUNCED\x10\x01\x12\x18\n" +
 	"\x14PROFILE_PHASE_ACTIVE\x10\x02\x12\x1a\n" +
 	"\x16PROFILE_PHASE_RETIRING\x10\x03\x12\x19\n" +
-	"\x15PROFILE_PHASE_RETIRED\x10\x042\xab\x04\n" +
-	"\x0eProfileService\x12\x90\x01\n" +
-	"\fListProfiles\x12'.gpuaas.recovery.v1.ListProfilesRequest\x1a(.gpuaas.recovery.v1.ListProfilesResponse\"-\xe2\xe0\x18)\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12x\n" +
+	"\x15PROFILE_PHASE_RETIRED\x10\x042\xae\x04\n" +
+	"\x0eProfileService\x12\x93\x01\n" +
+	"\fListProfiles\x12'.gpuaas.recovery.v1.ListProfilesRequest\x1a(.gpuaas.recovery.v1.ListProfilesResponse\"0\xe2\xe0\x18)\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12x\n" +
 	"\n" +
 	"SetProfile\x12%.gpuaas.recovery.v1.SetProfileRequest\x1a&.gpuaas.recovery.v1.SetProfileResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperator\x12\x87\x01\n" +

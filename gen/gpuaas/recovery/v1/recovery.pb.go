@@ -3246,22 +3246,22 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\x10RenewCertificate\x12+.gpuaas.recovery.v1.RenewCertificateRequest\x1a,.gpuaas.recovery.v1.RenewCertificateResponse\"\x0f\xe2\xe0\x18\v\n" +
 	"\anodeapi\x10\x01\x12|\n" +
 	"\x0eWatchAuthority\x12).gpuaas.recovery.v1.WatchAuthorityRequest\x1a*.gpuaas.recovery.v1.WatchAuthorityResponse\"\x0f\xe2\xe0\x18\v\n" +
-	"\anodeapi\x10\x01(\x010\x012\x8c\x02\n" +
-	"\x0fInstanceService\x12}\n" +
-	"\x0fPrepareInstance\x12*.gpuaas.recovery.v1.PrepareInstanceRequest\x1a+.gpuaas.recovery.v1.PrepareInstanceResponse\"\x11\xe2\xe0\x18\r\n" +
-	"\tlifecycle\x10\x01\x12z\n" +
-	"\x0eRetireInstance\x12).gpuaas.recovery.v1.RetireInstanceRequest\x1a*.gpuaas.recovery.v1.RetireInstanceResponse\"\x11\xe2\xe0\x18\r\n" +
-	"\tlifecycle\x10\x012\xa9\x02\n" +
+	"\anodeapi\x10\x01(\x010\x012\x93\x02\n" +
+	"\x0fInstanceService\x12\x80\x01\n" +
+	"\x0fPrepareInstance\x12*.gpuaas.recovery.v1.PrepareInstanceRequest\x1a+.gpuaas.recovery.v1.PrepareInstanceResponse\"\x14\xe2\xe0\x18\r\n" +
+	"\tlifecycle\x10\x01\x90\x02\x02\x12}\n" +
+	"\x0eRetireInstance\x12).gpuaas.recovery.v1.RetireInstanceRequest\x1a*.gpuaas.recovery.v1.RetireInstanceResponse\"\x14\xe2\xe0\x18\r\n" +
+	"\tlifecycle\x10\x01\x90\x02\x022\xa9\x02\n" +
 	"\x0fIdentityService\x12\x84\x01\n" +
 	"\x0eIssueBootstrap\x12).gpuaas.recovery.v1.IssueBootstrapRequest\x1a*.gpuaas.recovery.v1.IssueBootstrapResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperator\x12\x8e\x01\n" +
 	"\x0eChangeIdentity\x12).gpuaas.recovery.v1.ChangeIdentityRequest\x1a*.gpuaas.recovery.v1.ChangeIdentityResponse\"%\xe2\xe0\x18!\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity2\x87\x02\n" +
-	"\rPolicyService\x12\x7f\n" +
-	"\tGetPolicy\x12$.gpuaas.recovery.v1.GetPolicyRequest\x1a%.gpuaas.recovery.v1.GetPolicyResponse\"%\xe2\xe0\x18!\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity2\x8b\x02\n" +
+	"\rPolicyService\x12\x82\x01\n" +
+	"\tGetPolicy\x12$.gpuaas.recovery.v1.GetPolicyRequest\x1a%.gpuaas.recovery.v1.GetPolicyResponse\"(\xe2\xe0\x18!\n" +
 	"\treadmodel\n" +
 	"\tlifecycle\n" +
-	"\anodeapi\x10\x02\x12u\n" +
+	"\anodeapi\x10\x02\x90\x02\x02\x12u\n" +
 	"\tSetPolicy\x12$.gpuaas.recovery.v1.SetPolicyRequest\x1a%.gpuaas.recovery.v1.SetPolicyResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperatorB\xcb\x01\n" +
 	"\x16com.gpuaas.recovery.v1B\rRecoveryProtoP\x01Z8github.com/gpuaas/mesh/gen/gpuaas/recovery/v1;recoveryv1\xa2\x02\x03GRX\xaa\x02\x12Gpuaas.Recovery.V1\xca\x02\x12Gpuaas\\Recovery\\V1\xe2\x02\x1eGpuaas\\Recovery\\V1\\GPBMetadata\xea\x02\x14Gpuaas::Recovery::V1b\x06proto3"

@@ -693,12 +693,12 @@ const file_gpuaas_recovery_v1_rollback_proto_rawDesc = "" +
 	"\"ROLLBACK_EVIDENCE_KIND_UNSPECIFIED\x10\x00\x12%\n" +
 	"!ROLLBACK_EVIDENCE_KIND_NODE_AHEAD\x10\x01\x12+\n" +
 	"'ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_AHEAD\x10\x02\x12,\n" +
-	"(ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_BEHIND\x10\x032\x9c\x03\n" +
-	"\x0fRollbackService\x12\x85\x01\n" +
-	"\vGetRollback\x12&.gpuaas.recovery.v1.GetRollbackRequest\x1a'.gpuaas.recovery.v1.GetRollbackResponse\"%\xe2\xe0\x18!\n" +
+	"(ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_BEHIND\x10\x032\x9f\x03\n" +
+	"\x0fRollbackService\x12\x88\x01\n" +
+	"\vGetRollback\x12&.gpuaas.recovery.v1.GetRollbackRequest\x1a'.gpuaas.recovery.v1.GetRollbackResponse\"(\xe2\xe0\x18!\n" +
 	"\tlifecycle\n" +
 	"\anodeapi\n" +
-	"\treadmodel\x10\x02\x12z\n" +
+	"\treadmodel\x10\x02\x90\x02\x02\x12z\n" +
 	"\x0eReportRollback\x12).gpuaas.recovery.v1.ReportRollbackRequest\x1a*.gpuaas.recovery.v1.ReportRollbackResponse\"\x11\xe2\xe0\x18\r\n" +
 	"\tlifecycle\x10\x01\x12\x84\x01\n" +
 	"\x0eAcceptRollback\x12).gpuaas.recovery.v1.AcceptRollbackRequest\x1a*.gpuaas.recovery.v1.AcceptRollbackResponse\"\x1b\xe2\xe0\x18\x17\n" +

@@ -758,10 +758,10 @@ const file_gpuaas_recovery_v1_trust_proto_rawDesc = "" +
 	"\x1dHANDSHAKE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19HANDSHAKE_OUTCOME_TRUSTED\x10\x01\x12\x1d\n" +
 	"\x19HANDSHAKE_OUTCOME_REFUSED\x10\x02\x12\x1e\n" +
-	"\x1aHANDSHAKE_OUTCOME_UNPROVEN\x10\x032\x95\x02\n" +
-	"\fTrustService\x12\x84\x01\n" +
-	"\bGetTrust\x12#.gpuaas.recovery.v1.GetTrustRequest\x1a$.gpuaas.recovery.v1.GetTrustResponse\"-\xe2\xe0\x18)\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12~\n" +
+	"\x1aHANDSHAKE_OUTCOME_UNPROVEN\x10\x032\x98\x02\n" +
+	"\fTrustService\x12\x87\x01\n" +
+	"\bGetTrust\x12#.gpuaas.recovery.v1.GetTrustRequest\x1a$.gpuaas.recovery.v1.GetTrustResponse\"0\xe2\xe0\x18)\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x90\x02\x02\x12~\n" +
 	"\fRunPreflight\x12'.gpuaas.recovery.v1.RunPreflightRequest\x1a(.gpuaas.recovery.v1.RunPreflightResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperatorB\xc8\x01\n" +
 	"\x16com.gpuaas.recovery.v1B\n" +

@@ -58,6 +58,7 @@ func NewHealthServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			httpClient,
 			baseURL+HealthServiceGetHealthProcedure,
 			connect.WithSchema(healthServiceMethods.ByName("GetHealth")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -94,6 +95,7 @@ func NewHealthServiceHandler(svc HealthServiceHandler, opts ...connect.HandlerOp
 		HealthServiceGetHealthProcedure,
 		svc.GetHealth,
 		connect.WithSchema(healthServiceMethods.ByName("GetHealth")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/gpuaas.common.v1.HealthService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

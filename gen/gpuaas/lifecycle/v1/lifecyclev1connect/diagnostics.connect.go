@@ -76,6 +76,7 @@ func NewDiagnosticsServiceClient(httpClient connect.HTTPClient, baseURL string, 
 			httpClient,
 			baseURL+DiagnosticsServiceGetCollectedDiagnosticsProcedure,
 			connect.WithSchema(diagnosticsServiceMethods.ByName("GetCollectedDiagnostics")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		collectRecords: connect.NewClient[v1.CollectRecordsRequest, v1.CollectRecordsResponse](
@@ -150,6 +151,7 @@ func NewDiagnosticsServiceHandler(svc DiagnosticsServiceHandler, opts ...connect
 		DiagnosticsServiceGetCollectedDiagnosticsProcedure,
 		svc.GetCollectedDiagnostics,
 		connect.WithSchema(diagnosticsServiceMethods.ByName("GetCollectedDiagnostics")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	diagnosticsServiceCollectRecordsHandler := connect.NewUnaryHandlerSimple(

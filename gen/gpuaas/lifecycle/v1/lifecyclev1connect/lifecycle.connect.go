@@ -120,6 +120,7 @@ func NewGateServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+GateServiceApplyFenceProcedure,
 			connect.WithSchema(gateServiceMethods.ByName("ApplyFence")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		sessionsReady: connect.NewClient[v1.SessionsReadyRequest, v1.SessionsReadyResponse](
@@ -210,6 +211,7 @@ func NewGateServiceHandler(svc GateServiceHandler, opts ...connect.HandlerOption
 		GateServiceApplyFenceProcedure,
 		svc.ApplyFence,
 		connect.WithSchema(gateServiceMethods.ByName("ApplyFence")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	gateServiceSessionsReadyHandler := connect.NewUnaryHandlerSimple(
@@ -526,6 +528,7 @@ func NewWorkspaceServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			httpClient,
 			baseURL+WorkspaceServiceCreateTenantProcedure,
 			connect.WithSchema(workspaceServiceMethods.ByName("CreateTenant")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		requestOperation: connect.NewClient[v1.RequestOperationRequest, v1.RequestOperationResponse](
@@ -538,6 +541,7 @@ func NewWorkspaceServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			httpClient,
 			baseURL+WorkspaceServiceGetActionsProcedure,
 			connect.WithSchema(workspaceServiceMethods.ByName("GetActions")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -598,6 +602,7 @@ func NewWorkspaceServiceHandler(svc WorkspaceServiceHandler, opts ...connect.Han
 		WorkspaceServiceCreateTenantProcedure,
 		svc.CreateTenant,
 		connect.WithSchema(workspaceServiceMethods.ByName("CreateTenant")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	workspaceServiceRequestOperationHandler := connect.NewUnaryHandlerSimple(
@@ -610,6 +615,7 @@ func NewWorkspaceServiceHandler(svc WorkspaceServiceHandler, opts ...connect.Han
 		WorkspaceServiceGetActionsProcedure,
 		svc.GetActions,
 		connect.WithSchema(workspaceServiceMethods.ByName("GetActions")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/gpuaas.lifecycle.v1.WorkspaceService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -923,6 +929,7 @@ func NewOutputServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			httpClient,
 			baseURL+OutputServiceReadOutputProcedure,
 			connect.WithSchema(outputServiceMethods.ByName("ReadOutput")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -959,6 +966,7 @@ func NewOutputServiceHandler(svc OutputServiceHandler, opts ...connect.HandlerOp
 		OutputServiceReadOutputProcedure,
 		svc.ReadOutput,
 		connect.WithSchema(outputServiceMethods.ByName("ReadOutput")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/gpuaas.lifecycle.v1.OutputService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -59,6 +59,7 @@ func NewActionServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			httpClient,
 			baseURL+ActionServiceListActionsProcedure,
 			connect.WithSchema(actionServiceMethods.ByName("ListActions")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -95,6 +96,7 @@ func NewActionServiceHandler(svc ActionServiceHandler, opts ...connect.HandlerOp
 		ActionServiceListActionsProcedure,
 		svc.ListActions,
 		connect.WithSchema(actionServiceMethods.ByName("ListActions")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/gpuaas.readmodel.v1.ActionService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -81,6 +81,7 @@ func NewDiagnosticsServiceClient(httpClient connect.HTTPClient, baseURL string, 
 			httpClient,
 			baseURL+DiagnosticsServiceGetCollectedDiagnosticsProcedure,
 			connect.WithSchema(diagnosticsServiceMethods.ByName("GetCollectedDiagnostics")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -154,6 +155,7 @@ func NewDiagnosticsServiceHandler(svc DiagnosticsServiceHandler, opts ...connect
 		DiagnosticsServiceGetCollectedDiagnosticsProcedure,
 		svc.GetCollectedDiagnostics,
 		connect.WithSchema(diagnosticsServiceMethods.ByName("GetCollectedDiagnostics")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/gpuaas.readmodel.v1.DiagnosticsService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

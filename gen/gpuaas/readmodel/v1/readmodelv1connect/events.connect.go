@@ -82,12 +82,14 @@ func NewEventServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+EventServiceListEventsProcedure,
 			connect.WithSchema(eventServiceMethods.ByName("ListEvents")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listConsumers: connect.NewClient[v1.ListConsumersRequest, v1.ListConsumersResponse](
 			httpClient,
 			baseURL+EventServiceListConsumersProcedure,
 			connect.WithSchema(eventServiceMethods.ByName("ListConsumers")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		forgetConsumer: connect.NewClient[v1.ForgetConsumerRequest, v1.ForgetConsumerResponse](
@@ -100,6 +102,7 @@ func NewEventServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+EventServiceListParkedProcedure,
 			connect.WithSchema(eventServiceMethods.ByName("ListParked")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		replayParked: connect.NewClient[v1.ReplayParkedRequest, v1.ReplayParkedResponse](
@@ -209,12 +212,14 @@ func NewEventServiceHandler(svc EventServiceHandler, opts ...connect.HandlerOpti
 		EventServiceListEventsProcedure,
 		svc.ListEvents,
 		connect.WithSchema(eventServiceMethods.ByName("ListEvents")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	eventServiceListConsumersHandler := connect.NewUnaryHandlerSimple(
 		EventServiceListConsumersProcedure,
 		svc.ListConsumers,
 		connect.WithSchema(eventServiceMethods.ByName("ListConsumers")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	eventServiceForgetConsumerHandler := connect.NewUnaryHandlerSimple(
@@ -227,6 +232,7 @@ func NewEventServiceHandler(svc EventServiceHandler, opts ...connect.HandlerOpti
 		EventServiceListParkedProcedure,
 		svc.ListParked,
 		connect.WithSchema(eventServiceMethods.ByName("ListParked")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	eventServiceReplayParkedHandler := connect.NewUnaryHandlerSimple(

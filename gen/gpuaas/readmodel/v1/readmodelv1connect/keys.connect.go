@@ -62,6 +62,7 @@ func NewKeyServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			httpClient,
 			baseURL+KeyServiceListKeysProcedure,
 			connect.WithSchema(keyServiceMethods.ByName("ListKeys")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		rotateKey: connect.NewClient[v1.RotateKeyRequest, v1.RotateKeyResponse](
@@ -116,6 +117,7 @@ func NewKeyServiceHandler(svc KeyServiceHandler, opts ...connect.HandlerOption) 
 		KeyServiceListKeysProcedure,
 		svc.ListKeys,
 		connect.WithSchema(keyServiceMethods.ByName("ListKeys")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	keyServiceRotateKeyHandler := connect.NewUnaryHandlerSimple(

@@ -59,6 +59,7 @@ func NewNotificationServiceClient(httpClient connect.HTTPClient, baseURL string,
 			httpClient,
 			baseURL+NotificationServiceListNotificationsProcedure,
 			connect.WithSchema(notificationServiceMethods.ByName("ListNotifications")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -96,6 +97,7 @@ func NewNotificationServiceHandler(svc NotificationServiceHandler, opts ...conne
 		NotificationServiceListNotificationsProcedure,
 		svc.ListNotifications,
 		connect.WithSchema(notificationServiceMethods.ByName("ListNotifications")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/gpuaas.readmodel.v1.NotificationService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -74,6 +74,7 @@ func NewPeopleServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			httpClient,
 			baseURL+PeopleServiceListPeopleProcedure,
 			connect.WithSchema(peopleServiceMethods.ByName("ListPeople")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		endPerson: connect.NewClient[v1.EndPersonRequest, v1.EndPersonResponse](
@@ -146,6 +147,7 @@ func NewPeopleServiceHandler(svc PeopleServiceHandler, opts ...connect.HandlerOp
 		PeopleServiceListPeopleProcedure,
 		svc.ListPeople,
 		connect.WithSchema(peopleServiceMethods.ByName("ListPeople")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	peopleServiceEndPersonHandler := connect.NewUnaryHandlerSimple(

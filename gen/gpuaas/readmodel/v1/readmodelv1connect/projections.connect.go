@@ -70,6 +70,7 @@ func NewProjectionServiceClient(httpClient connect.HTTPClient, baseURL string, o
 			httpClient,
 			baseURL+ProjectionServiceGetProjectionsProcedure,
 			connect.WithSchema(projectionServiceMethods.ByName("GetProjections")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		verifyProjections: connect.NewClient[v1.VerifyProjectionsRequest, v1.VerifyProjectionsResponse](
@@ -144,6 +145,7 @@ func NewProjectionServiceHandler(svc ProjectionServiceHandler, opts ...connect.H
 		ProjectionServiceGetProjectionsProcedure,
 		svc.GetProjections,
 		connect.WithSchema(projectionServiceMethods.ByName("GetProjections")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	projectionServiceVerifyProjectionsHandler := connect.NewUnaryHandlerSimple(

@@ -172,114 +172,133 @@ func NewQueryServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+QueryServiceWhoAmIProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("WhoAmI")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getStatus: connect.NewClient[v1.GetStatusRequest, v1.GetStatusResponse](
 			httpClient,
 			baseURL+QueryServiceGetStatusProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("GetStatus")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listNodes: connect.NewClient[v1.ListNodesRequest, v1.ListNodesResponse](
 			httpClient,
 			baseURL+QueryServiceListNodesProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ListNodes")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getNode: connect.NewClient[v1.GetNodeRequest, v1.GetNodeResponse](
 			httpClient,
 			baseURL+QueryServiceGetNodeProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("GetNode")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listNodeVerdicts: connect.NewClient[v1.ListNodeVerdictsRequest, v1.ListNodeVerdictsResponse](
 			httpClient,
 			baseURL+QueryServiceListNodeVerdictsProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ListNodeVerdicts")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		resolve: connect.NewClient[v1.ResolveRequest, v1.ResolveResponse](
 			httpClient,
 			baseURL+QueryServiceResolveProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("Resolve")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listTenants: connect.NewClient[v1.ListTenantsRequest, v1.ListTenantsResponse](
 			httpClient,
 			baseURL+QueryServiceListTenantsProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ListTenants")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listWorkspaces: connect.NewClient[v1.ListWorkspacesRequest, v1.ListWorkspacesResponse](
 			httpClient,
 			baseURL+QueryServiceListWorkspacesProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ListWorkspaces")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getWorkspace: connect.NewClient[v1.GetWorkspaceRequest, v1.GetWorkspaceResponse](
 			httpClient,
 			baseURL+QueryServiceGetWorkspaceProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("GetWorkspace")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getTimeline: connect.NewClient[v1.GetTimelineRequest, v1.GetTimelineResponse](
 			httpClient,
 			baseURL+QueryServiceGetTimelineProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("GetTimeline")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getActions: connect.NewClient[v1.GetActionsRequest, v1.GetActionsResponse](
 			httpClient,
 			baseURL+QueryServiceGetActionsProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("GetActions")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		readOutput: connect.NewClient[v1.ReadOutputRequest, v1.ReadOutputResponse](
 			httpClient,
 			baseURL+QueryServiceReadOutputProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ReadOutput")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listTasks: connect.NewClient[v1.ListTasksRequest, v1.ListTasksResponse](
 			httpClient,
 			baseURL+QueryServiceListTasksProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ListTasks")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getTask: connect.NewClient[v1.GetTaskRequest, v1.GetTaskResponse](
 			httpClient,
 			baseURL+QueryServiceGetTaskProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("GetTask")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listInstances: connect.NewClient[v1.ListInstancesRequest, v1.ListInstancesResponse](
 			httpClient,
 			baseURL+QueryServiceListInstancesProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ListInstances")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listClaims: connect.NewClient[v1.ListClaimsRequest, v1.ListClaimsResponse](
 			httpClient,
 			baseURL+QueryServiceListClaimsProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ListClaims")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		listAllocations: connect.NewClient[v1.ListAllocationsRequest, v1.ListAllocationsResponse](
 			httpClient,
 			baseURL+QueryServiceListAllocationsProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ListAllocations")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getPolicy: connect.NewClient[v1.GetPolicyRequest, v1.GetPolicyResponse](
 			httpClient,
 			baseURL+QueryServiceGetPolicyProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("GetPolicy")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		explainReason: connect.NewClient[v1.ExplainReasonRequest, v1.ExplainReasonResponse](
 			httpClient,
 			baseURL+QueryServiceExplainReasonProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("ExplainReason")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		watch: connect.NewClient[v1.WatchRequest, v1.WatchResponse](
@@ -547,114 +566,133 @@ func NewQueryServiceHandler(svc QueryServiceHandler, opts ...connect.HandlerOpti
 		QueryServiceWhoAmIProcedure,
 		svc.WhoAmI,
 		connect.WithSchema(queryServiceMethods.ByName("WhoAmI")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceGetStatusHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceGetStatusProcedure,
 		svc.GetStatus,
 		connect.WithSchema(queryServiceMethods.ByName("GetStatus")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceListNodesHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceListNodesProcedure,
 		svc.ListNodes,
 		connect.WithSchema(queryServiceMethods.ByName("ListNodes")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceGetNodeHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceGetNodeProcedure,
 		svc.GetNode,
 		connect.WithSchema(queryServiceMethods.ByName("GetNode")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceListNodeVerdictsHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceListNodeVerdictsProcedure,
 		svc.ListNodeVerdicts,
 		connect.WithSchema(queryServiceMethods.ByName("ListNodeVerdicts")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceResolveHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceResolveProcedure,
 		svc.Resolve,
 		connect.WithSchema(queryServiceMethods.ByName("Resolve")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceListTenantsHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceListTenantsProcedure,
 		svc.ListTenants,
 		connect.WithSchema(queryServiceMethods.ByName("ListTenants")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceListWorkspacesHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceListWorkspacesProcedure,
 		svc.ListWorkspaces,
 		connect.WithSchema(queryServiceMethods.ByName("ListWorkspaces")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceGetWorkspaceHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceGetWorkspaceProcedure,
 		svc.GetWorkspace,
 		connect.WithSchema(queryServiceMethods.ByName("GetWorkspace")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceGetTimelineHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceGetTimelineProcedure,
 		svc.GetTimeline,
 		connect.WithSchema(queryServiceMethods.ByName("GetTimeline")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceGetActionsHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceGetActionsProcedure,
 		svc.GetActions,
 		connect.WithSchema(queryServiceMethods.ByName("GetActions")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceReadOutputHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceReadOutputProcedure,
 		svc.ReadOutput,
 		connect.WithSchema(queryServiceMethods.ByName("ReadOutput")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceListTasksHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceListTasksProcedure,
 		svc.ListTasks,
 		connect.WithSchema(queryServiceMethods.ByName("ListTasks")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceGetTaskHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceGetTaskProcedure,
 		svc.GetTask,
 		connect.WithSchema(queryServiceMethods.ByName("GetTask")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceListInstancesHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceListInstancesProcedure,
 		svc.ListInstances,
 		connect.WithSchema(queryServiceMethods.ByName("ListInstances")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceListClaimsHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceListClaimsProcedure,
 		svc.ListClaims,
 		connect.WithSchema(queryServiceMethods.ByName("ListClaims")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceListAllocationsHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceListAllocationsProcedure,
 		svc.ListAllocations,
 		connect.WithSchema(queryServiceMethods.ByName("ListAllocations")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceGetPolicyHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceGetPolicyProcedure,
 		svc.GetPolicy,
 		connect.WithSchema(queryServiceMethods.ByName("GetPolicy")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceExplainReasonHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceExplainReasonProcedure,
 		svc.ExplainReason,
 		connect.WithSchema(queryServiceMethods.ByName("ExplainReason")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceWatchHandler := connect.NewServerStreamHandlerSimple(
@@ -832,6 +870,7 @@ func NewCommandServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+CommandServiceCreateTenantProcedure,
 			connect.WithSchema(commandServiceMethods.ByName("CreateTenant")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		createWorkspace: connect.NewClient[v1.CreateWorkspaceRequest, v1.CreateWorkspaceResponse](
@@ -1013,6 +1052,7 @@ func NewCommandServiceHandler(svc CommandServiceHandler, opts ...connect.Handler
 		CommandServiceCreateTenantProcedure,
 		svc.CreateTenant,
 		connect.WithSchema(commandServiceMethods.ByName("CreateTenant")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	commandServiceCreateWorkspaceHandler := connect.NewUnaryHandlerSimple(

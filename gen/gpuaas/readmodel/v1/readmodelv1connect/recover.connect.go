@@ -117,6 +117,7 @@ func NewReleaseServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ReleaseServiceGetAllocationProcedure,
 			connect.WithSchema(releaseServiceMethods.ByName("GetAllocation")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		retryRelease: connect.NewClient[v1.RetryReleaseRequest, v1.RetryReleaseResponse](
@@ -189,6 +190,7 @@ func NewReleaseServiceHandler(svc ReleaseServiceHandler, opts ...connect.Handler
 		ReleaseServiceGetAllocationProcedure,
 		svc.GetAllocation,
 		connect.WithSchema(releaseServiceMethods.ByName("GetAllocation")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	releaseServiceRetryReleaseHandler := connect.NewUnaryHandlerSimple(
@@ -333,12 +335,14 @@ func NewFindingServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+FindingServiceListFindingsProcedure,
 			connect.WithSchema(findingServiceMethods.ByName("ListFindings")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getFinding: connect.NewClient[v1.GetFindingRequest, v1.GetFindingResponse](
 			httpClient,
 			baseURL+FindingServiceGetFindingProcedure,
 			connect.WithSchema(findingServiceMethods.ByName("GetFinding")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		acknowledgeFinding: connect.NewClient[v1.AcknowledgeFindingRequest, v1.AcknowledgeFindingResponse](
@@ -405,12 +409,14 @@ func NewFindingServiceHandler(svc FindingServiceHandler, opts ...connect.Handler
 		FindingServiceListFindingsProcedure,
 		svc.ListFindings,
 		connect.WithSchema(findingServiceMethods.ByName("ListFindings")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	findingServiceGetFindingHandler := connect.NewUnaryHandlerSimple(
 		FindingServiceGetFindingProcedure,
 		svc.GetFinding,
 		connect.WithSchema(findingServiceMethods.ByName("GetFinding")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	findingServiceAcknowledgeFindingHandler := connect.NewUnaryHandlerSimple(
@@ -479,12 +485,14 @@ func NewIncidentServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			httpClient,
 			baseURL+IncidentServiceListIncidentsProcedure,
 			connect.WithSchema(incidentServiceMethods.ByName("ListIncidents")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getIncident: connect.NewClient[v1.GetIncidentRequest, v1.GetIncidentResponse](
 			httpClient,
 			baseURL+IncidentServiceGetIncidentProcedure,
 			connect.WithSchema(incidentServiceMethods.ByName("GetIncident")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		closeIncident: connect.NewClient[v1.CloseIncidentRequest, v1.CloseIncidentResponse](
@@ -497,12 +505,14 @@ func NewIncidentServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			httpClient,
 			baseURL+IncidentServiceListRecoveriesProcedure,
 			connect.WithSchema(incidentServiceMethods.ByName("ListRecoveries")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		getBrake: connect.NewClient[v1.GetBrakeRequest, v1.GetBrakeResponse](
 			httpClient,
 			baseURL+IncidentServiceGetBrakeProcedure,
 			connect.WithSchema(incidentServiceMethods.ByName("GetBrake")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		releaseBrake: connect.NewClient[v1.ReleaseBrakeRequest, v1.ReleaseBrakeResponse](
@@ -605,12 +615,14 @@ func NewIncidentServiceHandler(svc IncidentServiceHandler, opts ...connect.Handl
 		IncidentServiceListIncidentsProcedure,
 		svc.ListIncidents,
 		connect.WithSchema(incidentServiceMethods.ByName("ListIncidents")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	incidentServiceGetIncidentHandler := connect.NewUnaryHandlerSimple(
 		IncidentServiceGetIncidentProcedure,
 		svc.GetIncident,
 		connect.WithSchema(incidentServiceMethods.ByName("GetIncident")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	incidentServiceCloseIncidentHandler := connect.NewUnaryHandlerSimple(
@@ -623,12 +635,14 @@ func NewIncidentServiceHandler(svc IncidentServiceHandler, opts ...connect.Handl
 		IncidentServiceListRecoveriesProcedure,
 		svc.ListRecoveries,
 		connect.WithSchema(incidentServiceMethods.ByName("ListRecoveries")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	incidentServiceGetBrakeHandler := connect.NewUnaryHandlerSimple(
 		IncidentServiceGetBrakeProcedure,
 		svc.GetBrake,
 		connect.WithSchema(incidentServiceMethods.ByName("GetBrake")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	incidentServiceReleaseBrakeHandler := connect.NewUnaryHandlerSimple(
@@ -707,6 +721,7 @@ func NewAuditServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+AuditServiceListAuditProcedure,
 			connect.WithSchema(auditServiceMethods.ByName("ListAudit")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		verifyAudit: connect.NewClient[v1.VerifyAuditRequest, v1.VerifyAuditResponse](
@@ -761,6 +776,7 @@ func NewAuditServiceHandler(svc AuditServiceHandler, opts ...connect.HandlerOpti
 		AuditServiceListAuditProcedure,
 		svc.ListAudit,
 		connect.WithSchema(auditServiceMethods.ByName("ListAudit")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	auditServiceVerifyAuditHandler := connect.NewUnaryHandlerSimple(

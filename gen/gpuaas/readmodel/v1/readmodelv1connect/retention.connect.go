@@ -59,6 +59,7 @@ func NewRetentionServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			httpClient,
 			baseURL+RetentionServiceGetRetentionProcedure,
 			connect.WithSchema(retentionServiceMethods.ByName("GetRetention")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -95,6 +96,7 @@ func NewRetentionServiceHandler(svc RetentionServiceHandler, opts ...connect.Han
 		RetentionServiceGetRetentionProcedure,
 		svc.GetRetention,
 		connect.WithSchema(retentionServiceMethods.ByName("GetRetention")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/gpuaas.readmodel.v1.RetentionService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -64,6 +64,7 @@ func NewRollbackServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			httpClient,
 			baseURL+RollbackServiceGetRollbackProcedure,
 			connect.WithSchema(rollbackServiceMethods.ByName("GetRollback")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		acceptRollback: connect.NewClient[v1.AcceptRollbackRequest, v1.AcceptRollbackResponse](
@@ -118,6 +119,7 @@ func NewRollbackServiceHandler(svc RollbackServiceHandler, opts ...connect.Handl
 		RollbackServiceGetRollbackProcedure,
 		svc.GetRollback,
 		connect.WithSchema(rollbackServiceMethods.ByName("GetRollback")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	rollbackServiceAcceptRollbackHandler := connect.NewUnaryHandlerSimple(

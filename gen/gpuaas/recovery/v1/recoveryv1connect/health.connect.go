@@ -59,6 +59,7 @@ func NewHealthServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			httpClient,
 			baseURL+HealthServiceGetNodeHealthProcedure,
 			connect.WithSchema(healthServiceMethods.ByName("GetNodeHealth")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -95,6 +96,7 @@ func NewHealthServiceHandler(svc HealthServiceHandler, opts ...connect.HandlerOp
 		HealthServiceGetNodeHealthProcedure,
 		svc.GetNodeHealth,
 		connect.WithSchema(healthServiceMethods.ByName("GetNodeHealth")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/gpuaas.recovery.v1.HealthService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -75,6 +75,7 @@ func NewProfileServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ProfileServiceListProfilesProcedure,
 			connect.WithSchema(profileServiceMethods.ByName("ListProfiles")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		setProfile: connect.NewClient[v1.SetProfileRequest, v1.SetProfileResponse](
@@ -166,6 +167,7 @@ func NewProfileServiceHandler(svc ProfileServiceHandler, opts ...connect.Handler
 		ProfileServiceListProfilesProcedure,
 		svc.ListProfiles,
 		connect.WithSchema(profileServiceMethods.ByName("ListProfiles")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	profileServiceSetProfileHandler := connect.NewUnaryHandlerSimple(

@@ -298,12 +298,14 @@ func NewInstanceServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			httpClient,
 			baseURL+InstanceServicePrepareInstanceProcedure,
 			connect.WithSchema(instanceServiceMethods.ByName("PrepareInstance")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		retireInstance: connect.NewClient[v1.RetireInstanceRequest, v1.RetireInstanceResponse](
 			httpClient,
 			baseURL+InstanceServiceRetireInstanceProcedure,
 			connect.WithSchema(instanceServiceMethods.ByName("RetireInstance")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -353,12 +355,14 @@ func NewInstanceServiceHandler(svc InstanceServiceHandler, opts ...connect.Handl
 		InstanceServicePrepareInstanceProcedure,
 		svc.PrepareInstance,
 		connect.WithSchema(instanceServiceMethods.ByName("PrepareInstance")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	instanceServiceRetireInstanceHandler := connect.NewUnaryHandlerSimple(
 		InstanceServiceRetireInstanceProcedure,
 		svc.RetireInstance,
 		connect.WithSchema(instanceServiceMethods.ByName("RetireInstance")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/gpuaas.recovery.v1.InstanceService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -517,6 +521,7 @@ func NewPolicyServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			httpClient,
 			baseURL+PolicyServiceGetPolicyProcedure,
 			connect.WithSchema(policyServiceMethods.ByName("GetPolicy")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		setPolicy: connect.NewClient[v1.SetPolicyRequest, v1.SetPolicyResponse](
@@ -571,6 +576,7 @@ func NewPolicyServiceHandler(svc PolicyServiceHandler, opts ...connect.HandlerOp
 		PolicyServiceGetPolicyProcedure,
 		svc.GetPolicy,
 		connect.WithSchema(policyServiceMethods.ByName("GetPolicy")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	policyServiceSetPolicyHandler := connect.NewUnaryHandlerSimple(

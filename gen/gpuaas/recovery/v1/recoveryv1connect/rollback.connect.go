@@ -69,6 +69,7 @@ func NewRollbackServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			httpClient,
 			baseURL+RollbackServiceGetRollbackProcedure,
 			connect.WithSchema(rollbackServiceMethods.ByName("GetRollback")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		reportRollback: connect.NewClient[v1.ReportRollbackRequest, v1.ReportRollbackResponse](
@@ -141,6 +142,7 @@ func NewRollbackServiceHandler(svc RollbackServiceHandler, opts ...connect.Handl
 		RollbackServiceGetRollbackProcedure,
 		svc.GetRollback,
 		connect.WithSchema(rollbackServiceMethods.ByName("GetRollback")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	rollbackServiceReportRollbackHandler := connect.NewUnaryHandlerSimple(

@@ -68,6 +68,7 @@ func NewTokenServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+TokenServiceListTokensProcedure,
 			connect.WithSchema(tokenServiceMethods.ByName("ListTokens")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		revokeTokens: connect.NewClient[v1.RevokeTokensRequest, v1.RevokeTokensResponse](
@@ -140,6 +141,7 @@ func NewTokenServiceHandler(svc TokenServiceHandler, opts ...connect.HandlerOpti
 		TokenServiceListTokensProcedure,
 		svc.ListTokens,
 		connect.WithSchema(tokenServiceMethods.ByName("ListTokens")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	tokenServiceRevokeTokensHandler := connect.NewUnaryHandlerSimple(

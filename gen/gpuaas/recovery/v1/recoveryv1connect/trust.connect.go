@@ -63,6 +63,7 @@ func NewTrustServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+TrustServiceGetTrustProcedure,
 			connect.WithSchema(trustServiceMethods.ByName("GetTrust")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
 			connect.WithClientOptions(opts...),
 		),
 		runPreflight: connect.NewClient[v1.RunPreflightRequest, v1.RunPreflightResponse](
@@ -117,6 +118,7 @@ func NewTrustServiceHandler(svc TrustServiceHandler, opts ...connect.HandlerOpti
 		TrustServiceGetTrustProcedure,
 		svc.GetTrust,
 		connect.WithSchema(trustServiceMethods.ByName("GetTrust")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
 		connect.WithHandlerOptions(opts...),
 	)
 	trustServiceRunPreflightHandler := connect.NewUnaryHandlerSimple(
