@@ -11,7 +11,8 @@ import (
 // whole are the statements that read the whole fleet, with the rows that they may read for each workspace. Each runs in
 // a sweep every 30 s or more seldom, or when something failed, and none on the way of a request.
 var whole = map[string]float64{
-	"detect.provisions_of":     1, // the argument of the test lies before most runs
+	"detect.provisioned_often": 1, // the argument of the test lies before most runs
+	"detect.provisions_of":     2, // of names that a finding is about
 	"launchlog.live_instances": 1,
 	"static.list_slots":        1,
 	"static.standing_slots":    1,
@@ -117,8 +118,8 @@ const (
 
 // reasons has, for each statement that reads the whole fleet, the reason why it may.
 var reasons = map[string]string{
-	"detect.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom,
-	"static.standing_slots":       seldom,
+	"detect.provisioned_often": seldom, "detect.provisions_of": seldom, "launchlog.live_instances": seldom,
+	"static.list_slots": seldom, "static.standing_slots": seldom,
 	"gate.read_nodes_without_key": repair, "view.count_nodes": aggregate,
 	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",
 	"tokens.read_needing_key":     repair,

@@ -27,17 +27,16 @@ type CountDifference struct {
 // compareFleet counts the counts that differ from what recovery.recount_fleet would write; a count of zero equals no
 // count. Rows and counts are read as of one moment, since each transaction writes both.
 var compareFleet = pg.Define(pg.RoleRecovery, "fleet.compare_counts", `
-	WITH up AS (
-		SELECT w.workspace_id, w.placement, CASE WHEN w.placement = 'static' THEN w.node_id END AS node_id
-		FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
-	), unit AS (
-		SELECT u.placement, coalesce(u.node_id, u.workspace_id) AS unit_id, count(*) AS workspaces FROM up u GROUP BY 1, 2
+	WITH unit AS MATERIALIZED (
+		SELECT w.placement, CASE WHEN w.placement = 'static' THEN w.node_id END AS node_id, count(*) AS workspaces,
+			coalesce(CASE WHEN w.placement = 'static' THEN w.node_id END, w.workspace_id) AS unit_id
+		FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating') GROUP BY 1, 2, 4
 	), counted AS (
 		SELECT t.placement, sum(t.workspaces)::int AS workspaces, count(*)::int AS units FROM unit t GROUP BY 1
 	), kept AS (
 		SELECT c.placement, c.workspaces, c.units FROM recovery.watch_count c WHERE (c.workspaces, c.units) <> (0, 0)
 	), machine AS (
-		SELECT u.node_id, count(*)::int AS workspaces FROM up u WHERE u.node_id IS NOT NULL GROUP BY 1
+		SELECT t.node_id, t.workspaces::int AS workspaces FROM unit t WHERE t.node_id IS NOT NULL
 	), placements AS (
 		SELECT x.placement FROM (SELECT * FROM counted EXCEPT SELECT * FROM kept) x
 		UNION SELECT x.placement FROM (SELECT * FROM kept EXCEPT SELECT * FROM counted) x

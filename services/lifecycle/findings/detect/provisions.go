@@ -17,20 +17,36 @@ var clockNow = pg.Define(pg.RoleLifecycle, "detect.clock_now", `SELECT mesh.cloc
 type provisioned struct {
 	TenantID   string   `db:"tenant_id"`
 	Name       string   `db:"name"`
-	Provisions int      `db:"provisions"`
 	Newest     string   `db:"newest"` // workspace
 	Runs       []string `db:"runs"`
 	Workspaces int      `db:"workspaces"`
 }
 
+// provisionedName is a name that has reached the limit.
+type provisionedName struct {
+	TenantID string `db:"tenant_id"`
+	Name     string `db:"name"`
+}
+
+// inWindow is the condition on a run r that provisions within the window.
+const inWindow = `r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate')
+			AND r.created_at > mesh.clock() - make_interval(secs => $2)`
+
+// provisionedOften reads the names alone: what is shown of a run is made only for those that have reached the limit.
+var provisionedOften = pg.Define(pg.RoleLifecycle, "detect.provisioned_often", `
+		SELECT w.tenant_id::text AS tenant_id, w.name
+		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
+		WHERE `+inWindow+`
+		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
+
 var provisionsOf = pg.Define(pg.RoleLifecycle, "detect.provisions_of", `
-		SELECT w.tenant_id::text AS tenant_id, w.name, count(*)::int AS provisions, (array_agg(w.id::text
-			ORDER BY r.created_at DESC))[1] AS newest,
+		SELECT w.tenant_id::text AS tenant_id, w.name,
+			(array_agg(w.id::text ORDER BY r.created_at DESC))[1] AS newest,
 			array_agg(r.kind || ' ' || r.id ORDER BY r.created_at) AS runs, count(DISTINCT w.id)::int AS workspaces
 		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
-		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate')
-			AND r.created_at > mesh.clock() - make_interval(secs => $2)
-		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
+		WHERE `+inWindow+`
+			AND (w.tenant_id, w.name) IN (SELECT * FROM unnest($3::uuid[], $4::text[]))
+		GROUP BY w.tenant_id, w.name`)
 
 // Provisions finds workspace names that were provisioned at least ProvisionLimit times within ProvisionWindow.
 func (d *Detectors) Provisions(ctx context.Context) ([]finding.Seen, error) {
@@ -41,10 +57,21 @@ func (d *Detectors) Provisions(ctx context.Context) ([]finding.Seen, error) {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
 	from := lowestID(now.Add(-d.cfg.ProvisionWindow - 5*time.Minute))
-	found, err := pg.All[provisioned](ctx, d.db, provisionsOf, from, d.cfg.ProvisionWindow.Seconds(),
-		d.cfg.ProvisionLimit)
+	window := d.cfg.ProvisionWindow.Seconds()
+	often, err := pg.All[provisionedName](ctx, d.db, provisionedOften, from, window, d.cfg.ProvisionLimit)
 	if err != nil {
 		return nil, fmt.Errorf("count provisions: %w", err)
+	}
+	if len(often) == 0 {
+		return nil, nil
+	}
+	tenants, names := make([]string, 0, len(often)), make([]string, 0, len(often))
+	for _, o := range often {
+		tenants, names = append(tenants, o.TenantID), append(names, o.Name)
+	}
+	found, err := pg.All[provisioned](ctx, d.db, provisionsOf, from, window, tenants, names)
+	if err != nil {
+		return nil, fmt.Errorf("read provisions: %w", err)
 	}
 	out := make([]finding.Seen, 0, len(found))
 	for _, p := range found {
@@ -56,7 +83,7 @@ func (d *Detectors) Provisions(ctx context.Context) ([]finding.Seen, error) {
 			Kind: manyProvisions, Severity: finding.P2, SubjectType: "name", SubjectID: p.TenantID + "/" + p.Name,
 			TenantID:    p.TenantID,
 			WorkspaceID: p.Newest,
-			Summary: fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", p.Name, p.Provisions,
+			Summary: fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", p.Name, len(p.Runs),
 				d.cfg.ProvisionWindow, p.Workspaces),
 			NextAction: nextProvisions,
 			Before:     map[string]any{"limit": d.cfg.ProvisionLimit}, After: map[string]any{"runs": list}, Certain: true,

@@ -136,7 +136,7 @@ func TestCancelPassesABlockedBeat(t *testing.T) {
 	b.Await(cancelled, time.Minute, "failed")
 }
 
-// TestALeaseThatIsTakenAgainEndsTheFormerStep: a driver that leases a run again which it still drives, because the lease
+// TestALeaseThatIsTakenAgainEndsTheFormerStep: a driver that leases a run again which it still drives, as its lease
 // ended while the process was paused, ends the former step at once and closes its attempt as lost.
 func TestALeaseThatIsTakenAgainEndsTheFormerStep(t *testing.T) {
 	testkit.IO(t)
