@@ -59,8 +59,9 @@ type store struct {
 
 	reservedTo int64 // how many bytes of the file have blocks
 
-	mu      sync.RWMutex // guards held; commits are made by one goroutine
-	pending map[slot][]byte
+	// mu guards pending. Commits are made one at a time; they alone change it, and read it without the lock.
+	mu      sync.RWMutex
+	pending map[slot][]byte // changes that are in the journal and not in the tables yet
 
 	// failure returns the error with which a commit of the tables fails before or after it is made. It is nil but in
 	// tests.
@@ -286,7 +287,7 @@ func (s *store) write(apply func(*bbolt.Tx) error) error {
 		return nil
 	}
 	if !errors.Is(err, errForgotten) {
-		// a transaction that reads
+		// If this read fails, shown stays as it is.
 		_ = s.db.View(func(tx *bbolt.Tx) error { s.shown = tx.ID(); return nil })
 	}
 	return fmt.Errorf("commit tables: %w", err)
@@ -300,7 +301,7 @@ func (s *store) read(from table, key []byte, fn func(value []byte) error) error 
 	if ok {
 		return fn(value)
 	}
-	// A value that has left held meanwhile was put into the tables before.
+	// A change that is not pending any more by now was put into the tables before.
 	return s.db.View(func(tx *bbolt.Tx) error {
 		bucket := tx.Bucket(from.bucket())
 		if bucket == nil {
@@ -310,15 +311,15 @@ func (s *store) read(from table, key []byte, fn func(value []byte) error) error 
 	})
 }
 
-// each calls fn with the values of a table, first those of the file and then the held ones, each in the order of their
-// keys, until fn returns false. A value is valid during the call.
+// each calls fn with the values of a table, first those of the file and then the pending ones, each in the order of
+// their keys, until fn returns false. A value is valid during the call.
 func (s *store) each(of table, fn func(key, value []byte) (bool, error)) error {
-	held := map[string][]byte{}
+	pending := map[string][]byte{}
 	var order []string
 	s.mu.RLock()
 	for at, value := range s.pending {
 		if at.table == of {
-			held[at.key] = value
+			pending[at.key] = value
 			order = append(order, at.key)
 		}
 	}
@@ -332,7 +333,7 @@ func (s *store) each(of table, fn func(key, value []byte) (bool, error)) error {
 		}
 		c := bucket.Cursor()
 		for key, value := c.First(); key != nil && more; key, value = c.Next() {
-			if _, ok := held[string(key)]; ok {
+			if _, ok := pending[string(key)]; ok {
 				continue
 			}
 			var err error
@@ -346,7 +347,7 @@ func (s *store) each(of table, fn func(key, value []byte) (bool, error)) error {
 		return err
 	}
 	for _, key := range order {
-		if value := held[key]; value != nil && more {
+		if value := pending[key]; value != nil && more {
 			if more, err = fn([]byte(key), value); err != nil {
 				return err
 			}

@@ -147,10 +147,9 @@ func (e *Executor) launch(ctx context.Context, j *job) {
 	}()
 }
 
-// work runs one task to its result, unless its start cannot be stored (then the task is parked) or the agent stops. ctx
-// is the executor's, jobCtx the task's.
-//
-// the second context is a child of the first, and both are needed
+// work runs one task to its result, unless its start cannot be stored (then the task is parked) or the agent stops. The
+// handler runs under jobCtx, which is the task's, a child of ctx, and ends when the task is cancelled. Its result is
+// stored under ctx, which is the executor's.
 func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 	if j.started.IsZero() {
 		if !e.begin(ctx, j) {
@@ -185,9 +184,8 @@ func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 
 // bound returns the context for the handler of j, which ends with the agent, with jobCtx, and after MaxRun. A cancel of
 // the task does not end an Observe at once, since what the task left still has to be found out: the Observe has
-// ObserveFor from the cancel on, because later operations of the workspace wait for it.
-//
-// the second context is a child of the first, and both are needed
+// ObserveFor from the cancel on, because later operations of the workspace wait for it. That is why bound is given ctx
+// too, the executor's, of which jobCtx is a child.
 func (e *Executor) bound(ctx, jobCtx context.Context, j *job) (context.Context, context.CancelFunc) {
 	if _, can := e.deps.Handlers[j.task.Kind].(Observer); !can || !j.observe {
 		return context.WithTimeoutCause(jobCtx, e.cfg.MaxRun, errMaxRun)

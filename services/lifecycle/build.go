@@ -181,10 +181,10 @@ func applyAll(ctx context.Context, tx pgx.Tx, records []events.Record) error {
 			return err
 		}
 	}
-	if err := gate.OnSessions(ctx, tx, reports...); err != nil {
+	if err := gate.CloseSessions(ctx, tx, reports...); err != nil {
 		return err
 	}
-	return findings.OnSessions(ctx, tx, reports)
+	return findings.ApplyHostFacts(ctx, tx, reports)
 }
 
 // sweepWoken checks the instances that agents refused, after each event and at the cadence of the configuration.

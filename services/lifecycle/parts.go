@@ -118,7 +118,7 @@ func (p *parts) core(steps *provision.Steps, tasks *dispatch.Server) (*saga.Core
 	}
 	core, err := saga.New(saga.Deps{
 		DB: p.DB, Registry: registry, Logger: p.Logger, Wakes: p.wakes, Stalls: steps.Stalls,
-		Resumed: steps.Resumed, Resuming: task.LockOfRuns,
+		PostponeDeadlines: steps.PostponeDeadlines, LockDeadlines: task.LockOfRuns,
 		Withdraw: tasks.Withdraw,
 	})
 	if err != nil {

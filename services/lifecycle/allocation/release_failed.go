@@ -150,7 +150,8 @@ var leftOnMachine = pg.Define(pg.RoleLifecycle, "allocation.left_on_machine", `
 			WHERE c.node_id = $1 AND c.kind = ANY ($2) AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)
 			OR EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state = 'release_failed')`)
 
-// UncordonIfClean removes the cordon of cordonOwner from a machine on which nothing is left of a release.
+// UncordonIfClean removes the cordon that a failed release set, that of CordonOwner, from a machine on which nothing is
+// left of a release.
 func UncordonIfClean(ctx context.Context, tx pgx.Tx, nodeID string) error {
 	var left bool
 	err := pg.QueryRow(ctx, tx, leftOnMachine, nodeID, occupying()).Scan(&left)

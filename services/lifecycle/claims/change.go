@@ -28,7 +28,8 @@ type Claimant struct {
 	Epoch                        int64
 }
 
-// adoptedClaim is a claim that Intend wrote, and whether it existed before.
+// adoptedClaim is a claim that Intend wrote, and whether it existed before. Postgres sets xmax of a row that the
+// statement has updated to the transaction's id, and leaves it zero in a row that it has inserted.
 type adoptedClaim struct {
 	Claim
 	Adopted bool `db:"adopted" expr:"@.xmax <> 0"`

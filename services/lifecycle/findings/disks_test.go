@@ -57,7 +57,7 @@ func (m *machine) report(session string, full bool) *nodev1.SessionChanged {
 func (b *bed) applies(reports ...*nodev1.SessionChanged) {
 	b.t.Helper()
 	err := pg.InTx(b.t.Context(), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-		return OnSessions(ctx, tx, reports)
+		return ApplyHostFacts(ctx, tx, reports)
 	})
 	if err != nil {
 		b.t.Fatal(err)

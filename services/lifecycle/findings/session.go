@@ -37,10 +37,10 @@ var hostsChanged = pg.Define(pg.RoleLifecycle, "findings.hosts_changed", `
 	WHERE NOT g.retired AND (g.host <> n.host OR n.is_full <> EXISTS (SELECT 1 FROM lifecycle.finding f
 		WHERE f.kind = $5 AND f.subject_id = n.node_id::text AND f.resolved_at IS NULL))`)
 
-// OnSessions applies, in their order, the facts that sessions report of their hosts: it stores them in the gates, and
-// opens or resolves the findings about their agents' disks at once. It ignores a report of any session but the gate's
-// own. Most of a fleet that returns change nothing: one statement finds the others.
-func OnSessions(ctx context.Context, tx pgx.Tx, reports []*nodev1.SessionChanged) error {
+// ApplyHostFacts applies, in their order, the facts that sessions report of their hosts: it stores them in the gates,
+// and opens or resolves the findings about their agents' disks at once. It ignores a report of any session but the
+// gate's own. Most of a fleet that returns change nothing: one statement finds the others.
+func ApplyHostFacts(ctx context.Context, tx pgx.Tx, reports []*nodev1.SessionChanged) error {
 	var applied []*nodev1.SessionChanged
 	var nodes, sessions, hosts []string
 	var full []bool
@@ -66,15 +66,15 @@ func OnSessions(ctx context.Context, tx pgx.Tx, reports []*nodev1.SessionChanged
 		if !slices.Contains(changed, f.GetNodeId()) {
 			continue
 		}
-		if err := onSession(ctx, tx, f); err != nil {
+		if err := applyHostFacts(ctx, tx, f); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// onSession applies the facts of one report.
-func onSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
+// applyHostFacts applies the facts of one report.
+func applyHostFacts(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 	host := f.GetHost()
 	if host == nil {
 		return nil

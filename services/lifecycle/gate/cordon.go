@@ -110,9 +110,9 @@ func cordoned(g Gate, reason, by string) audit.Entry {
 	}
 }
 
-// OnSessions applies those of nodeapi's reports that sessions ended: their nodes have no session until the next one is
-// ready.
-func OnSessions(ctx context.Context, tx pgx.Tx, reports ...*nodev1.SessionChanged) error {
+// CloseSessions closes, in the gates, the sessions that nodeapi's reports say have ended: their nodes have no session
+// until the next one is ready. It ignores the other reports.
+func CloseSessions(ctx context.Context, tx pgx.Tx, reports ...*nodev1.SessionChanged) error {
 	var nodes, sessions []string
 	for _, f := range reports {
 		if f.GetState() == commonv1.SessionState_SESSION_STATE_CLOSED {

@@ -188,7 +188,7 @@ func (k *kit) tx(fn func(ctx context.Context, tx pgx.Tx) error) {
 func (k *kit) closed(node, sessionID string, state commonv1.SessionState) {
 	k.t.Helper()
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
-		return gate.OnSessions(ctx, tx, &nodev1.SessionChanged{NodeId: node, SessionId: sessionID, State: state})
+		return gate.CloseSessions(ctx, tx, &nodev1.SessionChanged{NodeId: node, SessionId: sessionID, State: state})
 	})
 }
 

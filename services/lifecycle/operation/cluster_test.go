@@ -200,7 +200,8 @@ func (p *cluster) sit(n int, cfg clusterConfig, workloads *pgxpool.Pool, instanc
 		p.t.Fatal(err)
 	}
 	if s.core, err = saga.New(saga.Deps{
-		DB: s.pool, Registry: reg, Logger: log, Resumed: s.steps.Resumed, Resuming: task.LockOfRuns, Withdraw: tasks.Withdraw,
+		DB: s.pool, Registry: reg, Logger: log, PostponeDeadlines: s.steps.PostponeDeadlines,
+		LockDeadlines: task.LockOfRuns, Withdraw: tasks.Withdraw,
 	}); err != nil {
 		p.t.Fatal(err)
 	}

@@ -39,7 +39,8 @@ func TestAResultMeetsTheEndOfRollbackMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	core, err := saga.New(saga.Deps{
-		DB: pool, Registry: registry, Logger: testkit.Logger(t), Resumed: p.seats[0].steps.Resumed, Resuming: task.LockOfRuns,
+		DB: pool, Registry: registry, Logger: testkit.Logger(t), LockDeadlines: task.LockOfRuns,
+		PostponeDeadlines: p.seats[0].steps.PostponeDeadlines,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -101,9 +101,9 @@ func (s *Steps) Stalls(_, step string) time.Duration {
 	}
 }
 
-// Resumed moves forward the time limits of workspaces whose runs go on after rollback mode: the deadlines of their
-// releases, and the last moments at which their tasks may start.
-func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) error {
+// PostponeDeadlines postpones the time limits of workspaces whose runs go on after rollback mode: the deadlines of
+// their releases, and the last moments at which their tasks may start.
+func (s *Steps) PostponeDeadlines(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) error {
 	var ids, workspaces []string
 	var stood []float64
 	for _, r := range runs {

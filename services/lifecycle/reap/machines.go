@@ -61,8 +61,8 @@ type leftBehind struct {
 	TenantID    string `db:"tenant_id"`
 	NodeID      string `db:"node_id"`
 	Epoch       int64  `db:"epoch"`
-	Asked       string `db:"asked"` // the prefix of its tasks' keys, before the minute
-	Key         string `db:"key"`   // of a task of this minute
+	KeyPrefix   string `db:"key_prefix"` // of its tasks' keys, before the minute
+	Key         string `db:"key"`        // of a task of this minute
 }
 
 // onMachine is an orphan with its place in the order of sweeps.
@@ -78,13 +78,13 @@ const ReapBatch = 200
 var orphansOnMachines = pg.Define(pg.RoleLifecycle, "reap.orphans_on_machines", `
 		SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id,
 			c.tenant_id::text AS tenant_id, c.node_id::text AS node_id, c.epoch,
-			'reap/' || c.id || '/' || g.session_epoch || '/' AS asked,
+			'reap/' || c.id || '/' || g.session_epoch || '/' AS key_prefix,
 			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint AS key,
 				c.orphaned_at
 		FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g ON g.node_id = c.node_id
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND g.admitted
 			AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
-			-- While a run is open its own commands are the newest word.
+			-- While a run is open, its own commands are the latest.
 			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
 			AND (c.orphaned_at, c.id) > ($3::timestamptz, coalesce(nullif($4, ''), '00000000-0000-0000-0000-000000000000')::uuid)
@@ -154,7 +154,7 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 		}
 		why := WhyReplaced
 		if !replaced {
-			last, found, err := task.LastNumbered(ctx, tx, l.Asked)
+			last, found, err := task.LastNumbered(ctx, tx, l.KeyPrefix)
 			if err != nil {
 				return err
 			}
@@ -162,7 +162,7 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 				if found && (last.IdemKey == l.Key || !task.Terminal(last.State) && !l.late(last)) {
 					return nil
 				}
-				queued, err = r.ask(ctx, tx, l)
+				queued, err = r.enqueue(ctx, tx, l)
 				return err
 			}
 			why = "the agent has removed it"
@@ -184,12 +184,12 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 // after half an hour.
 const ReapLate = 35
 
-// late reports whether a task of the orphan was queued at least reapLate minutes ago. Nothing else ends a task that an
+// late reports whether a task of the orphan was queued at least ReapLate minutes ago. Nothing else ends a task that an
 // agent has taken while the agent's session stands.
 func (l leftBehind) late(last task.Row) bool {
-	asked, err := strconv.ParseInt(strings.TrimPrefix(last.IdemKey, l.Asked), 10, 64)
-	now, nowErr := strconv.ParseInt(strings.TrimPrefix(l.Key, l.Asked), 10, 64)
-	return err != nil || nowErr != nil || now-asked >= ReapLate
+	queued, err := strconv.ParseInt(strings.TrimPrefix(last.IdemKey, l.KeyPrefix), 10, 64)
+	now, nowErr := strconv.ParseInt(strings.TrimPrefix(l.Key, l.KeyPrefix), 10, 64)
+	return err != nil || nowErr != nil || now-queued >= ReapLate
 }
 
 // WhyReplaced is the recorded evidence that nothing of an orphan is left, where a later claim is for the same resource.
@@ -249,8 +249,8 @@ var drawOpSeq = pg.Define(pg.RoleLifecycle, "reap.draw_op_seq",
 	`UPDATE lifecycle.workspace SET op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1
 		RETURNING op_seq, epoch`)
 
-// ask queues a task for an orphan. It returns false where the storage has to wait for its workload.
-func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind) (bool, error) {
+// enqueue queues a task for an orphan. It returns false where the storage has to wait for its workload.
+func (r *MachineReaper) enqueue(ctx context.Context, tx pgx.Tx, l leftBehind) (bool, error) {
 	if l.Kind == allocation.KindStorage {
 		standing, err := pg.Value[bool](ctx, tx, workloadsLeft, l.WorkspaceID, l.NodeID, allocation.KindWorkload, l.Epoch)
 		if err != nil || standing {

@@ -46,7 +46,7 @@ const (
 // So does another instance at the present epoch; once a later epoch is drawn, that instance is superseded like any
 // other.
 func Belongs(b placement.Instance, o Owner) (Verdict, string) {
-	recorded := o.Instance == "" || o.Instance == "ended"
+	standing := o.Instance != "" && o.Instance != "ended" // by the row of the instance
 	switch {
 	case !o.Known:
 		return Unknown, "no such workspace is known here"
@@ -63,7 +63,7 @@ func Belongs(b placement.Instance, o Owner) (Verdict, string) {
 		return Gone, ""
 	case o.GivenUp:
 		return Orphan, "its release was given up and nothing owns it since"
-	case !recorded:
+	case standing:
 		return Owned, ""
 	case b.Epoch < o.Epoch:
 		return Orphan, fmt.Sprintf("epoch %d of its workspace has been superseded by %d", b.Epoch, o.Epoch)

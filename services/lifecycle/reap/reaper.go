@@ -51,7 +51,7 @@ type Reaper struct {
 	absent map[commonv1.PlacementDriver]map[givenUp]bool
 }
 
-// wholeEvery is the time between two sweeps that judge every instance that was ever launched. The other sweeps judge
+// wholeEvery is the time between two sweeps that check every instance that was ever launched. The other sweeps check
 // the instances that run, and those that have ended and were given up.
 const wholeEvery = 10 * time.Minute
 
@@ -165,7 +165,7 @@ var instancesGivenUp = pg.Define(pg.RoleLifecycle, "reap.instances_given_up", `
 			AND NOT EXISTS (SELECT FROM lifecycle.instance i
 			WHERE i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement <> $2)`)
 
-// listed returns the instances of a driver that a sweep judges, and whether these are all that it ever launched: they
+// listed returns the instances of a driver that a sweep checks, and whether these are all that it ever launched: they
 // are the first time, every wholeEvery, and after a sweep that was not complete (see noteSweep).
 func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver,
 	driver placement.Driver,
@@ -219,7 +219,7 @@ func (r *Reaper) listed(ctx context.Context, kind commonv1.PlacementDriver,
 }
 
 // noteSweep notes the end of a sweep. After a sweep that left an orphan unended, or that could not write the
-// unaccounted instances, the next sweep judges everything.
+// unaccounted instances, the next sweep checks everything.
 func (r *Reaper) noteSweep(kind commonv1.PlacementDriver, whole, well bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -239,7 +239,7 @@ func (r *Reaper) attrs(kind commonv1.PlacementDriver, b placement.Instance) []an
 	}
 }
 
-// reap ends one orphan and records it. It judges once more with the workspace's row locked, so that an operation that
+// reap ends one orphan and records it. It checks once more with the workspace's row locked, so that an operation that
 // begins meanwhile is committed either before that, and owns the instance, or after it, and finds the instance ending.
 func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver,
 	b placement.Instance,
@@ -298,7 +298,7 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("judge orphan: %w", err)
+		return "", fmt.Errorf("check orphan: %w", err)
 	}
 	r.deps.Committed()
 	return reason, nil

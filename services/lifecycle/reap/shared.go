@@ -52,7 +52,8 @@ const (
 // kind do not keep the others waiting. An identity whose instance is claimed, and that no later claim is for, cannot be
 // released yet and takes no place.
 var sharedOrphans = pg.Define(pg.RoleLifecycle, "reap.shared_orphans", `
-		SELECT o.claim_id, o.kind, o.name, o.workspace_id, o.tenant_id, o.epoch, '' AS node_id, '' AS asked, '' AS key FROM (
+		SELECT o.claim_id, o.kind, o.name, o.workspace_id, o.tenant_id, o.epoch, '' AS node_id, '' AS key_prefix, '' AS key
+		FROM (
 			SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id,
 				c.tenant_id::text AS tenant_id, c.epoch,
 				row_number() OVER (PARTITION BY c.kind ORDER BY coalesce(t.next_at, c.orphaned_at), c.id) AS place
@@ -66,7 +67,7 @@ var sharedOrphans = pg.Define(pg.RoleLifecycle, "reap.shared_orphans", `
 					AND b.epoch = c.epoch AND b.released_at IS NULL AND b.orphaned_at IS NULL) AND NOT `+replacedSQL+`)
 		) o ORDER BY o.place, o.kind LIMIT $2`)
 
-// Sweep tries the orphans that are due, at most reapBatch of them, and returns how many it released. An orphan that
+// Sweep tries the orphans that are due, at most ReapBatch of them, and returns how many it released. An orphan that
 // could not be removed is an error, and is due again later.
 func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
 	list, err := pg.All[leftBehind](ctx, r.deps.DB, sharedOrphans,
@@ -188,8 +189,8 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (schema.Writer, 
 			w.WorkspaceID = l.WorkspaceID
 			return l.forget(ctx, tx, "the handle was dropped")
 		case allocation.KindIdentity: // not while its instance is claimed
-			held, err := pg.Value[bool](ctx, tx, instanceClaimed, l.WorkspaceID, allocation.KindInstance, l.Epoch)
-			if err != nil || held {
+			claimed, err := pg.Value[bool](ctx, tx, instanceClaimed, l.WorkspaceID, allocation.KindInstance, l.Epoch)
+			if err != nil || claimed {
 				return err
 			}
 		}

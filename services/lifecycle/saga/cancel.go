@@ -48,7 +48,7 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	if err != nil {
 		return Verb{}, fmt.Errorf("cancel run: %w", err)
 	}
-	c.asked.Store(true)
+	c.cancelled.Store(true)
 	c.makesDue(tx)
 	return c.withWorkspace(ctx, tx, r, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING),
 		names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), reason)

@@ -28,12 +28,12 @@ type Deps struct {
 	// policy in force; zero leaves it to the definition. It is called each time, so that a new policy also applies to runs
 	// that are live already. May be nil.
 	Stalls func(definition, step string) time.Duration
-	// Resumed is called in the transaction that resumes paused runs. It postpones the deadlines that other packages keep
-	// for these runs and their workspaces by the length of the pause. May be nil.
-	Resumed func(ctx context.Context, tx pgx.Tx, resumed []Resumed) error
-	// Resuming locks the rows that Resumed is going to change and that come before runs in the order of locks: the tasks
-	// of these runs. It is called before the runs are locked. May be nil.
-	Resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
+	// PostponeDeadlines postpones the deadlines that other packages keep for runs which go on, and for their workspaces,
+	// by the length of the pause. It is called in the transaction that resumes the runs. May be nil.
+	PostponeDeadlines func(ctx context.Context, tx pgx.Tx, resumed []Resumed) error
+	// LockDeadlines locks the rows that PostponeDeadlines is going to change and that come before runs in the order of
+	// locks: the tasks of these runs. It is called in the same transaction, before the runs are locked. May be nil.
+	LockDeadlines func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	// Withdraw requests that agents stop the open tasks that a run's steps queued in the forward phase. It is called in
 	// the transaction that cancels the run, before the run's row is locked. It must leave tasks of an undo alone: it is
 	// called for a run that compensates already too. May be nil.
@@ -69,14 +69,14 @@ type Stats struct {
 type Core struct {
 	*Wakes
 
-	db       *pgxpool.Pool
-	registry *Registry
-	log      *slog.Logger
-	stalls   func(definition, step string) time.Duration
-	resumed  func(ctx context.Context, tx pgx.Tx, resumed []Resumed) error
-	resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
-	withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
-	onPoint  func(ctx context.Context, name string, at Place) error
+	db            *pgxpool.Pool
+	registry      *Registry
+	log           *slog.Logger
+	stalls        func(definition, step string) time.Duration
+	postpone      func(ctx context.Context, tx pgx.Tx, resumed []Resumed) error
+	lockDeadlines func(ctx context.Context, tx pgx.Tx, runIDs []string) error
+	withdraw      func(ctx context.Context, tx pgx.Tx, runID, reason string) error
+	onPoint       func(ctx context.Context, name string, at Place) error
 	// notified fires when events of any replica were numbered; nil until FollowRemoteWakes runs
 	notified atomic.Pointer[events.Signal]
 	reserved uint64          // workers that runs which are being started have taken; under driving
@@ -99,7 +99,7 @@ func New(deps Deps) (*Core, error) {
 	}
 	return &Core{
 		Wakes: wakes, db: deps.DB, registry: deps.Registry, log: deps.Logger, stalls: deps.Stalls,
-		onPoint: deps.OnPoint, resumed: deps.Resumed, resuming: deps.Resuming, withdraw: deps.Withdraw,
+		onPoint: deps.OnPoint, postpone: deps.PostponeDeadlines, lockDeadlines: deps.LockDeadlines, withdraw: deps.Withdraw,
 	}, nil
 }
 

@@ -12,10 +12,10 @@ import (
 type Driver interface {
 	// Reserve takes a free worker, or returns nil if none is free or the driver stops. It does not block.
 	Reserve() *Worker
-	// End is called once the transaction has ended for which a worker was reserved. It drives the run that was inserted,
-	// or gives the worker back if there is none, as after a rollback. If the outcome of the transaction is unknown, which
-	// committed does not tell, the run is made due at once, if it exists.
-	End(ctx context.Context, own *Worker, committed bool)
+	// DriveOrFree is called once the transaction has ended for which a worker was reserved. It drives the run that was
+	// inserted, or frees the worker if there is none, as after a rollback. If the outcome of the transaction is unknown,
+	// committed is false, and the run is made due at once, if it exists.
+	DriveOrFree(ctx context.Context, own *Worker, committed bool)
 }
 
 // Worker is a worker of a driver that waits for a run which is being started: the transaction that inserts the run also

@@ -76,14 +76,14 @@ func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list paused runs: %w", err)
 	}
-	if c.resuming == nil || len(paused) == 0 {
+	if c.lockDeadlines == nil || len(paused) == 0 {
 		return paused, nil
 	}
-	return paused, c.resuming(ctx, tx, paused)
+	return paused, c.lockDeadlines(ctx, tx, paused)
 }
 
-// extendDeadlines makes runs due, and postpones the deadlines of the runs and their attempts, and by Resumed those of
-// their tasks, by the length of each run's pause.
+// extendDeadlines makes runs due, and postpones the deadlines of the runs and their attempts, and by PostponeDeadlines
+// those of their tasks and workspaces, by the length of each run's pause.
 func (c *Core) extendDeadlines(ctx context.Context, tx pgx.Tx, ended []pause) error {
 	runIDs := pg.Column(ended, func(p pause) string { return p.RunID })
 	stood := pg.Column(ended, func(p pause) float64 { return p.Seconds })
@@ -109,8 +109,8 @@ func (c *Core) extendDeadlines(ctx context.Context, tx pgx.Tx, ended []pause) er
 			}
 		}
 	}
-	if c.resumed != nil {
-		if err := c.resumed(ctx, tx, list); err != nil {
+	if c.postpone != nil {
+		if err := c.postpone(ctx, tx, list); err != nil {
 			return err
 		}
 	}

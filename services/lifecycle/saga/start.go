@@ -139,10 +139,10 @@ func (c *Core) reserve(ctx context.Context, tx pgx.Tx) *Worker {
 		if !committed && !pg.OutcomeUnknown(tx) {
 			own.Run = nil // it was not inserted; a run of its id is that of a later try, and leased
 		}
-		d.End(context.WithoutCancel(ctx), own, committed)
+		d.DriveOrFree(context.WithoutCancel(ctx), own, committed)
 	}
 	if !pg.OnEnd(tx, ended) {
-		d.End(ctx, own, false)
+		d.DriveOrFree(ctx, own, false)
 		return nil
 	}
 	return own

@@ -11,16 +11,19 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Wakes wakes parked runs, and tells the drivers and the sequencer of this process what transactions have made due. It
-// knows neither steps nor drivers, so that steps, and the services that they call, have it before there is a core.
+// Wakes wakes parked runs, and notifies the drivers and the sequencer of this process of what transactions have made
+// due. It knows neither steps nor drivers, so that steps, and the services that they call, have it before there is a
+// core.
 type Wakes struct {
 	runnable events.Signal  // a run may be leased
 	cancels  events.Signal  // a run of which a driver here may hold the lease was cancelled
 	appended *events.Signal // events were appended
-	// asked is true if a cancel was written in a transaction for which Committed was not called yet, unless the Committed
-	// of another transaction has reset it.
-	asked   atomic.Bool
-	unheard atomic.Bool // a transaction without an end hook (pg.OnEnd) has made runs due
+	// cancelled is true if a cancel was written in a transaction for which Committed was not called yet, unless the
+	// Committed of another transaction has reset it.
+	cancelled atomic.Bool
+	// unhooked is true once a transaction without an end hook (pg.OnEnd) has made runs due: the drivers do not learn of
+	// its commit, so that every Committed wakes them.
+	unhooked atomic.Bool
 }
 
 // NewWakes returns wakes that notify appended, the sequencer's Wake, after every commit that appended events; it may be
@@ -39,10 +42,10 @@ func (w *Wakes) Appended() *events.Signal { return w.appended }
 // Committed is called after a commit that started, woke or changed a run: it wakes the sequencer of this process, and
 // the drivers if their wake is not hooked to the end of the transaction.
 func (w *Wakes) Committed() {
-	if w.unheard.Load() {
+	if w.unhooked.Load() {
 		w.runnable.Notify()
 	}
-	if !w.asked.Swap(false) {
+	if !w.cancelled.Swap(false) {
 		w.appended.Notify()
 		return
 	}
@@ -59,7 +62,7 @@ func (w *Wakes) makesDue(tx pgx.Tx) {
 		}
 	})
 	if !hooked {
-		w.unheard.Store(true)
+		w.unhooked.Store(true)
 	}
 }
 

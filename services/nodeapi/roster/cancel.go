@@ -44,14 +44,14 @@ func (s *Session) SendAll(frames []*nodev1.ConnectResponse) bool {
 		}
 		frames = frames[n:]
 		if len(frames) > 0 {
-			s.drain()
+			s.awaitWritten()
 		}
 	}
 	return !s.Gone()
 }
 
-// drain waits until nothing is queued, or the session has ended.
-func (s *Session) drain() {
+// awaitWritten waits until the writer has written every queued frame, or the session has ended.
+func (s *Session) awaitWritten() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.writing && !s.gone {

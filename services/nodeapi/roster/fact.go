@@ -24,7 +24,7 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 	f := &nodev1.SessionChanged{
 		SessionId: s.ID, NodeId: s.Identity.NodeID, NodeInstanceId: s.instanceID, ReplicaId: s.roster.replicaID,
 		Generation: s.generation, State: state, Late: s.late,
-		OpenedAt: timestamppb.New(s.opened), LastSeenAt: timestamppb.New(dbNow.Add(-now.Sub(s.LastSeen()))),
+		OpenedAt: timestamppb.New(s.openedDB), LastSeenAt: timestamppb.New(dbNow.Add(-now.Sub(s.LastSeen()))),
 		Serial: s.Identity.Serial, RemoteAddress: s.Identity.Remote,
 		AgentVersion: s.agent.version, LedgerId: s.agent.ledgerID, BootId: s.agent.bootID, Version: s.version,
 	}

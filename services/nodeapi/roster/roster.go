@@ -37,7 +37,7 @@ type Config struct {
 	// Offset returns the database's clock minus this host's. Certificates expire by the database's clock. Nil: zero.
 	Offset func() time.Duration
 	// StaleAfter returns the policy's bound of silence: a session that has sent nothing for this long is late, whatever
-	// its heartbeat interval. It is asked when the agent is told its interval (Session.SetInterval). Nil: no bound.
+	// its heartbeat interval. It is read when an interval is sent to the agent (Session.SetInterval). Nil: no bound.
 	StaleAfter func() time.Duration
 }
 
@@ -88,7 +88,7 @@ func (r *Roster) Go(f func()) { r.wg.Go(f) }
 func (r *Roster) Add(id string, ident Identity, stream Stream, firstFrameBy, retireAt time.Time) *Session {
 	now := wallclock.Now()
 	s := &Session{
-		ID: id, Identity: ident, OpenedAt: now, opened: now.Add(r.cfg.Offset()), RetireAt: retireAt, roster: r,
+		ID: id, Identity: ident, OpenedAt: now, openedDB: now.Add(r.cfg.Offset()), RetireAt: retireAt, roster: r,
 		stream: stream, openBy: firstFrameBy,
 	}
 	s.Seen(now)

@@ -46,7 +46,8 @@ type Session struct {
 
 	roster *Roster
 	stream Stream
-	opened time.Time // by the database's clock
+	// openedDB is OpenedAt by the database's clock, as events report it.
+	openedDB time.Time
 
 	lastSeen atomic.Int64 // nanoseconds from OpenedAt to the last frame, by the monotonic clock
 	refused  atomic.Int64 // reports of tasks that lifecycle did not take
@@ -60,8 +61,8 @@ type Session struct {
 	// writingSince is when the frame under way was begun; zero: none is.
 	writingSince time.Time
 	interval     time.Duration // of heartbeats, as sent to the agent
-	bound        time.Duration // of silence, by the policy that the agent was told last
-	boundAt      time.Time     // when it was told
+	bound        time.Duration // of silence, by the policy that was sent to the agent last; zero: none was sent
+	boundAt      time.Time     // when bound or interval was last shortened: silence counts from then on
 	gone         bool
 	ending       bool      // gone, and what is queued is still sent
 	cutAt        time.Time // when the connection is closed for good
@@ -132,8 +133,9 @@ func (s *Session) Welcomed(instanceID string, generation, fence int64, nonce, re
 	s.profile.reported = facts.Profile.GetFingerprint()
 }
 
-// SetInterval records the heartbeat interval that the agent is told to use. The policy's bound of silence as it is now
-// holds for the session from now on: an agent that was told of longer intervals keeps them until it reads this.
+// SetInterval records the heartbeat interval that is sent to the agent, and the policy's bound of silence as it is now.
+// If either is shorter than before, silence counts from now on, since the agent keeps its longer interval until it
+// reads the new one.
 func (s *Session) SetInterval(d time.Duration) {
 	bound, now := s.roster.cfg.StaleAfter(), wallclock.Now()
 	s.mu.Lock()
@@ -144,7 +146,7 @@ func (s *Session) SetInterval(d time.Duration) {
 	s.interval, s.bound = d, bound
 }
 
-// silentLocked returns for how long the agent has sent nothing since it was told how often to.
+// silentLocked returns how long the agent has sent nothing since its last frame, or since boundAt if that is later.
 func (s *Session) silentLocked(now time.Time) time.Duration {
 	from := s.LastSeen()
 	if s.boundAt.After(from) {

@@ -31,10 +31,10 @@ type claim struct {
 // now returns the database's time.
 func (c *claim) now() time.Time { return c.dbTime.Add(time.Since(c.taken)) }
 
-// takeClaim takes the enrolment lease of a node for one attempt, under the lock on the node's row; by is the zero token
-// for a renewal. An earlier attempt
-// whose lease has run out is abandoned; a certificate that it had signed becomes an orphan. If another attempt's lease
-// stands, takeClaim returns fault enrollment_in_flight.
+// takeClaim takes the enrolment lease of a node for one attempt. The caller has the lock on the node's row. by is the
+// token of the attempt, the zero token for a renewal, and key the hash of the public key that is to be certified. An
+// earlier attempt whose lease has run out is abandoned; a certificate that it had signed becomes an orphan. If another
+// attempt's lease stands, takeClaim returns fault enrollment_in_flight.
 func takeClaim(ctx context.Context, tx pgx.Tx, r *identity.Record, by token, key []byte, lease time.Duration,
 	now time.Time,
 ) (*claim, error) {

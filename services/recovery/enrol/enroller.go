@@ -89,15 +89,15 @@ type Profiles interface {
 
 // Enroller issues certificates. Safe for concurrent use; any number of replicas share the database.
 type Enroller struct {
-	deps      Deps
-	cfg       Config
-	addresses *limits.ByKey
-	tokens    *limits.ByKey
-	nodes     *limits.ByKey
-	all       *rate.Limiter
-	signing   chan struct{}
-	outcomes  *prometheus.CounterVec
-	recovery  *ca.RecoveryRing
+	deps       Deps
+	cfg        Config
+	perAddress *limits.ByKey // of requests, before anything in them is checked
+	perProof   *limits.ByKey // of attempts, by their token, or the proof of a host that has none, before it is verified
+	perNode    *limits.ByKey // of verified attempts; one bucket more is of the claims that could not be verified
+	allNodes   *rate.Limiter // of the verified attempts of all nodes together
+	signing    chan struct{} // a place for each request that is at the authority
+	outcomes   *prometheus.CounterVec
+	recovery   *ca.RecoveryRing
 }
 
 // New checks the dependencies; it touches neither the database nor the authority.
@@ -122,8 +122,8 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 	}
 	e := &Enroller{
 		deps: deps, cfg: cfg, recovery: recovery, signing: make(chan struct{}, cfg.Signings),
-		addresses: limits.New(cfg.PerAddress, cfg.PerAddressBurst), tokens: limits.New(cfg.PerToken, cfg.PerTokenBurst),
-		nodes: limits.New(cfg.PerToken, cfg.PerTokenBurst), all: rate.NewLimiter(rate.Limit(cfg.PerSecond), cfg.Burst),
+		perAddress: limits.New(cfg.PerAddress, cfg.PerAddressBurst), perProof: limits.New(cfg.PerToken, cfg.PerTokenBurst),
+		perNode: limits.New(cfg.PerToken, cfg.PerTokenBurst), allNodes: rate.NewLimiter(rate.Limit(cfg.PerSecond), cfg.Burst),
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "recovery_enrollments_total",
 			Help: "Attempts to obtain a certificate, by way and outcome: issued, repeated, or the reason of the refusal.",
@@ -141,10 +141,10 @@ func New(deps Deps, cfg Config) (*Enroller, error) {
 // its token and key.
 func (e *Enroller) allowNode(nodeID string) error {
 	now := time.Now()
-	if err := e.nodes.Allow(nodeID, now); err != nil {
+	if err := e.perNode.Allow(nodeID, now); err != nil {
 		return err
 	}
-	return limits.Take(e.all, now)
+	return limits.Take(e.allNodes, now)
 }
 
 // count counts an attempt under the label of its outcome. The labels are a closed set.
@@ -165,7 +165,7 @@ func (e *Enroller) committed() {
 	e.deps.Notices.Notify()
 }
 
-// signed is a certificate fresh from the authority.
+// signed is a certificate that the authority has signed and the database does not have yet.
 type signed struct {
 	serial, issuer      string
 	chainPEM            []byte

@@ -21,7 +21,7 @@ func (e *Enroller) refuseMissing(ctx context.Context, req *recoveryv1.EnrollRequ
 	who.Details["claimed_node_id"] = claim.GetNodeId()
 	// As with tokens, a caller that cannot sign for the node cannot empty the bucket of one that can.
 	sum := sha256.Sum256(claim.GetProof())
-	if err := e.tokens.Allow(string(sum[:]), time.Now()); err != nil {
+	if err := e.perProof.Allow(string(sum[:]), time.Now()); err != nil {
 		return err
 	}
 	proven, err := tokenless.Proven(ctx, e.deps.Pool, claim)
@@ -34,8 +34,8 @@ func (e *Enroller) refuseMissing(ctx context.Context, req *recoveryv1.EnrollRequ
 		who.Actor = "node/" + claim.GetNodeId()
 		return cmp.Or(e.allowNode(claim.GetNodeId()), refusal)
 	}
-	// All unproven claims share one bucket: their senders choose addresses, keys and nodes.
-	if err := e.nodes.Allow("unproven claims", time.Now()); err != nil {
+	// All unproven claims share one bucket, whose key is no node: their senders choose addresses, keys and nodes.
+	if err := e.perNode.Allow("unproven claims", time.Now()); err != nil {
 		return err
 	}
 	e.reportRefusal(correlated(ctx, req.GetCorrelationId()), attempt{

@@ -85,7 +85,7 @@ func noteForeignKey(entry *audit.Entry, err error) {
 func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest,
 	who *audit.Entry,
 ) (*recoveryv1.EnrollResponse, Kind, bool, error) {
-	if err := e.addresses.Allow(from, time.Now()); err != nil {
+	if err := e.perAddress.Allow(from, time.Now()); err != nil {
 		return nil, "", false, err
 	}
 	switch {
@@ -107,7 +107,7 @@ func (e *Enroller) redeem(ctx context.Context, presented Presented, req *recover
 	who *audit.Entry,
 ) (*recoveryv1.EnrollResponse, bool, error) {
 	// The bucket's key is the hash of the whole token, so that a caller without the token cannot empty its owner's bucket.
-	if err := e.tokens.Allow(string(presented.Hash), time.Now()); err != nil {
+	if err := e.perProof.Allow(string(presented.Hash), time.Now()); err != nil {
 		return nil, false, err
 	}
 	a, err := e.prove(ctx, presented, req)

@@ -81,7 +81,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 	results := make([]*recoveryv1.ConfirmResult, 0, len(sessions))
 	changed := map[string]*Record{}
 	var order []*Record
-	var promoted []promotion
+	var promotions []promotion
 	var missing suspects
 	admitted := map[string]*recoveryv1.ConfirmResult{} // by node: the last one
 	for _, c := range sessions {
@@ -121,7 +121,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 		}
 		plain := r.Confirmed > 0 && r.CurrentSerial == c.GetSerial()
 		r.Confirmed, r.ConfirmedSession, r.ReplacedNonce = c.GetGeneration(), c.GetSessionId(), row.ReplacesNonce
-		promoted = append(promoted, promotion{record: r, serial: c.GetSerial()})
+		promotions = append(promotions, promotion{record: r, serial: c.GetSerial()})
 		if changed[r.NodeID] == nil {
 			r.plain = true
 			changed[r.NodeID] = r
@@ -129,14 +129,14 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx,
 		}
 		r.plain = r.plain && plain
 	}
-	first := fresh(promoted)
-	if err := promote(ctx, tx, promoted); err != nil {
+	first := firstReady(promotions)
+	if err := promote(ctx, tx, promotions); err != nil {
 		return fail(err)
 	}
 	if err := confirmTokens(ctx, tx, first); err != nil {
 		return fail(err)
 	}
-	if err := noteSessions(ctx, tx, promoted, first); err != nil {
+	if err := noteSessions(ctx, tx, promotions, first); err != nil {
 		return fail(err)
 	}
 	if err := correlate(ctx, tx, admitted); err != nil {

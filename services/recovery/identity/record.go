@@ -25,8 +25,8 @@ type Record struct {
 	Alarm             string                     `db:"alarm"`
 	FenceEpoch        int64                      `db:"fence_epoch"`
 	FenceAcked        int64                      `db:"fence_acked"`
-	Notice            int64                      `db:"told"`
-	NoticeAcked       int64                      `db:"told_acked"`
+	Notice            int64                      `db:"told"`       // number of the last notice for lifecycle
+	NoticeAcked       int64                      `db:"told_acked"` // number of the last one that it acknowledged
 	Issued            int64                      `db:"issued"`
 	Confirmed         int64                      `db:"confirmed"`
 	ConfirmedSession  string                     `db:"confirmed_session_id" expr:"COALESCE(@.confirmed_session_id::text, '')"`
@@ -58,7 +58,7 @@ type Record struct {
 	decided            string          `db:"-"` // the audit action of a change of state that is not written yet
 }
 
-// Standing returns the fields of a record that Judge needs.
+// Standing returns the fields of a record that package judge needs.
 func (r *Record) Standing(era int64) judge.Standing {
 	return judge.Standing{
 		State: r.State, InstanceID: r.InstanceID, Issued: r.Issued, Confirmed: r.Confirmed, Era: era,

@@ -48,8 +48,8 @@ var (
 		WHERE node_id = $1 AND state IN ('issued', 'used')`)
 )
 
-// fresh returns the certificates of promotions that no session was ready on before.
-func fresh(list []promotion) []string {
+// firstReady returns the certificates of promotions that no session was ready on before.
+func firstReady(list []promotion) []string {
 	var out []string
 	for _, p := range list {
 		if p.record.CurrentSerial != p.serial {

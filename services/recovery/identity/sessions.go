@@ -65,7 +65,7 @@ func New(deps Deps) (*Identities, error) {
 }
 
 // committed notifies the loops that must read what was just committed: the sequencer, the readers of the authority view
-// and the notifier of lifecycle.
+// and the loop that notifies lifecycle of decisions.
 func (s *Identities) committed() {
 	s.deps.Wake.Notify()
 	s.deps.Changed.Notify()
@@ -162,7 +162,7 @@ type opening struct {
 	records    map[string]*Record
 	serials    map[string]Serial
 	known      map[string]*opened.Row
-	fresh      []*opened.Row
+	newRows    []*opened.Row
 	keyID      string             // of the key that signs
 	issued     map[string]*Record // nodes of which only the issued generation was raised
 	changed    []*Record
@@ -211,7 +211,7 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 			return err
 		}
 	}
-	if err := opened.Insert(b.ctx, tx, b.fresh); err != nil {
+	if err := opened.Insert(b.ctx, tx, b.newRows); err != nil {
 		return err
 	}
 	if err := b.report(tx); err != nil {
@@ -276,7 +276,7 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 	default:
 		return b.refused(o, r, verdict.Reason, certificate.Use(r)), nil
 	}
-	b.fresh = append(b.fresh, row)
+	b.newRows = append(b.newRows, row)
 	b.known[row.SessionID] = row
 	return b.again(o, r, row)
 }

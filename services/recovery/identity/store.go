@@ -271,7 +271,7 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 func TakeUnacknowledged(ctx context.Context, q pg.Querier, n int, again time.Duration) ([]*Record, error) {
 	due, err := readAll(ctx, q, takeUnacknowledged, n, again.Seconds())
 	if err != nil {
-		return nil, fmt.Errorf("take untold nodes: %w", err)
+		return nil, fmt.Errorf("take unacknowledged nodes: %w", err)
 	}
 	return due, nil
 }

@@ -83,7 +83,8 @@ func direction(h *lease.Run) string {
 	return "doing"
 }
 
-// exhausted ends the forward phase, or makes the run stuck in the backward one.
+// exhausted ends the forward phase, or makes the run stuck in the backward one, and in both if its definition Sticks. A
+// run that no driver can read becomes stuck without a driver: see quarantine of package lease.
 func (d *Driver) exhausted(ctx context.Context, h *lease.Run, state string, e *saga.StepError) (bool, error) {
 	at, level := h.Attempt, d.levelOf(ctx, h, e)
 	more, err := d.exhaust(ctx, h, state, e)
@@ -93,6 +94,7 @@ func (d *Driver) exhausted(ctx context.Context, h *lease.Run, state string, e *s
 	return more, err
 }
 
+// exhaust is exhausted without the log.
 func (d *Driver) exhaust(ctx context.Context, h *lease.Run, state string, e *saga.StepError) (bool, error) {
 	if h.Run.Phase == runs.Do && !h.Def.Sticks {
 		return d.giveUp(ctx, h, state, e)

@@ -24,9 +24,10 @@ func (d *Driver) Reserve() *saga.Worker {
 	}
 }
 
-// End drives the run that was started under this driver's lease, or gives the worker back if none was inserted. If the
-// outcome of the transaction is unknown, or the driver stops, the run is made due at once, if it exists.
-func (d *Driver) End(ctx context.Context, own *saga.Worker, committed bool) {
+// DriveOrFree drives the run that was started under this driver's lease, or frees the worker if none was inserted. If
+// the outcome of the transaction is unknown, or the driver stops, the run is made due at once, if it exists, and the
+// worker is freed.
+func (d *Driver) DriveOrFree(ctx context.Context, own *saga.Worker, committed bool) {
 	if own.Run == nil {
 		d.slots <- struct{}{}
 		return

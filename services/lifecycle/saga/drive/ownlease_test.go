@@ -124,7 +124,7 @@ func (l *lender) Reserve() *saga.Worker {
 	return &saga.Worker{Owner: "lender", Length: time.Hour, Sent: time.Now()}
 }
 
-func (l *lender) End(_ context.Context, own *saga.Worker, committed bool) {
+func (l *lender) DriveOrFree(_ context.Context, own *saga.Worker, committed bool) {
 	switch {
 	case own.Run == nil && !committed:
 		l.undone++

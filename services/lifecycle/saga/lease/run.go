@@ -44,15 +44,16 @@ func (h *Run) OpenNext() {
 
 // Run is a run that this process drives: its row and its open attempt as of the last transaction.
 type Run struct {
-	Run      runs.Run
-	Attempt  runs.Attempt
-	Def      *saga.Definition
-	Outputs  map[string]json.RawMessage
-	Overdue  bool   // the run is past its deadline
-	Paused   bool   // rollback mode was set at the last transaction
-	Stage    string // of an earlier attempt at the step: where the open one may go on
-	former   formerLease
-	outdrawn bool // numbers of the workspace were drawn since the run was given its range
+	Run     runs.Run
+	Attempt runs.Attempt
+	Def     *saga.Definition
+	Outputs map[string]json.RawMessage
+	Overdue bool   // the run is past its deadline
+	Paused  bool   // rollback mode was set at the last transaction
+	Stage   string // of an earlier attempt at the step: where the open one may go on
+	former  formerLease
+	// rangePassed is set if the workspace has numbers above the run's range: a build without ranges has drawn them.
+	rangePassed bool
 	// RunLeft is how much of the run's deadline was left at the last transaction.
 	RunLeft time.Duration
 }

@@ -32,7 +32,8 @@ var (
 		RETURNING `+runs.Columns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8 AS seconds_left,
 			(SELECT mesh.rolled_back()) AS paused, c.fence AS former_fence, c.open_attempt AS former_attempt,
 			c.open_since AS former_since,
-			COALESCE((SELECT w.op_seq FROM lifecycle.workspace w WHERE w.id = r.workspace_id) > r.op_last, false) AS outdrawn`)
+			COALESCE((SELECT w.op_seq FROM lifecycle.workspace w WHERE w.id = r.workspace_id) > r.op_last, false)
+				AS range_passed`)
 	resumeAttempts = pg.Define(pg.RoleLifecycle, "saga.resume_attempts", `
 		UPDATE lifecycle.saga_step s SET state = 'running', fence = r.fence, why_waiting = '', heartbeat_at = mesh.clock(),
 			version = s.version + 1

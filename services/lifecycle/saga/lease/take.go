@@ -24,18 +24,18 @@ type leasedRow struct {
 	FormerFence   int64      `db:"former_fence"`
 	FormerAttempt int        `db:"former_attempt"`
 	FormerSince   *time.Time `db:"former_since"`
-	Outdrawn      bool       `db:"outdrawn"`
+	RangePassed   bool       `db:"range_passed"`
 }
 
 // leased returns the run as it is driven from now on.
 func (r *leasedRow) leased() *Run {
 	h := &Run{
 		Run: r.Run, Outputs: map[string]json.RawMessage{}, Paused: r.Paused, Overdue: r.SecondsLeft <= 0,
-		RunLeft: time.Duration(r.SecondsLeft * float64(time.Second)), outdrawn: r.Outdrawn,
+		RunLeft: time.Duration(r.SecondsLeft * float64(time.Second)), rangePassed: r.RangePassed,
 	}
-	// An outdrawn run's open attempt is a row that was written by the build which drew the numbers; the columns in the
-	// run's row are older.
-	if !r.Outdrawn {
+	// If the range was passed, the open attempt is a row that was written by the build which drew the numbers; the columns
+	// in the run's row are older.
+	if !r.RangePassed {
 		h.former = formerLease{fence: r.FormerFence, attempt: r.FormerAttempt, since: r.FormerSince}
 	}
 	return h
@@ -101,11 +101,11 @@ func (k *Keeper) openAttempts(ctx context.Context, tx pgx.Tx, leased []*Run) err
 		return err
 	}
 	byID := map[string]*runs.Run{}
-	var toOpen, outdrawn []string
+	var toOpen, passed []string
 	opening := make([]*runs.Run, 0, len(leased))
 	for _, h := range leased {
-		if h.outdrawn {
-			outdrawn = append(outdrawn, h.Run.ID)
+		if h.rangePassed {
+			passed = append(passed, h.Run.ID)
 			h.Run.OpSeq = h.Run.OpLast
 		}
 		if h.Attempt.RunID == "" && h.Run.OpenAttempt == 0 {
@@ -114,9 +114,9 @@ func (k *Keeper) openAttempts(ctx context.Context, tx pgx.Tx, leased []*Run) err
 		byID[h.Run.ID] = &h.Run
 		opening = append(opening, &h.Run)
 	}
-	if len(outdrawn) > 0 {
+	if len(passed) > 0 {
 		// A build without ranges has driven them meanwhile: the rest of their ranges is below the numbers that it has drawn.
-		if err := pg.Queue(ctx, tx, useUpRange, outdrawn); err != nil {
+		if err := pg.Queue(ctx, tx, useUpRange, passed); err != nil {
 			return fmt.Errorf("use up ranges: %w", err)
 		}
 	}

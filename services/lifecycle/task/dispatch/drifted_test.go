@@ -78,7 +78,7 @@ func TestOnADriftedHostOnlyWhatStartsNothingIsLeased(t *testing.T) {
 			t.Errorf("%s: StartsNothing is %t", names.Of(kind), !may)
 		}
 		for _, n := range []*node{drifted, both} {
-			s.stand(stream, n)
+			s.leaseStanding(stream, n)
 			asQueued := s.probe(n, ofType(kind))
 			if may {
 				k.result(n, s.offered(stream, n, asQueued), succeeded)

@@ -30,8 +30,8 @@ func (l *Listing) Next(ctx context.Context) (nodes, cancels []string) {
 // KeepUnderWay lets a task that was leased as it was queued keep others from being leased so until a report comes.
 func (s *Server) KeepUnderWay() { s.standing.underWay = time.Hour }
 
-// Stands reports whether a node has a session that tasks may be leased to as they are queued.
-func (s *Server) Stands(nodeID string) bool { return s.standing.has(nodeID) }
+// HasStandingLease reports whether a node has a session that tasks may be leased to as they are queued.
+func (s *Server) HasStandingLease(nodeID string) bool { return s.standing.has(nodeID) }
 
 // Waiting returns how many tasks wait for a transaction of the queue.
 func (s *Server) Waiting() int {

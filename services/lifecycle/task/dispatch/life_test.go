@@ -175,7 +175,7 @@ func (k *kit) session(n *node, open bool) {
 		k.t.Fatal("sessions open by SessionsReady")
 	}
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
-		return gate.OnSessions(ctx, tx, &nodev1.SessionChanged{
+		return gate.CloseSessions(ctx, tx, &nodev1.SessionChanged{
 			NodeId: n.id, SessionId: n.session, State: commonv1.SessionState_SESSION_STATE_CLOSED,
 		})
 	})

@@ -47,7 +47,7 @@ type queued struct {
 	row   task.Row
 	pos   string // of its event; empty if the task was there already
 	isNew bool
-	to    stand // the session that it was leased to; its out is nil if it was not leased
+	to    standingLease // the session that it was leased to; its out is nil if it was not leased
 	err   error
 }
 
@@ -222,11 +222,11 @@ func (s *Server) announce(stored []queued) bool {
 
 // insertQueued inserts a group with its events, and returns the outcome of each task. A task whose node has a session
 // with a standing lease is leased by the same statement. Its event has the state queued, and the task's next event
-// reports the lease. A session that was claimed for a task which existed already, or whose transaction does not commit,
-// is given back. After a commit whose answer was lost it is not: the task may be leased to it, and is offered by the
+// reports the lease. A session is given back if it was reserved for a task which existed already, or if the transaction
+// does not commit. After a commit whose answer was lost it is not: the task may be leased to it, and is offered by the
 // node's next lease, as one whose offer was lost.
 func (s *Server) insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) ([]queued, error) {
-	to, keyID := s.stands(group)
+	to, keyID := s.reserveSessions(group)
 	pg.OnEnd(tx, func(committed bool) {
 		if committed || pg.OutcomeUnknown(tx) {
 			return
@@ -278,17 +278,17 @@ func (s *Server) insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) (
 	return out, nil
 }
 
-// stands returns, for each task of a group, the session that it may be leased to as it is queued, and the id of the key
-// that signs. Without a signing key it returns no session.
-func (s *Server) stands(group []*queued) ([]stand, string) {
-	out := make([]stand, len(group))
+// reserveSessions reserves, for each task of a group, the session that it may be leased to as it is queued, and returns
+// these sessions and the id of the key that signs. Without a signing key it reserves none.
+func (s *Server) reserveSessions(group []*queued) ([]standingLease, string) {
+	out := make([]standingLease, len(group))
 	signer, err := s.deps.Keys.Signer()
 	if err != nil { // LeaseTasks returns this error
 		return out, ""
 	}
 	now := time.Now()
 	for i, one := range group {
-		out[i] = s.standing.claim(one.task.Row.NodeID, now)
+		out[i] = s.standing.reserve(one.task.Row.NodeID, now)
 	}
 	return out, signer.ID()
 }
@@ -318,7 +318,7 @@ func findQueued(ctx context.Context, tx pgx.Tx, group []*queued, out []queued, k
 
 // queuedColumns returns the arguments of enqueueTasks. to are the sessions that the tasks may be leased to, and keyID
 // is the id of the key that signs.
-func queuedColumns(group []*queued, to []stand, keyID string) []any {
+func queuedColumns(group []*queued, to []standingLease, keyID string) []any {
 	n := len(group)
 	text := func(of func(*task.Made) string) []string {
 		out := make([]string, n)

@@ -55,7 +55,7 @@ type Server struct {
 
 	deps     Deps
 	queue    queue
-	standing standing
+	standing standingLeases
 }
 
 // NewServer returns a server.
@@ -63,7 +63,7 @@ func NewServer(deps Deps) *Server {
 	if deps.Keys == nil {
 		deps.Keys = envelope.NewRing(deps.Key, deps.Verifiers)
 	}
-	s := &Server{deps: deps, standing: standing{underWay: underWay}}
+	s := &Server{deps: deps, standing: standingLeases{underWay: underWay}}
 	s.queue.commit = s.commitQueued
 	s.Reports = report.NewReports(report.ReportDeps{
 		DB: deps.DB, Keys: deps.Keys, Wake: deps.Wake, Committed: deps.Committed, Superseded: deps.Superseded,

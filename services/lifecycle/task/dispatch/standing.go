@@ -25,17 +25,17 @@ const (
 	underWay = 2 * time.Second
 )
 
-// standing keeps the sessions that tasks may be leased to as they are queued: their replica requested that over a
-// stream that is still open. It is a hint: the gate decides, under its lock, whether a session may lease.
-type standing struct {
+// standingLeases are the sessions that tasks may be leased to as they are queued, by node: their replica requested that
+// over a stream that is still open. They are a hint: the gate decides, under its lock, whether a session may lease.
+type standingLeases struct {
 	underWay time.Duration
 
 	mu    sync.Mutex
-	nodes map[string]stand
+	nodes map[string]standingLease
 }
 
-// stand is a node's session, with the outlet to its replica.
-type stand struct {
+// standingLease is the session of a node in standingLeases, with the outlet to its replica.
+type standingLease struct {
 	session    string
 	generation int64
 	out        *outlet
@@ -47,7 +47,7 @@ type stand struct {
 
 // outlet takes leased tasks to the replica of one stream.
 type outlet struct {
-	closed bool // its stream has ended; guarded by the mutex of standing
+	closed bool // its stream has ended; guarded by the mutex of standingLeases
 
 	mu      sync.Mutex
 	waiting []picked
@@ -58,44 +58,44 @@ type outlet struct {
 func newOutlet() *outlet { return &outlet{wake: make(chan struct{}, 1)} }
 
 // has reports whether a node has a session that tasks may be leased to as they are queued.
-func (s *standing) has(nodeID string) bool {
+func (s *standingLeases) has(nodeID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.nodes[nodeID].out != nil
 }
 
-// claim returns the session that a node's next task may be leased to; its out is nil if there is no such session, or a
-// task is under way to it.
-func (s *standing) claim(nodeID string, now time.Time) stand {
+// reserve returns the session that a node's next task may be leased to, and keeps it from other tasks until a report of
+// the node or giveBack; its out is nil if there is no such session, or a task is under way to it.
+func (s *standingLeases) reserve(nodeID string, now time.Time) standingLease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at := s.nodes[nodeID]
 	if at.out == nil || now.Before(at.until) {
-		return stand{}
+		return standingLease{}
 	}
 	// no report came: offers may be lost on this stream, and the lease that repeats this one adds the session again
 	if !at.until.IsZero() {
 		delete(s.nodes, nodeID)
-		return stand{}
+		return standingLease{}
 	}
 	at.until = now.Add(s.underWay)
 	s.nodes[nodeID] = at
 	return at
 }
 
-// giveBack undoes a claim of a node's session to which no task was leased in the end, unless the session has been
-// claimed anew or is another one.
-func (s *standing) giveBack(nodeID string, claimed stand) {
+// giveBack undoes reserve for a session to which no task was leased in the end, unless the session has been reserved
+// anew or is another one.
+func (s *standingLeases) giveBack(nodeID string, reserved standingLease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at := s.nodes[nodeID]; claimed.out != nil && at == claimed {
+	if at := s.nodes[nodeID]; reserved.out != nil && at == reserved {
 		at.until = time.Time{}
 		s.nodes[nodeID] = at
 	}
 }
 
 // reported notes that nodes have reported on their tasks, so that the next task may be leased as it is queued.
-func (s *standing) reported(reports []*lifecyclev1.NodeReport) {
+func (s *standingLeases) reported(reports []*lifecyclev1.NodeReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range reports {
@@ -107,7 +107,7 @@ func (s *standing) reported(reports []*lifecyclev1.NodeReport) {
 }
 
 // put adds the sessions of a lease that their gates did not refuse, unless the stream has ended meanwhile.
-func (s *standing) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused []*lifecyclev1.NodeRefusal) {
+func (s *standingLeases) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused []*lifecyclev1.NodeRefusal) {
 	no := make(map[string]bool, len(refused))
 	for _, r := range refused {
 		no[r.GetNodeId()] = true
@@ -118,18 +118,18 @@ func (s *standing) put(out *outlet, req *lifecyclev1.LeaseTasksRequest, refused 
 		return
 	}
 	if s.nodes == nil {
-		s.nodes = map[string]stand{}
+		s.nodes = map[string]standingLease{}
 	}
 	for _, n := range req.GetNodes() {
 		if !no[n.GetNodeId()] && n.GetGeneration() >= s.nodes[n.GetNodeId()].generation {
-			s.nodes[n.GetNodeId()] = stand{session: n.GetSessionId(), generation: n.GetGeneration(), out: out}
+			s.nodes[n.GetNodeId()] = standingLease{session: n.GetSessionId(), generation: n.GetGeneration(), out: out}
 		}
 	}
 }
 
 // drop removes a session that its gate has refused, unless another one has taken its place. The node's next lease,
 // which takes the task instead, adds it again.
-func (s *standing) drop(nodeID string, refused stand) {
+func (s *standingLeases) drop(nodeID string, refused standingLease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if at := s.nodes[nodeID]; at.out == refused.out && at.session == refused.session &&
@@ -139,7 +139,7 @@ func (s *standing) drop(nodeID string, refused stand) {
 }
 
 // end removes the given sessions of a stream.
-func (s *standing) end(out *outlet, sessions []*lifecyclev1.NodeSession) {
+func (s *standingLeases) end(out *outlet, sessions []*lifecyclev1.NodeSession) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range sessions {
@@ -150,7 +150,7 @@ func (s *standing) end(out *outlet, sessions []*lifecyclev1.NodeSession) {
 }
 
 // remove removes all sessions of a stream that has ended.
-func (s *standing) remove(out *outlet) {
+func (s *standingLeases) remove(out *outlet) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out.closed = true

@@ -52,26 +52,26 @@ func TestOffersOfOneMessageNameTheirOwnSessions(t *testing.T) {
 	})
 }
 
-// TestASessionThatNothingIsHeardOfStandsNoLonger checks that after a task which was leased as it was queued, and of
+// TestASessionThatNothingIsHeardOfIsUsedNoLonger checks that after a task which was leased as it was queued, and of
 // which no report has come, no other is leased so until the node's next lease.
-func TestASessionThatNothingIsHeardOfStandsNoLonger(t *testing.T) {
-	s := standing{underWay: underWay}
+func TestASessionThatNothingIsHeardOfIsUsedNoLonger(t *testing.T) {
+	s := standingLeases{underWay: underWay}
 	lease := &lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{NodeId: "n", SessionId: "s", Generation: 1}}}
 	now := time.Now()
-	claim := func(after time.Duration) bool { return s.claim("n", now.Add(after)).out != nil }
+	reserve := func(after time.Duration) bool { return s.reserve("n", now.Add(after)).out != nil }
 	s.put(newOutlet(), lease, nil)
-	if !claim(0) || claim(time.Second) {
+	if !reserve(0) || reserve(time.Second) {
 		t.Fatal("not one task was leased, and then none beside it")
 	}
 	s.reported([]*lifecyclev1.NodeReport{{NodeId: "n"}})
-	if !claim(time.Second) {
+	if !reserve(time.Second) {
 		t.Fatal("none was leased after a report")
 	}
-	if claim(time.Second+underWay) || s.has("n") || claim(time.Hour) {
-		t.Error("the session stands, and nothing was heard of what was leased to it")
+	if reserve(time.Second+underWay) || s.has("n") || reserve(time.Hour) {
+		t.Error("the session is still used, and nothing was heard of what was leased to it")
 	}
 	s.put(newOutlet(), lease, nil)
-	if !claim(time.Hour) {
+	if !reserve(time.Hour) {
 		t.Error("none was leased after the node's next lease")
 	}
 }

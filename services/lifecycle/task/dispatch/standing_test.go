@@ -18,8 +18,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// stand makes a standing lease of a node for a stream's replica.
-func (s *streamed) stand(stream *workStream, n *node) {
+// leaseStanding makes a standing lease of a node for a stream's replica.
+func (s *streamed) leaseStanding(stream *workStream, n *node) {
 	s.k.t.Helper()
 	frame := leaseFrame(9000, n)
 	frame.GetLease().Standing = true
@@ -81,7 +81,7 @@ func TestATaskIsLeasedAsItIsQueued(t *testing.T) {
 	}
 	before := s.probe(n)
 	s.k.wants(before, queued, 0, 0)
-	s.stand(stream, n) // which leases it
+	s.leaseStanding(stream, n) // which leases it
 	s.k.wants(before, dispatched, 1, 0)
 	first := s.probe(n)
 	ref := s.offered(stream, n, first)
@@ -150,19 +150,19 @@ func TestALeaseWithoutARequestIsCheckedByTheGate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.stand(stream, n)
+			s.leaseStanding(stream, n)
 			undo := change(s, stream, n)
 			id := s.probe(n)
 			s.k.wants(id, queued, 0, 0)
-			if s.k.tasks.Stands(n.id) {
-				t.Error("a session that was refused stands")
+			if s.k.tasks.HasStandingLease(n.id) {
+				t.Error("a session that was refused has a standing lease")
 			}
 			if undo == nil {
 				return
 			}
 			undo()
 			s.k.wants(s.probe(n), queued, 0, 0)
-			s.stand(stream, n) // the node's next lease
+			s.leaseStanding(stream, n) // the node's next lease
 			s.offered(stream, n, s.probe(n))
 		})
 	}
@@ -177,8 +177,8 @@ func TestAnUncommittedTaskIsNotOffered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.stand(stream, n)
-	s.stand(stream, other)
+	s.leaseStanding(stream, n)
+	s.leaseStanding(stream, other)
 	undone := errors.New("undone")
 	var id string
 	in := func(n *node, end error) error {
@@ -260,7 +260,7 @@ func TestASessionThatGotNoTaskIsGivenBack(t *testing.T) {
 			}
 			spec := task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: ids.New(), Payload: &nodev1.ProbeNoop{Nonce: "n"}}
 			s.probe(n, func(first *task.Spec) { *first = spec })
-			s.stand(stream, n) // which leases the first
+			s.leaseStanding(stream, n) // which leases the first
 			if err := queue(s, spec); err != nil {
 				t.Fatal(err)
 			}
@@ -281,7 +281,7 @@ func TestASessionIsNotGivenBackAfterALostAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.stand(stream, n)
+	s.leaseStanding(stream, n)
 	pool, lose := testkit.LossyPool(t, s.k.db.URL(pg.RoleLifecycle))
 	var id string
 	err = pg.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -315,8 +315,8 @@ func TestInRollbackModeProbesAloneAreLeasedUnasked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.stand(stream, n)
-	s.stand(stream, other)
+	s.leaseStanding(stream, n)
+	s.leaseStanding(stream, other)
 	testkit.SetRollback(s.k.db, true)
 	held := s.probe(n, ofType(deploy))
 	s.offered(stream, other, s.probe(other))
@@ -332,7 +332,7 @@ func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.stand(stream, other)
+	s.leaseStanding(stream, other)
 	ctx := testkit.Context(t)
 	held, err := s.k.pool.Begin(ctx)
 	if err != nil {
@@ -350,8 +350,8 @@ func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 	testkit.Eventually(t, testkit.Patience, func() error { return s.k.waiting(ctx) })
 	_ = stream.CloseRequest()
 	testkit.Eventually(t, testkit.Patience, func() error { // the stream's sessions are removed
-		if s.k.tasks.Stands(other.id) {
-			return errors.New("a session of the stream stands")
+		if s.k.tasks.HasStandingLease(other.id) {
+			return errors.New("a session of the stream has a standing lease")
 		}
 		return nil
 	})
@@ -361,8 +361,8 @@ func TestALeaseUnderWayStandsForNoEndedStream(t *testing.T) {
 	if res, err := stream.Receive(); err != nil || res.GetLease() == nil {
 		t.Fatalf("answered %v, %v", res, err)
 	}
-	if s.k.tasks.Stands(n.id) {
-		t.Error("the session of an ended stream stands")
+	if s.k.tasks.HasStandingLease(n.id) {
+		t.Error("the session of an ended stream has a standing lease")
 	}
 	s.k.wants(s.probe(n), queued, 0, 0)
 }
@@ -381,7 +381,7 @@ func TestLargeTasksComeInSeveralMessages(t *testing.T) {
 	var list []*node
 	for range nodes {
 		n := s.k.node()
-		s.stand(stream, n)
+		s.leaseStanding(stream, n)
 		list = append(list, n)
 	}
 	want := map[string]bool{}

@@ -78,22 +78,39 @@ type Verdict struct {
 	AdoptSerial bool
 }
 
-// Open decides about a Hello. The order is fence, then generation, then serial: an agent that presents an old
-// generation has recovery's signature over it and the key of a certificate that recovery issued, so it is challenged
-// even if that certificate has been superseded since (one that was revoked is refused before). Otherwise a copy whose
-// original has renewed would be refused for ever and never be detected. A missing join state is challenged for the same
-// reason as an old one: a paused replica may deliver the very first Hello late, which must not put the node on hold.
+// Open decides about a Hello. The rules are in the order of the table; the first one that applies decides. p is the
+// generation of a join state with recovery's signature. A join state of an earlier enrolment counts as absent.
 //
-//	presented                                   | verdict
-//	confirmed ≤ p ≤ issued                      | welcome
-//	absent, and nothing was ever confirmed      | welcome
-//	absent later, unreadable, badly signed      | challenge; answered: join_state_lost, hold
-//	signed by a key that this replica lacks     | wait: signing_key_unknown, an incident of ours
-//	p > issued, or a later era, validly signed  | welcome, adopt p: control_plane_rollback
-//	p < confirmed                               | challenge; answered: cloned_identity_detected, hold both
+//	presented                                              | verdict
+//	anything, by an identity that is not active            | deny: the reason of its state
+//	a certificate in a state that this build does not know | deny: record_unreadable
+//	a certificate without a row, which is not adopted:     |
+//	  the id of another instance of the node               | deny: serial_unknown
+//	  p was given on another certificate that counts       | deny: serial_superseded
+//	  a join state that this replica cannot verify         | deny: signing_key_unknown
+//	  anything else                                        | deny: serial_unknown
+//	a revoked certificate                                  | deny: serial_unknown
+//	the id of another instance of the node                 | deny: identity_mismatch
+//	p < confirmed, and of no later era                     | challenge; answered: cloned_identity_detected, hold
+//	a join state that this replica cannot verify           | deny: signing_key_unknown
+//	an unreadable or badly signed join state               | challenge; answered: join_state_lost, hold
+//	no join state, and a generation was confirmed          | challenge; answered: join_state_lost, hold
+//	a superseded certificate, which is not adopted         | deny: serial_superseded or serial_unknown
+//	p > issued, or of a later era                          | welcome, adopt p: control_plane_rollback
+//	an adopted certificate without a row                   | welcome: control_plane_rollback
+//	confirmed ≤ p ≤ issued                                 | welcome
+//	no join state, and nothing was ever confirmed          | welcome
 //
-// A certificate that was replaced before a session was ready on it becomes the next one again for an agent whose join
-// state was given on it, or comes from a lost history.
+// A certificate is adopted if p is later than what the database has, or was given on that very certificate, and the
+// certificate has no row, because it was issued in a history that the database has lost, or was superseded before a
+// session was ready on it.
+//
+// The rule of old generations comes before that of superseded certificates: otherwise a copy whose original has renewed
+// would be refused for ever and never be detected. A missing join state is challenged before the node is put on hold
+// for it, because a paused replica may deliver the very first Hello late.
+//
+// A denial with signing_key_unknown makes the node wait and is an incident of the control plane. It is no evidence
+// against the node.
 func Open(s Standing, h Hello) Verdict {
 	if reason := s.Refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return deny(reason)

@@ -23,7 +23,7 @@ func TestOpen(t *testing.T) {
 		s.State = state
 		return s
 	}
-	fresh := judge.Standing{State: active.State, InstanceID: "i"}
+	unopened := judge.Standing{State: active.State, InstanceID: "i"}
 	welcome := judge.Verdict{Ruling: judge.RulingWelcome}
 	copied := judge.Verdict{Ruling: judge.RulingChallenge, Reason: commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED}
 	lost := judge.Verdict{Ruling: judge.RulingChallenge, Reason: commonv1.Reason_REASON_JOIN_STATE_LOST}
@@ -48,9 +48,9 @@ func TestOpen(t *testing.T) {
 				Certificate: judge.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_NEXT},
 			}, want: welcome,
 		},
-		{name: "first open", standing: fresh, hello: judge.Hello{Certificate: current}, want: welcome},
+		{name: "first open", standing: unopened, hello: judge.Hello{Certificate: current}, want: welcome},
 		{
-			name: "first open with the state of an earlier enrolment", standing: fresh,
+			name: "first open with the state of an earlier enrolment", standing: unopened,
 			hello: judge.Hello{
 				Presented:   judge.Presented{Form: judge.FormForeign, Generation: 4},
 				Certificate: current,
@@ -107,7 +107,7 @@ func TestOpen(t *testing.T) {
 			want: refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
 		},
 		{
-			name: "unknown certificate, nothing shown", standing: fresh, hello: judge.Hello{Serial: "bb"},
+			name: "unknown certificate, nothing shown", standing: unopened, hello: judge.Hello{Serial: "bb"},
 			want: refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
 		},
 		{

@@ -13,33 +13,6 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
 
-// ReleaseAll makes the runs that the owner has leased due at once. A driver calls it when it drives nothing: at its
-// start and at its end. The driver that leases the runs next closes their attempts as lost.
-func (k *Keeper) ReleaseAll(ctx context.Context) (int64, error) {
-	tag, err := pg.Exec(ctx, k.core.DB(), releaseOwned, k.terms.Owner)
-	if err != nil {
-		return 0, fmt.Errorf("release leases of %s: %w", k.terms.Owner, err)
-	}
-	return tag.RowsAffected(), nil
-}
-
-// LetGo makes a run due at once if the owner still has it leased under the fence of h, and returns whether it has.
-func (k *Keeper) LetGo(ctx context.Context, h *Run) (bool, error) {
-	tag, err := pg.Exec(ctx, k.core.DB(), letGoRun, h.Run.ID, h.Run.Fence, k.terms.Owner)
-	if err != nil {
-		return false, fmt.Errorf("let go of run: %w", err)
-	}
-	return tag.RowsAffected() > 0, nil
-}
-
-// LockRuns locks runs in the order of their ids.
-func LockRuns(ctx context.Context, tx pgx.Tx, runIDs ...string) error {
-	if err := pg.Queue(ctx, tx, lockRuns, runIDs); err != nil {
-		return fmt.Errorf("lock runs: %w", err)
-	}
-	return nil
-}
-
 // beforeStuck calls the definition's BeforeStuck, which locks the rows that come before the run in the order of locks.
 func (k *Keeper) beforeStuck(ctx context.Context, tx pgx.Tx, runID string) error {
 	run, err := pg.One[struct {
@@ -51,14 +24,16 @@ func (k *Keeper) beforeStuck(ctx context.Context, tx pgx.Tx, runID string) error
 	}
 	if def, ok := k.core.Registry().Newest(run.Definition); ok && def.BeforeStuck != nil {
 		if err := def.BeforeStuck(ctx, tx, run.WorkspaceID); err != nil {
-			return fmt.Errorf("lock what the run holds: %w", err)
+			return fmt.Errorf("lock rows before stuck run: %w", err)
 		}
 	}
 	return nil
 }
 
 // quarantine takes one unreadable run out of the queue, so that it does not block the leasing of others: the run
-// becomes `stuck` with the reason why, and an operator decides.
+// becomes `stuck` with the reason why, and an operator decides. No driver can drive such a run, so quarantine changes
+// it under the lock on its row, whatever its fence is. A run that is driven becomes stuck by its driver instead, when a
+// step has failed for good that cannot be undone (exhausted of package drive), with a compare-and-set on the fence.
 func (k *Keeper) quarantine(ctx context.Context, runID, why string) error {
 	err := pg.InTx(ctx, k.core.DB(), func(ctx context.Context, tx pgx.Tx) error {
 		if err := k.beforeStuck(ctx, tx, runID); err != nil {
@@ -93,7 +68,7 @@ func (k *Keeper) quarantine(ctx context.Context, runID, why string) error {
 				Public: public,
 			}
 			if err := def.OnStuck(ctx, tx, r.WorkspaceID, e); err != nil {
-				return fmt.Errorf("tell of stuck run: %w", err)
+				return fmt.Errorf("apply stuck run: %w", err)
 			}
 		}
 		var buffer runs.Buffer
