@@ -27,16 +27,18 @@ type CountDifference struct {
 // compareFleet counts the counts that differ from what recovery.recount_fleet would write; a count of zero equals no
 // count. Rows and counts are read as of one moment, since each transaction writes both.
 var compareFleet = pg.Define(pg.RoleRecovery, "fleet.compare_counts", `
-	WITH unit AS MATERIALIZED (
-		SELECT w.placement, CASE WHEN w.placement = 'static' THEN w.node_id END AS node_id, count(*) AS workspaces,
-			coalesce(CASE WHEN w.placement = 'static' THEN w.node_id END, w.workspace_id) AS unit_id
-		FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating') GROUP BY 1, 2, 4
+	WITH place AS MATERIALIZED (
+		SELECT w.placement, w.node_id, count(*) AS workspaces
+		FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating') GROUP BY 1, 2
 	), counted AS (
-		SELECT t.placement, sum(t.workspaces)::int AS workspaces, count(*)::int AS units FROM unit t GROUP BY 1
+		SELECT p.placement, sum(p.workspaces)::int AS workspaces, sum(CASE WHEN p.placement = 'static'
+			AND p.node_id IS NOT NULL THEN 1 ELSE p.workspaces END)::int AS units
+		FROM place p GROUP BY 1
 	), kept AS (
 		SELECT c.placement, c.workspaces, c.units FROM recovery.watch_count c WHERE (c.workspaces, c.units) <> (0, 0)
 	), machine AS (
-		SELECT t.node_id, t.workspaces::int AS workspaces FROM unit t WHERE t.node_id IS NOT NULL
+		SELECT p.node_id, p.workspaces::int AS workspaces FROM place p
+		WHERE p.placement = 'static' AND p.node_id IS NOT NULL
 	), placements AS (
 		SELECT x.placement FROM (SELECT * FROM counted EXCEPT SELECT * FROM kept) x
 		UNION SELECT x.placement FROM (SELECT * FROM kept EXCEPT SELECT * FROM counted) x
