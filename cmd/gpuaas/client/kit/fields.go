@@ -35,6 +35,13 @@ var flagOf = map[string]string{
 	"ca_bundle_pem":          "ca-bundle",
 	"recovery_ca_bundle_pem": "recovery-ca-bundle",
 	"root_fingerprint":       "root",
+	"kind":                   "type",
+}
+
+// argumentOf has the arguments of fields whose argument has another name than the field.
+var argumentOf = map[string]string{
+	"workspace": "WS", "workspace_id": "WS", "node_id": "NODE", "token_id": "TOKEN", "task_id": "TASK",
+	"incident_id": "INCIDENT", "allocation": "ALLOC", "allocation_id": "ALLOC",
 }
 
 var (
@@ -79,7 +86,10 @@ func flagName(cmd *cobra.Command, path string) string {
 		}
 		return "--" + flag.Name
 	}
-	if argument := strings.ToUpper(last); len(parts) == 1 && slices.Contains(strings.Fields(cmd.Use), argument) {
+	argument := cmp.Or(argumentOf[last], strings.ToUpper(last))
+	if len(parts) == 1 && slices.ContainsFunc(strings.Fields(cmd.Use), func(word string) bool {
+		return strings.Trim(word, "[]") == argument
+	}) {
 		return argument
 	}
 	return ""
