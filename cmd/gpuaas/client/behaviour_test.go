@@ -222,6 +222,10 @@ func TestServer(t *testing.T) {
 	if strings.Contains(view.out, token) || !strings.Contains(view.out, `"current": "test"`) {
 		t.Errorf("view: %s", view.out)
 	}
+	lines := call(t, "config", "view", "-o", "jsonl").wants(t, 0).out
+	if !strings.HasPrefix(lines, `{"current":true,"name":"test"`) || strings.Count(lines, "\n") != 1 {
+		t.Errorf("a line for each context: %s", lines)
+	}
 	if err := os.Chmod(f.path, 0o640); err != nil { // the point of the test
 		t.Fatal(err)
 	}
