@@ -21,6 +21,7 @@ func TestAMistakeInSeveralArgumentsIsExplained(t *testing.T) {
 		"profiles set default --reason r":                    "profiles set needs --api A, --recovery URL and --ca-bundle FILE",
 		"nodes bundle n1 --reason r --out -":                 "--out -: an archive is written to a file",
 		"nodes enroll --name a --out b --valid-for 0s":       "--valid-for: between 1s and 24h",
+		"nodes enroll --name a --out b --gpus 65":            "--gpus 65: it is from 0 to 64",
 		"workspaces list --state bogus":                      `--state "bogus" is none of provisioning, active`,
 	} {
 		got := call(t, strings.Fields(line)...).wants(t, 2)

@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -18,6 +19,7 @@ func TestAValueThatIsNoTextIsRefusedByName(t *testing.T) {
 		{[]string{"nodes", "hold", "\xff", "--reason", "r"}, `NODE: "\xff" is not UTF-8`},
 		{[]string{"nodes", "hold", nodeID, "--reason", "a\xffb"}, `--reason: "a\xffb" is not UTF-8`},
 		{[]string{"workspaces", "recreate", "\xff", "--reason", "r", "--dry-run"}, `WS: "\xff" is not UTF-8`},
+		{[]string{"workspaces", "escalate", "\xff", "--out", filepath.Join(t.TempDir(), "b.zip")}, `WS: "\xff" is not UTF-8`},
 		{[]string{"people", "create", "b\xff", "--role", "viewer"}, `NAME: "b\xff" is not UTF-8`},
 	} {
 		got := call(t, c.args...).wants(t, 2)

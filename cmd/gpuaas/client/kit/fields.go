@@ -51,12 +51,17 @@ var (
 	index      = regexp.MustCompile(`\[[^\]]*\]`)
 )
 
-// inFlags replaces, in the refusal of an invalid request or of an unverified profile, the paths of fields with the
-// flags and the arguments of cmd that fill them.
+// aboutFields are the reasons of refusals whose conditions may begin with the path of a field.
+var aboutFields = []commonv1.Reason{
+	commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_CONFLICT,
+	commonv1.Reason_REASON_PROFILE_UNVERIFIED, commonv1.Reason_REASON_PROFILE_UNKNOWN,
+}
+
+// inFlags replaces, in a refusal that is about fields of the request, the paths of fields with the flags and the
+// arguments of cmd that fill them.
 func inFlags(cmd *cobra.Command, err error) error {
 	e, refused := fault.As(err)
-	if !refused || (e.Reason != commonv1.Reason_REASON_INVALID_ARGUMENT &&
-		e.Reason != commonv1.Reason_REASON_PROFILE_UNVERIFIED) {
+	if !refused || !slices.Contains(aboutFields, e.Reason) {
 		return err
 	}
 	for i, text := range e.Unmet {

@@ -76,7 +76,7 @@ func (p *Program) Dial(pr *output.Printer, t Target) (*Session, error) {
 	client, err := person.Dial(person.Config{
 		Server: host, TrustDomain: t.TrustDomain, Roots: bundle, Token: t.Token, Timeout: p.timeout,
 		Interceptors: []connect.Interceptor{
-			connect.UnaryInterceptorFunc(onlyText), connect.UnaryInterceptorFunc(tooLate),
+			onlyText{}, connect.UnaryInterceptorFunc(tooLate),
 		},
 	})
 	if err != nil {

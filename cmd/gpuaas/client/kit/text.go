@@ -16,16 +16,50 @@ import (
 
 // onlyText is an interceptor that refuses a request with a value that is no text, and names the field. The encoder's
 // own error is an internal one, which says that the mesh failed and that the request may be sent again.
-func onlyText(next connect.UnaryFunc) connect.UnaryFunc {
+type onlyText struct{}
+
+// WrapUnary checks the request of a call.
+func (onlyText) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-		if message, ok := req.Any().(proto.Message); ok {
-			if wrong := notText("", message.ProtoReflect()); len(wrong) > 0 {
-				return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a value is not UTF-8 text",
-					fault.Unmet(wrong...))
-			}
+		if err := checkText(req.Any()); err != nil {
+			return nil, err
 		}
 		return next(ctx, req)
 	}
+}
+
+// WrapStreamingClient checks what is sent on a stream.
+func (onlyText) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		return textStream{next(ctx, spec)}
+	}
+}
+
+// WrapStreamingHandler returns next: a client handles no streams.
+func (onlyText) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
+}
+
+type textStream struct{ connect.StreamingClientConn }
+
+// Send refuses a message with a value that is no text.
+func (s textStream) Send(message any) error {
+	if err := checkText(message); err != nil {
+		return err
+	}
+	return s.StreamingClientConn.Send(message)
+}
+
+// checkText returns a refusal of a message with a value that is no text, else nil.
+func checkText(message any) error {
+	m, ok := message.(proto.Message)
+	if !ok {
+		return nil
+	}
+	if wrong := notText("", m.ProtoReflect()); len(wrong) > 0 {
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a value is not UTF-8 text", fault.Unmet(wrong...))
+	}
+	return nil
 }
 
 // notText returns a text for each field of a message, with its path, that is not valid UTF-8.

@@ -29,6 +29,9 @@ const (
 	bundleRecoveryCA = "recovery-ca-bundle.crt"
 )
 
+// mostGPUs is how many simulated GPUs an agent declares at most.
+const mostGPUs = 64
+
 // EnrollView is how the answer to an enrolment is printed; it has no token.
 var EnrollView = output.View[*readmodelv1.EnrollNodeResponse]{
 	Name: (*readmodelv1.EnrollNodeResponse).GetNodeId,
@@ -57,8 +60,8 @@ func enrollCommand(p *kit.Program) *cobra.Command {
 		if name == "" {
 			return exit.Usage(errors.New("gpuaas nodes enroll needs --name N"))
 		}
-		if gpus < 0 {
-			return exit.Usage(fmt.Errorf("--gpus %d: it is 0 or more", gpus))
+		if gpus < 0 || gpus > mostGPUs {
+			return exit.Usage(fmt.Errorf("--gpus %d: it is from 0 to %d", gpus, mostGPUs))
 		}
 		if cmd.Flags().Changed("valid-for") && validFor <= 0 {
 			return exit.Usage(errors.New("--valid-for: between 1s and 24h"))
