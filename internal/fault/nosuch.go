@@ -28,7 +28,6 @@ var listedBy = map[string]string{
 	"task": "gpuaas tasks list", "allocation": "gpuaas allocations list", "instance": "gpuaas instances list",
 	"claim": "gpuaas claims list --all", "incident": "gpuaas incidents list --all",
 	"finding": "gpuaas findings list --all", "run": "gpuaas workspaces timeline WS",
-	"recovery token": "gpuaas tokens list",
 }
 
 // NoSuch returns the refusal of a request for an object that does not exist, or that the person may not see: what kind

@@ -18,7 +18,7 @@ func TestAMistakeInSeveralArgumentsIsExplained(t *testing.T) {
 		"events replay a 1 2 --reason r":                     `gpuaas events replay: unexpected argument "2"`,
 		"tokens revoke --reason r":                           "gpuaas tokens revoke needs TOKEN, or --node NODE",
 		"tokens extend --profile p --reason r":               "gpuaas tokens extend needs --profile P and --until T",
-		"profiles set default --reason r":                    "profiles set needs --api A, --recovery URL and --ca-bundle FILE",
+		"profiles set default --reason r":                    "needs --api A, --recovery URL and --ca-bundle FILE",
 		"nodes bundle n1 --reason r --out -":                 "--out -: an archive is written to a file",
 		"nodes enroll --name a --out b --valid-for 0s":       "--valid-for: between 1s and 24h",
 		"nodes enroll --name a --out b --gpus 65":            "--gpus 65: it is from 0 to 64",
