@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -8,6 +9,7 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/exit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
@@ -48,19 +50,17 @@ func newRoot(program *kit.Program) *cobra.Command {
 func newVersionCommand(program *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version and the revision of this build", Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: program.Local(func(_ context.Context, pr *output.Printer, _ []string) error {
 			version, revision := obs.Build()
-			if program.JSON() {
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "{\"version\":%q,\"revision\":%q}\n", version, revision)
-				return err
+			if pr.Structured() {
+				return pr.Document(output.Members(output.With("version", version), output.With("revision", revision)))
 			}
 			line := "gpuaas " + version
 			if revision != "unknown" {
 				line += " (" + revision + ")"
 			}
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), line)
-			return err
-		},
+			return pr.Line(line)
+		}),
 	}
 }
 

@@ -26,3 +26,16 @@ func TestNoSuchNamesWhatWasAskedFor(t *testing.T) {
 		}
 	}
 }
+
+// TestNoSuchNamesTheListOfWhatThereIs checks that the way on is the command that lists the objects of the kind, unless
+// the refusal has a remedy of its own, or the kind has no list.
+func TestNoSuchNamesTheListOfWhatThereIs(t *testing.T) {
+	for what, want := range map[string]string{
+		"node": "`gpuaas nodes list`", "workspace": "`gpuaas workspaces list`", "run": "`gpuaas workspaces timeline WS`",
+		"operation": fault.RowOf(commonv1.Reason_REASON_NOT_FOUND).Remedy,
+	} {
+		if got := fault.NoSuch(what, "x"); !strings.Contains(got.Remedy, want) {
+			t.Errorf("%s: %q, want %q", what, got.Remedy, want)
+		}
+	}
+}

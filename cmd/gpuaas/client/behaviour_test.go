@@ -222,6 +222,10 @@ func TestServer(t *testing.T) {
 	if strings.Contains(view.out, token) || !strings.Contains(view.out, `"current": "test"`) {
 		t.Errorf("view: %s", view.out)
 	}
+	lines := call(t, "config", "view", "-o", "jsonl").wants(t, 0).out
+	if !strings.HasPrefix(lines, `{"current":true,"name":"test"`) || strings.Count(lines, "\n") != 1 {
+		t.Errorf("a line for each context: %s", lines)
+	}
 	if err := os.Chmod(f.path, 0o640); err != nil { // the point of the test
 		t.Fatal(err)
 	}
@@ -467,7 +471,7 @@ func TestBadValuesAreRefused(t *testing.T) {
 	for line, want := range map[string]string{
 		"workspaces escalate demo2 --out -":                                              "a file named - is ./-",
 		"nodes list --limit -1":                                                          "--limit -1: it is 1 or more",
-		"nodes enroll --name rack1 --gpus -2 -o json":                                    "--gpus -2: it is 0 or more",
+		"nodes enroll --name rack1 --gpus -2 -o json":                                    "--gpus -2: it is from 0 to 64",
 		"policy set node.heartbeat_stale_after_seconds -5":                               "stands after --",
 		"events show -1":                                                                 "stands after --",
 		"workspaces create a --tenant acme --storage 9999P":                              `"9999P"`,

@@ -16,6 +16,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -166,4 +167,31 @@ func TestListFollowsWithoutAWatch(t *testing.T) {
 	if diff := cmp.Diff(want, rows); diff != "" || got.code != 130 || got.err != "interrupted\n" {
 		t.Errorf("exit %d, stderr %q, rows (-want +got):\n%s", got.code, got.err, diff)
 	}
+}
+
+// TestListsWithoutPagesFollow: lists that are never longer than one page are followed like any other.
+func TestListsWithoutPagesFollow(t *testing.T) {
+	f := mesh(t)
+	keys := []*recoveryv1.SigningKey{{Kind: recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, KeyId: "first"}}
+	answer(f, "ListKeys", func(*readmodelv1.ListKeysRequest) (*readmodelv1.ListKeysResponse, error) {
+		listed := &readmodelv1.ListKeysResponse{Keys: keys}
+		keys = append([]*recoveryv1.SigningKey{{Kind: recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, KeyId: "second"}}, keys[:1]...)
+		return listed, nil
+	})
+	if got := follow(t, "second", "keys", "list", "-w", "-o", "name"); got.out != "first\nsecond\n" {
+		t.Errorf("keys:\n%s", got.out)
+	}
+	phase := recoveryv1.ProfilePhase_PROFILE_PHASE_ANNOUNCED
+	answer(f, "ListProfiles", func(*readmodelv1.ListProfilesRequest) (*readmodelv1.ListProfilesResponse, error) {
+		listed := &readmodelv1.ListProfilesResponse{Items: []*recoveryv1.ProfileVersion{
+			{Profile: &commonv1.Profile{Name: "default", Version: 1}, Phase: phase},
+		}}
+		phase = recoveryv1.ProfilePhase_PROFILE_PHASE_ACTIVE
+		return listed, nil
+	})
+	got := follow(t, `"active"`, "profiles", "list", "-w", "-o", "jsonl")
+	if strings.Count(got.out, "\n") != 2 || !strings.Contains(got.out, `"phase":"announced"`) {
+		t.Errorf("profiles:\n%s", got.out)
+	}
+	call(t, "keys", "list", "-w", "-o", "json").wants(t, 2)
 }

@@ -47,3 +47,28 @@ func TestTokens(t *testing.T) {
 		t.Errorf("%v", req)
 	}
 }
+
+// TestATokenIsFoundByAPartOfItsID: tokens revoke takes what other commands take for an id, and says of a name that it
+// is none of a token.
+func TestATokenIsFoundByAPartOfItsID(t *testing.T) {
+	f := mesh(t)
+	other := "0192f0c1-0000-7000-8000-0000000000ff"
+	always(f, "ListTokens", &readmodelv1.ListTokensResponse{Items: []*recoveryv1.RecoveryToken{
+		{TokenId: claimID}, {TokenId: other},
+	}})
+	always(f, "RevokeTokens", &readmodelv1.RevokeTokensResponse{})
+	call(t, "tokens", "revoke", claimID[len(claimID)-8:], "--reason", "r").wants(t, 0)
+	if req := sent[*readmodelv1.RevokeTokensRequest](f); len(req) != 1 || req[0].GetTokenId() != claimID {
+		t.Errorf("%v", req)
+	}
+	got := call(t, "tokens", "revoke", "0192f0", "--reason", "r").wants(t, 2)
+	if !strings.Contains(got.err, "ambiguous") || !strings.Contains(got.err, other) {
+		t.Errorf("a part of two ids: %s", got.err)
+	}
+	for _, ref := range []string{"node-1", "00ff", "abcdef01"} {
+		got := call(t, "tokens", "revoke", ref, "--reason", "r").wants(t, 3)
+		if !strings.Contains(got.err, "--node NODE") || !strings.Contains(got.err, ref) {
+			t.Errorf("%s: %s", ref, got.err)
+		}
+	}
+}

@@ -68,11 +68,19 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 	return res, nil
 }
 
+// NotEnrolled returns the refusal of a request about a node that has no gate: a gate is made as a node enrols, and ends
+// with its identity.
+func NotEnrolled(nodeID string) error {
+	return fault.NoSuch("enrolled node", nodeID,
+		fault.Unmet("the node has not enrolled, or is retired, or does not exist"),
+		fault.Remedy("`gpuaas nodes get NODE` shows its identity: one that is pending enrols with its bundle first"))
+}
+
 // Cordon sets or clears the cordon in a transaction of the caller's, who appends the event.
 func Cordon(ctx context.Context, tx pgx.Tx, nodeID string, cordoned bool, reason, by string) (Gate, error) {
 	g, err := one(ctx, tx, setCordon, nodeID, cordoned, reason, by)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Gate{}, fault.NoSuch("node", nodeID, fault.Unmet("no node has this id, or it is retired"))
+		return Gate{}, NotEnrolled(nodeID)
 	}
 	if err != nil {
 		return Gate{}, fmt.Errorf("cordon node: %w", err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -284,8 +285,10 @@ func TestCordonIsAboutPlacementAlone(t *testing.T) {
 		t.Errorf("told in versions %v", got)
 	}
 	for name, id := range map[string]string{"no node": ids.New(), "a retired one": k.retired()} {
-		if _, err := k.server.SetCordon(k.ctx, &lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: true}); !fault.Has(err,
-			commonv1.Reason_REASON_NOT_FOUND) {
+		_, err := k.server.SetCordon(k.ctx, &lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: true})
+		f, refused := fault.As(err)
+		if !refused || f.Reason != commonv1.Reason_REASON_NOT_FOUND || !strings.Contains(f.Public, "no enrolled node") ||
+			!strings.Contains(f.Remedy, "gpuaas nodes get NODE") {
 			t.Errorf("%s: %v", name, err)
 		}
 		k.tx(func(ctx context.Context, tx pgx.Tx) error { return gate.CordonFor(ctx, tx, id, "x", "y") }) // needs none

@@ -51,11 +51,23 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w workspace.Row,
 			continue
 		}
 		if !o.GetPossible() {
-			return nil, fault.New(o.GetReason(), names.Of(o.GetKind())+" is not possible now", fault.Unmet(o.GetUnmet()...))
+			return nil, notNow(o)
 		}
 		return foretold(w, o.GetKind(), o.GetConsequence()), nil
 	}
 	return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such operation")
+}
+
+// whatIsPossible is the remedy of a refusal for which the workspace's state alone is the reason.
+const whatIsPossible = "`gpuaas workspaces actions WS` shows what is possible now"
+
+// notNow returns the refusal of a dry run of an operation that is not possible.
+func notNow(o *lifecyclev1.ActionOption) error {
+	options := []fault.Option{fault.Unmet(o.GetUnmet()...)}
+	if o.GetReason() == commonv1.Reason_REASON_PRECONDITION_FAILED {
+		options = append(options, fault.Remedy(whatIsPossible))
+	}
+	return fault.New(o.GetReason(), names.Of(o.GetKind())+" is not possible now", options...)
 }
 
 // foretold returns the answer to a dry run that would join nothing. It has no operation and no epoch: no operation was

@@ -151,8 +151,11 @@ func (r *recreation) lacks(reason commonv1.Reason, help, conflicting, text strin
 
 func (r *recreation) refusal() error {
 	options := []fault.Option{fault.Unmet(r.unmet...)}
-	if r.help != "" {
+	switch {
+	case r.help != "":
 		options = append(options, fault.Remedy(r.help))
+	case r.reason == commonv1.Reason_REASON_PRECONDITION_FAILED:
+		options = append(options, fault.Remedy(whatIsPossible))
 	}
 	if r.conflicting != "" {
 		options = append(options, fault.Conflicting(r.conflicting))

@@ -74,8 +74,15 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 				}
 				continue
 			}
-			if f.Remedy == "" {
-				t.Errorf("%s: no remedy: %v", what, err)
+			general := fault.RowOf(commonv1.Reason_REASON_PRECONDITION_FAILED).Remedy
+			if f.Remedy == "" || f.Remedy == general {
+				t.Errorf("%s: no remedy of its own: %v, %q", what, err, f.Remedy)
+			}
+			_, err = d.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
+				Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: "why", DryRun: true,
+			})
+			if dry, ok := fault.As(err); ok && (dry.Remedy == "" || dry.Remedy == general) {
+				t.Errorf("%s, dry run: no remedy of its own: %v, %q", what, err, dry.Remedy)
 			}
 			if refused && !strings.Contains(strings.Join(f.Unmet, "; "), strings.ReplaceAll(want, "RUN", run)) {
 				t.Errorf("%s: unmet are %q, want %q", what, f.Unmet, want)

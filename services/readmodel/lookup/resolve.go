@@ -189,6 +189,10 @@ var (
 	nodesNamed = pg.Define(pg.RoleReadmodel, "lookup.nodes_named", `
 	SELECT n.node_id::text AS id, n.name AS text FROM readmodel.node n
 	WHERE n.name = $1 AND n.state <> 'retired' AND ($2::uuid IS NULL OR n.tenant_id = $2) ORDER BY n.node_id LIMIT $3`)
+	retiredNodesNamed = pg.Define(pg.RoleReadmodel, "lookup.retired_nodes_named", `
+	SELECT n.node_id::text AS id, n.name AS text FROM readmodel.node n
+	WHERE n.name = $1 AND n.state = 'retired' AND ($2::uuid IS NULL OR n.tenant_id = $2)
+	ORDER BY n.name, n.node_id DESC LIMIT 1`)
 	workspacesNamed = pg.Define(pg.RoleReadmodel, "lookup.workspaces_named", `
 	SELECT DISTINCT ON (w.tenant_id) w.workspace_id::text AS id, w.tenant || '/' || w.name AS text
 	FROM readmodel.workspace w WHERE w.name = $1 AND ($2 = '' OR w.tenant = $2 OR w.tenant_id = $3::uuid)
@@ -211,9 +215,14 @@ func (f Finder) named(ctx context.Context, kind readmodelv1.ObjectKind, ref stri
 	return nil, nil
 }
 
-// nodesNamed returns the nodes of a name that are not retired.
+// nodesNamed returns the nodes of a name that are not retired; only if there are none, the last that was retired.
 func (f Finder) nodesNamed(ctx context.Context, name string) ([]*readmodelv1.ResolveResponse, error) {
-	return f.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, nodesNamed, name, f.scope.Arg(), Candidates+1)
+	const kind = readmodelv1.ObjectKind_OBJECT_KIND_NODE
+	found, err := f.collect(ctx, kind, nodesNamed, name, f.scope.Arg(), Candidates+1)
+	if err != nil || len(found) > 0 {
+		return found, err
+	}
+	return f.collect(ctx, kind, retiredNodesNamed, name, f.scope.Arg())
 }
 
 // workspacesNamed returns the workspaces of a name, or of tenant/name: for each tenant the live one; only if none is

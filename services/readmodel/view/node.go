@@ -255,8 +255,8 @@ func (n *nodeDetail) facts(all *recoveryv1.NodeVerdict) (status.NodeFacts, error
 	return f, nil
 }
 
-// Node returns one node by name, among those that are not retired, by id or by a part of the id. It refuses a scope
-// that is bound to a tenant, whatever the name is.
+// Node returns one node by name, by id or by a part of the id. Of a name it is the node that is not retired; only if
+// there is none, the last that was retired. It refuses a scope that is bound to a tenant, whatever the name is.
 func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, error) {
 	if !s.scope.Everything() {
 		return nil, list.OperatorsOnly()

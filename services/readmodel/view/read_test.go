@@ -222,6 +222,18 @@ func TestNamesAreResolved(t *testing.T) {
 	if n, err := k.node(strings.ToUpper(gone)); err != nil || n.GetNodeId() != gone {
 		t.Errorf("by id: %v, %v", n, err)
 	}
+	var retired [2]string // a name of which only retired nodes are left
+	for i := range retired {
+		retired[i] = ids.New()
+		k.Append(&recoveryv1.NodeIdentity{
+			NodeId: retired[i], Name: k.A.NodeName + "-gone",
+			State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
+		})
+	}
+	k.sync()
+	if n, err := k.node(k.A.NodeName + "-gone"); err != nil || n.GetNodeId() != max(retired[0], retired[1]) {
+		t.Errorf("a name of retired nodes: %v, %v, want the newer of %v", n, err, retired)
+	}
 	k.Append(&recoveryv1.NodeIdentity{
 		NodeId: ids.New(), Name: k.A.NodeName,
 		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING,

@@ -3,6 +3,8 @@ package controlplane
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -45,6 +47,17 @@ func ConfigCommand(p *kit.Program) *cobra.Command {
 			switch {
 			case pr.Format == output.FormatName:
 				return output.Names(pr, items, func(c shownContext) string { return c.Name })
+			case pr.Format == output.FormatJSONL:
+				for _, item := range items {
+					raw, err := json.Marshal(item)
+					if err == nil {
+						err = pr.Document(raw)
+					}
+					if err != nil {
+						return fmt.Errorf("print context: %w", err)
+					}
+				}
+				return nil
 			case pr.Structured():
 				return pr.Document(output.Members(output.With("items", items), output.With("next_page_token", ""),
 					output.With("current", file.Current), output.With("path", path)))

@@ -33,7 +33,7 @@ func ExplainCommand(p *kit.Program) *cobra.Command {
 	reason := &cobra.Command{
 		Use: "reason [CODE]", Short: "Explain a reason: what it means, whom it affects, who repairs it, what to do; " +
 			"without a code, all reasons",
-		Example: "  gpuaas explain reason certificate_expired", Args: cobra.MaximumNArgs(1),
+		Example: "  gpuaas explain reason certificate_expired", Args: kit.ArgsFrom(0, "CODE"),
 		ValidArgs: reasonCodes(),
 		RunE: p.Local(func(_ context.Context, pr *output.Printer, args []string) error {
 			// Every build contains the catalogue, so that a refusal can be explained while the mesh cannot be reached.

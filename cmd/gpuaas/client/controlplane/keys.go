@@ -78,7 +78,8 @@ func KeysCommand(p *kit.Program) *cobra.Command {
 }
 
 func keysList(p *kit.Program) *cobra.Command {
-	return &cobra.Command{
+	var page kit.Paging
+	cmd := &cobra.Command{
 		Use: "list", Short: "List the signing keys with their states, the replicas that hold them, and what still needs them",
 		Long: "List the signing keys. A key is verify_only until each replica that must verify with it holds it, and of " +
 			"task_signing each agent,\n" +
@@ -90,6 +91,13 @@ func keysList(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas keys list\n  gpuaas keys list -o json --jq '.items[] | select(.state == \"signing\") | .key_id'",
 		Args:    kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
+			if page.Watch {
+				return kit.Show(ctx, s, page, kit.Source[*recoveryv1.SigningKey]{View: KeyView, Fetch: kit.Whole(
+					func(ctx context.Context) ([]*recoveryv1.SigningKey, error) {
+						answer, err := s.Client.Keys.ListKeys(ctx, &readmodelv1.ListKeysRequest{})
+						return answer.GetKeys(), err
+					})})
+			}
 			answer, err := s.Client.Keys.ListKeys(ctx, &readmodelv1.ListKeysRequest{})
 			if err != nil {
 				return err
@@ -99,6 +107,8 @@ func keysList(p *kit.Program) *cobra.Command {
 			return output.Under(s.Printer, err, KeyProblemColumns, answer.GetProblems())
 		}),
 	}
+	page.WatchFlag(cmd)
+	return cmd
 }
 
 // issuerSteps are the manual steps to introduce the next issuer of services.

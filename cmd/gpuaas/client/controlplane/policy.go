@@ -57,7 +57,7 @@ var PolicyView = output.View[*recoveryv1.PolicyKey]{
 func PolicyCommand(p *kit.Program) *cobra.Command {
 	get := &cobra.Command{
 		Use: "get [KEY]", Aliases: []string{"list", "ls"}, Short: "Show the policy keys with their values and bounds",
-		Example: "  gpuaas policy get\n  gpuaas policy get node.heartbeat_stale_after_seconds", Args: cobra.MaximumNArgs(1),
+		Example: "  gpuaas policy get\n  gpuaas policy get node.heartbeat_stale_after_seconds", Args: kit.ArgsFrom(0, "KEY"),
 		ValidArgsFunction: kit.OnlyFirst(completePolicyKeys),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			key := ""

@@ -85,9 +85,12 @@ func caRotate(p *kit.Program) *cobra.Command {
 			}
 			if req.GetDryRun() {
 				human.Note(s.Err, "nothing was changed: it can be asked for")
-				return nil
+				if !s.Structured() {
+					return nil
+				}
 			}
-			return output.One(s.Printer, AuthorityRotationView, answer.GetRotation())
+			rotation := cmp.Or(answer.GetRotation(), &recoveryv1.AuthorityRotation{}) // none after a dry run
+			return output.One(s.Printer, AuthorityRotationView, rotation)
 		}),
 	}
 	flags := cmd.Flags()

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -155,6 +156,22 @@ func misused(err error) bool {
 	}, func(prefix string) bool { return strings.HasPrefix(err.Error(), prefix) })
 }
 
+var (
+	notSet    = regexp.MustCompile(`^required flag\(s\) (".+") not set$`)
+	exclusive = regexp.MustCompile(`^if any flags in the group .* none of the others can be; \[(.+)\] were all set$`)
+)
+
+// plain returns the text of a parser's error about several flags as the client's own errors name flags.
+func plain(text string) string {
+	if found := notSet.FindStringSubmatch(text); found != nil {
+		return "it needs --" + strings.Join(strings.Split(strings.Trim(found[1], `"`), `", "`), ", --")
+	}
+	if found := exclusive.FindStringSubmatch(text); found != nil {
+		return "--" + strings.Join(strings.Fields(found[1]), " and --") + " exclude each other: give one of them"
+	}
+	return text
+}
+
 // describe returns the printed form of an error.
 func describe(err error) failure {
 	out := failure{Unmet: []string{}}
@@ -180,7 +197,7 @@ func describe(err error) failure {
 		}
 		out.Code, out.Reason, out.Action = connect.CodeInvalidArgument.String(),
 			names.Of(commonv1.Reason_REASON_INVALID_ARGUMENT), names.Of(commonv1.Action_ACTION_STOP)
-		out.Message = err.Error()
+		out.Message = plain(err.Error())
 		return out
 	}
 	e, ok := fault.As(err)

@@ -27,11 +27,18 @@ func ReasonFlag(cmd *cobra.Command, reason *string, needed bool) {
 	}
 }
 
+// dryReason is the reason of a dry run without one: requests must have a reason, and that of a dry run is recorded
+// nowhere.
+const dryReason = "dry run"
+
 // NeedsReason refuses a command without --reason before a request is sent. A dry run does not need one.
 func NeedsReason(cmd *cobra.Command, reason *string) *cobra.Command {
 	next := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if strings.TrimSpace(*reason) != "" || dryRun(cmd) {
+		if strings.TrimSpace(*reason) == "" && dryRun(cmd) {
+			*reason = dryReason
+		}
+		if strings.TrimSpace(*reason) != "" {
 			return next(cmd, args)
 		}
 		text := ""
@@ -93,10 +100,13 @@ func firstExamples(cmds []*cobra.Command) string {
 }
 
 // Args returns a check for exactly these arguments, which its errors name.
-func Args(names ...string) cobra.PositionalArgs {
+func Args(names ...string) cobra.PositionalArgs { return ArgsFrom(len(names), names...) }
+
+// ArgsFrom returns a check for these arguments, of which only the first ones are needed. Its errors name them.
+func ArgsFrom(needed int, names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
-		if len(given) < len(names) {
-			return exit.Usage(fmt.Errorf("%s needs %s", cmd.CommandPath(), strings.Join(names[len(given):], " and ")))
+		if len(given) < needed {
+			return exit.Usage(fmt.Errorf("%s needs %s", cmd.CommandPath(), strings.Join(names[len(given):needed], " and ")))
 		}
 		if len(given) > len(names) {
 			return exit.Usage(fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), given[len(names)]))
@@ -125,7 +135,7 @@ func ParseEnum[E protoreflect.Enum](flag, value string) (E, error) {
 	}
 	e, err := names.Parse[E](value)
 	if err != nil {
-		return zero, exit.Usage(fmt.Errorf("--%s: %w", flag, err))
+		return zero, exit.Usage(fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(names.Spellings[E](), ", ")))
 	}
 	return e, nil
 }

@@ -35,6 +35,13 @@ var flagOf = map[string]string{
 	"ca_bundle_pem":          "ca-bundle",
 	"recovery_ca_bundle_pem": "recovery-ca-bundle",
 	"root_fingerprint":       "root",
+	"kind":                   "type",
+}
+
+// argumentOf has the arguments of fields whose argument has another name than the field.
+var argumentOf = map[string]string{
+	"workspace": "WS", "workspace_id": "WS", "node_id": "NODE", "token_id": "TOKEN", "task_id": "TASK",
+	"incident_id": "INCIDENT", "allocation": "ALLOC", "allocation_id": "ALLOC",
 }
 
 var (
@@ -44,12 +51,17 @@ var (
 	index      = regexp.MustCompile(`\[[^\]]*\]`)
 )
 
-// inFlags replaces, in the refusal of an invalid request or of an unverified profile, the paths of fields with the
-// flags and the arguments of cmd that fill them.
+// aboutFields are the reasons of refusals whose conditions may begin with the path of a field.
+var aboutFields = []commonv1.Reason{
+	commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_CONFLICT,
+	commonv1.Reason_REASON_PROFILE_UNVERIFIED, commonv1.Reason_REASON_PROFILE_UNKNOWN,
+}
+
+// inFlags replaces, in a refusal that is about fields of the request, the paths of fields with the flags and the
+// arguments of cmd that fill them.
 func inFlags(cmd *cobra.Command, err error) error {
 	e, refused := fault.As(err)
-	if !refused || (e.Reason != commonv1.Reason_REASON_INVALID_ARGUMENT &&
-		e.Reason != commonv1.Reason_REASON_PROFILE_UNVERIFIED) {
+	if !refused || !slices.Contains(aboutFields, e.Reason) {
 		return err
 	}
 	for i, text := range e.Unmet {
@@ -79,7 +91,10 @@ func flagName(cmd *cobra.Command, path string) string {
 		}
 		return "--" + flag.Name
 	}
-	if argument := strings.ToUpper(last); len(parts) == 1 && slices.Contains(strings.Fields(cmd.Use), argument) {
+	argument := cmp.Or(argumentOf[last], strings.ToUpper(last))
+	if len(parts) == 1 && slices.ContainsFunc(strings.Fields(cmd.Use), func(word string) bool {
+		return strings.Trim(word, "[]") == argument
+	}) {
 		return argument
 	}
 	return ""

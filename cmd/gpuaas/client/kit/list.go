@@ -32,6 +32,11 @@ type Paging struct {
 func (g *Paging) Flags(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&g.Limit, "limit", 0, "at most this many items (default all)")
 	cmd.Flags().StringVar(&g.Token, "page-token", "", "go on after an earlier list with --limit: its next_page_token")
+	g.WatchFlag(cmd)
+}
+
+// WatchFlag adds the flag by which a list is followed, alone: for a list that is no longer than one page.
+func (g *Paging) WatchFlag(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&g.Watch, "watch", "w", false, "print the list, then each row that changes, until Ctrl-C")
 }
 
@@ -66,6 +71,14 @@ func Method[Request proto.Message, Answer page[T], T any](call func(context.Cont
 		m.Set(fields.ByName("page_token"), protoreflect.ValueOfString(token))
 		answer, err := call(ctx, req)
 		return answer.GetItems(), answer.GetNextPageToken(), err
+	}
+}
+
+// Whole returns the function that reads a list without pages.
+func Whole[T any](call func(context.Context) ([]T, error)) Fetch[T] {
+	return func(ctx context.Context, _ int32, _ string) ([]T, string, error) {
+		items, err := call(ctx)
+		return items, "", err
 	}
 }
 

@@ -3,7 +3,6 @@ package kit
 import (
 	"cmp"
 	"context"
-	"fmt"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -51,8 +50,7 @@ func (s *Session) Find(ctx context.Context, kind readmodelv1.ObjectKind, ref str
 	case err == nil:
 		return found.GetId(), nil
 	case fault.Has(err, commonv1.Reason_REASON_NOT_FOUND):
-		return "", fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no %s %q", names.Of(kind), ref),
-			fault.Cause(err))
+		return "", fault.NoSuch(names.Of(kind), ref, fault.Cause(err))
 	case fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED) && ids.Valid(ref): // an older server
 		return ref, nil
 	}

@@ -75,7 +75,9 @@ func (p *Program) Dial(pr *output.Printer, t Target) (*Session, error) {
 	}
 	client, err := person.Dial(person.Config{
 		Server: host, TrustDomain: t.TrustDomain, Roots: bundle, Token: t.Token, Timeout: p.timeout,
-		Interceptors: []connect.Interceptor{connect.UnaryInterceptorFunc(tooLate)},
+		Interceptors: []connect.Interceptor{
+			onlyText{}, connect.UnaryInterceptorFunc(tooLate),
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("prepare connection: %w", err)

@@ -86,7 +86,7 @@ func actionsCommand(p *kit.Program) *cobra.Command {
 			"refused from its begin.",
 		Example: "  gpuaas nodes actions node-1\n  gpuaas nodes actions --state open\n" +
 			"  gpuaas nodes actions node-1 -o json --jq '.items[].correlation_id'",
-		Args: cobra.MaximumNArgs(1), ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
+		Args: kit.ArgsFrom(0, "NODE"), ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			req := &readmodelv1.ListActionsRequest{}
 			var err error

@@ -58,6 +58,10 @@ func bundleCommand(p *kit.Program) *cobra.Command {
 		if cmd.Flags().Changed("valid-for") && validFor <= 0 {
 			return exit.Usage(errors.New("--valid-for: between 1s and 24h"))
 		}
+		if out == "-" {
+			return exit.Usage(errors.New("--out -: an archive is written to a file, which is checked first; a file named - is " +
+				"./-"))
+		}
 		id, err := s.ID(ctx, kit.KindNode, args[0])
 		if err != nil {
 			return err

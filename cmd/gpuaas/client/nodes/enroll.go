@@ -29,6 +29,9 @@ const (
 	bundleRecoveryCA = "recovery-ca-bundle.crt"
 )
 
+// mostGPUs is how many simulated GPUs an agent declares at most.
+const mostGPUs = 64
+
 // EnrollView is how the answer to an enrolment is printed; it has no token.
 var EnrollView = output.View[*readmodelv1.EnrollNodeResponse]{
 	Name: (*readmodelv1.EnrollNodeResponse).GetNodeId,
@@ -52,50 +55,53 @@ func enrollCommand(p *kit.Program) *cobra.Command {
 			"asks for it.",
 		Example: "  gpuaas nodes enroll --name rack1-07 --out ./bundle",
 		Args:    kit.Args(),
-		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
-			if name == "" {
-				return exit.Usage(errors.New("enroll needs --name N"))
-			}
-			if gpus < 0 {
-				return exit.Usage(fmt.Errorf("--gpus %d: it is 0 or more", gpus))
-			}
-			if out == "" && !s.Structured() {
-				return exit.Usage(errors.New("the bundle holds a token: name a directory with --out DIR, or take it as data " +
-					"with -o json"))
-			}
-			if out != "" {
-				// The directory is made before the token exists, because a token that cannot be written is lost.
-				if err := claimDirectory(out); err != nil {
-					return err
-				}
-			}
-			req := &readmodelv1.EnrollNodeRequest{Name: name, IdempotencyKey: key, Profile: profile}
-			if validFor > 0 {
-				req.ValidFor = durationpb.New(validFor)
-			}
-			answer, err := s.Command.EnrollNode(ctx, req)
-			if err != nil {
-				return err
-			}
-			if out == "" {
-				return output.One(s.Printer, EnrollView, answer, output.With("name", name))
-			}
-			if err := writeBundle(out, name, answer); err != nil {
-				return err
-			}
-			shown, _ := proto.Clone(answer).(*readmodelv1.EnrollNodeResponse)
-			shown.Token = ""
-			if err := output.One(s.Printer, EnrollView, shown, output.With("name", name), output.With("out", out)); err != nil {
-				return err
-			}
-			next := "gpuaas-node-agent enroll --bundle " + out
-			if gpus > 0 {
-				next += fmt.Sprintf(" --gpus %d", gpus)
-			}
-			human.Note(s.Err, "the bundle is in %s; copy it to the machine and run there:\n  %s", out, next)
-			return nil
-		}),
 	}
+	cmd.RunE = p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
+		if name == "" {
+			return exit.Usage(errors.New("gpuaas nodes enroll needs --name N"))
+		}
+		if gpus < 0 || gpus > mostGPUs {
+			return exit.Usage(fmt.Errorf("--gpus %d: it is from 0 to %d", gpus, mostGPUs))
+		}
+		if cmd.Flags().Changed("valid-for") && validFor <= 0 {
+			return exit.Usage(errors.New("--valid-for: between 1s and 24h"))
+		}
+		if out == "" && !s.Structured() {
+			return exit.Usage(errors.New("the bundle holds a token: name a directory with --out DIR, or take it as data " +
+				"with -o json"))
+		}
+		if out != "" {
+			// The directory is made before the token exists, because a token that cannot be written is lost.
+			if err := claimDirectory(out); err != nil {
+				return err
+			}
+		}
+		req := &readmodelv1.EnrollNodeRequest{Name: name, IdempotencyKey: key, Profile: profile}
+		if validFor > 0 {
+			req.ValidFor = durationpb.New(validFor)
+		}
+		answer, err := s.Command.EnrollNode(ctx, req)
+		if err != nil {
+			return err
+		}
+		if out == "" {
+			return output.One(s.Printer, EnrollView, answer, output.With("name", name))
+		}
+		if err := writeBundle(out, name, answer); err != nil {
+			return err
+		}
+		shown, _ := proto.Clone(answer).(*readmodelv1.EnrollNodeResponse)
+		shown.Token = ""
+		if err := output.One(s.Printer, EnrollView, shown, output.With("name", name), output.With("out", out)); err != nil {
+			return err
+		}
+		next := "gpuaas-node-agent enroll --bundle " + out
+		if gpus > 0 {
+			next += fmt.Sprintf(" --gpus %d", gpus)
+		}
+		human.Note(s.Err, "the bundle is in %s; copy it to the machine and run there:\n  %s", out, next)
+		return nil
+	})
 	flags := cmd.Flags()
 	flags.StringVar(&name, "name", "", "name of the machine (required)")
 	flags.StringVar(&out, "out", "", "directory to write the bundle to; it must not hold one already")

@@ -40,8 +40,10 @@ func acceptFactsCommand(p *kit.Program) *cobra.Command {
 			}
 			if differs := answer.GetAccepted(); differs != "" {
 				human.Note(s.Err, "accepted: %s", human.Clean(differs))
+			} else {
+				human.Note(s.Err, "nothing was changed: the host has what was accepted")
 			}
-			return nodeAfter(ctx, s, answer.GetPos(), found.GetNode())
+			return nodeAfter(ctx, s, answer.GetPos(), found.GetNode(), nil)
 		}),
 	}
 	kit.ReasonFlag(cmd, &reason, true)

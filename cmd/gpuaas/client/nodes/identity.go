@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
@@ -42,7 +44,8 @@ func identityCommand(p *kit.Program, verb recoveryv1.IdentityVerb, short string)
 			}
 			id := answer.GetNode()
 			return nodeAfter(ctx, s, answer.GetPos(),
-				&readmodelv1.Node{NodeId: id.GetNodeId(), Name: id.GetName(), Identity: id})
+				&readmodelv1.Node{NodeId: id.GetNodeId(), Name: id.GetName(), Identity: id},
+				func(n *readmodelv1.Node) bool { return judgedSince(n, id) })
 		}),
 	}
 	if lost != "" {
@@ -50,6 +53,22 @@ func identityCommand(p *kit.Program, verb recoveryv1.IdentityVerb, short string)
 	}
 	kit.ReasonFlag(cmd, &reason, true)
 	return cmd
+}
+
+// judgedSince reports whether what is shown of a node follows from a decision about its identity: recovery has judged
+// it with the decision as evidence, and its session is closed unless the decision lets it have one. A node that was
+// never judged has nothing to wait for.
+func judgedSince(n *readmodelv1.Node, decided *recoveryv1.NodeIdentity) bool {
+	if n.GetVerdict() == nil {
+		return true
+	}
+	if n.GetConnected() && decided.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+		return false
+	}
+	return slices.ContainsFunc(n.GetVerdict().GetEvidence(), func(e *recoveryv1.Evidence) bool {
+		return e.GetSource() == commonv1.EvidenceSource_EVIDENCE_SOURCE_IDENTITY &&
+			!e.GetObservedAt().AsTime().Before(decided.GetStateAt().AsTime())
+	})
 }
 
 // nodeLostBy has the text about the loss for each decision about a node that must be confirmed.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,6 +16,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -210,7 +212,7 @@ func getCommand(p *kit.Program) *cobra.Command {
 func watchCommand(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "watch [NODE]", Short: "Print every change of a node, or of the fleet, until Ctrl-C",
-		Example: "  gpuaas nodes watch node-1\n  gpuaas nodes watch -o jsonl", Args: cobra.MaximumNArgs(1),
+		Example: "  gpuaas nodes watch node-1\n  gpuaas nodes watch -o jsonl", Args: kit.ArgsFrom(0, "NODE"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteNodes),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			req := &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}}
@@ -252,21 +254,43 @@ func cordonCommand(p *kit.Program, cordoned bool) *cobra.Command {
 			}
 			gate := answer.GetGate()
 			return nodeAfter(ctx, s, answer.GetPos(),
-				&readmodelv1.Node{NodeId: gate.GetNodeId(), Name: gate.GetName(), Gate: gate})
+				&readmodelv1.Node{NodeId: gate.GetNodeId(), Name: gate.GetName(), Gate: gate}, nil)
 		}),
 	}
 	kit.ReasonFlag(cmd, &reason, true)
 	return cmd
 }
 
-// nodeAfter prints a node as it is after a command. The command has taken effect even if the read fails: if the
-// projection does not reach its position in time, the owner's answer is printed.
-func nodeAfter(ctx context.Context, s *kit.Session, pos string, answered *readmodelv1.Node) error {
-	answer, err := s.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: answered.GetNodeId(), MinPos: pos})
-	if err != nil {
-		human.Note(s.Err, "done; the view of it is behind (%s), so only the owner's answer is shown",
-			names.Of(fault.ReasonOf(err)))
-		return output.One(s.Printer, View, answered)
+const (
+	// followsWithin is how long a command about a node waits until what is shown follows from it, and followsEvery the
+	// first pause between its looks, which doubles.
+	followsWithin = 2 * time.Second
+	followsEvery  = 50 * time.Millisecond
+)
+
+// nodeAfter prints a node as it is after a command, once follows holds of it; nil: at once. The command has taken
+// effect even if the read fails: if the projection does not reach its position in time, the owner's answer is printed.
+// If follows does not hold within followsWithin, the node is printed as it is then, with a note.
+func nodeAfter(ctx context.Context, s *kit.Session, pos string, answered *readmodelv1.Node,
+	follows func(*readmodelv1.Node) bool,
+) error {
+	wait, stop := context.WithTimeout(ctx, followsWithin)
+	defer stop()
+	for pause := followsEvery; ; pause *= 2 {
+		answer, err := s.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: answered.GetNodeId(), MinPos: pos})
+		if err != nil {
+			human.Note(s.Err, "done; the view of it is behind (%s), so only the owner's answer is shown",
+				names.Of(fault.ReasonOf(err)))
+			return output.One(s.Printer, View, answered)
+		}
+		n := answer.GetNode()
+		if follows == nil || follows(n) {
+			return output.One(s.Printer, View, n)
+		}
+		if !app.Sleep(wait, pause) {
+			human.Note(s.Err, "done; what is shown of its state and its reason is from before: `gpuaas nodes get %s` shows "+
+				"what follows", n.GetName())
+			return output.One(s.Printer, View, n)
+		}
 	}
-	return output.One(s.Printer, View, answer.GetNode())
 }

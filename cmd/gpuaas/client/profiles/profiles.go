@@ -55,6 +55,7 @@ func Command(p *kit.Program) *cobra.Command {
 }
 
 func listCommand(p *kit.Program) *cobra.Command {
+	var page kit.Paging
 	req := &readmodelv1.ListProfilesRequest{}
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"},
@@ -68,6 +69,13 @@ func listCommand(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas profiles list\n  gpuaas profiles list -o json --jq '.items[] | select(.phase == \"active\")'",
 		Args:    kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
+			if page.Watch {
+				return kit.Show(ctx, s, page, kit.Source[*recoveryv1.ProfileVersion]{View: View, Fetch: kit.Whole(
+					func(ctx context.Context) ([]*recoveryv1.ProfileVersion, error) {
+						answer, err := s.Client.Profiles.ListProfiles(ctx, req)
+						return answer.GetItems(), err
+					})})
+			}
 			answer, err := s.Client.Profiles.ListProfiles(ctx, req)
 			if err != nil {
 				return err
@@ -79,6 +87,7 @@ func listCommand(p *kit.Program) *cobra.Command {
 			return notTaken(ctx, s)
 		}),
 	}
+	page.WatchFlag(cmd)
 	cmd.Flags().StringVar(&req.Name, "name", "", "only the versions of this profile")
 	return cmd
 }
@@ -174,7 +183,7 @@ func setCommand(p *kit.Program) *cobra.Command {
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			req.Name = args[0]
 			if req.GetApiUrl() == "" || req.GetRecoveryUrl() == "" || trust == "" {
-				return exit.Usage(errors.New("profiles set: needs --api, --recovery and --ca-bundle"))
+				return exit.Usage(errors.New("gpuaas profiles set needs --api A, --recovery URL and --ca-bundle FILE"))
 			}
 			var err error
 			if req.CaBundlePem, err = readBundle("--ca-bundle", trust); err != nil {

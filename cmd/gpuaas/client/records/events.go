@@ -70,7 +70,7 @@ func eventsShow(p *kit.Program) *cobra.Command {
 		Example: "  gpuaas events show 1099511627800\n  gpuaas events show --since 1099511627776 --type run.changed " +
 			"--limit 20\n" +
 			"  gpuaas events show --since 1099511627776 -o json --jq '.items[].body'",
-		Args: cobra.MaximumNArgs(1),
+		Args: kit.ArgsFrom(0, "POSITION"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			switch {
 			case len(args) == 0 && since <= 0:

@@ -45,7 +45,7 @@ func eventsParked(p *kit.Program) *cobra.Command {
 			"`gpuaas events show POSITION` prints it; `replay` has it applied again, after an update for example; `drop` " +
 			"gives it up.",
 		Example: "  gpuaas events parked\n  gpuaas events parked lifecycle/sessions -o json",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    kit.ArgsFrom(0, "CONSUMER"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			if len(args) == 1 {
 				req.Consumer = args[0]
@@ -75,7 +75,7 @@ func eventsReplay(p *kit.Program) *cobra.Command {
 			"refuse a replay.",
 		Example: "  gpuaas events replay lifecycle/sessions 1099511627800 --reason 'fixed by the update'\n" +
 			"  gpuaas events replay lifecycle/sessions --all --reason 'fixed by the update'",
-		Args: cobra.RangeArgs(1, 2),
+		Args: kit.ArgsFrom(1, "CONSUMER", "POSITION"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			req.Consumer = args[0]
 			var err error

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,8 +14,11 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/human"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/kit"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/output"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
 )
 
 // View is how recovery tokens are printed.
@@ -95,10 +99,10 @@ func revokeCommand(p *kit.Program) *cobra.Command {
 			"gets another token with its next renewal. Without a token it cannot come back by itself once its certificate\n" +
 			"has ended: it needs a bundle. Needs the role operator or security.",
 		Example: "  gpuaas tokens revoke --node node-1 --reason 'its disk was lost'",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    kit.ArgsFrom(0, "TOKEN"),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			if (len(args) == 1) == (node != "") {
-				return exit.Usage(errors.New("tokens revoke: name a token, or a node with --node"))
+				return exit.Usage(errors.New("gpuaas tokens revoke needs TOKEN, or --node NODE for all tokens of a node"))
 			}
 			if node != "" {
 				id, err := s.ID(ctx, kit.KindNode, node)
@@ -107,7 +111,11 @@ func revokeCommand(p *kit.Program) *cobra.Command {
 				}
 				req.NodeId = id
 			} else {
-				req.TokenId = args[0]
+				id, err := tokenID(ctx, s, args[0])
+				if err != nil {
+					return err
+				}
+				req.TokenId = id
 			}
 			answer, err := s.Client.Tokens.RevokeTokens(ctx, req)
 			if err != nil {
@@ -122,6 +130,40 @@ func revokeCommand(p *kit.Program) *cobra.Command {
 	return cmd
 }
 
+// leastPart is the least number of characters of a part of an id.
+const leastPart = 6
+
+// tokenID returns the id of the token that ref stands for: an id, or what one token's id alone begins or ends with.
+func tokenID(ctx context.Context, s *kit.Session, ref string) (string, error) {
+	if ids.Valid(ref) {
+		return ref, nil
+	}
+	var found []string
+	if part := strings.ToLower(ref); len(part) >= leastPart {
+		items, _, err := kit.Pages(ctx, 0, "", kit.Method(s.Client.Tokens.ListTokens, &readmodelv1.ListTokensRequest{}))
+		if err != nil {
+			return "", err
+		}
+		for _, token := range items {
+			if id := token.GetTokenId(); strings.HasPrefix(id, part) || strings.HasSuffix(id, part) {
+				found = append(found, id)
+			}
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return "", fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no recovery token "+fault.Named(ref), fault.Remedy(
+			"`gpuaas tokens list` shows the tokens; name all tokens of a node with --node NODE"))
+	}
+	return "", fault.New(commonv1.Reason_REASON_AMBIGUOUS, fault.Named(ref)+" stands for more than one token",
+		fault.Unmet(found[:min(len(found), mostAmbiguous)]...))
+}
+
+// mostAmbiguous is how many ids the refusal of an ambiguous part of an id has at most.
+const mostAmbiguous = 10
+
 func extendCommand(p *kit.Program) *cobra.Command {
 	req := &readmodelv1.ExtendTokensRequest{}
 	var until string
@@ -134,7 +176,7 @@ func extendCommand(p *kit.Program) *cobra.Command {
 		Args:    kit.Args(),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, _ []string) error {
 			if req.GetProfile() == "" || until == "" {
-				return exit.Usage(errors.New("tokens extend: needs --profile and --until"))
+				return exit.Usage(errors.New("gpuaas tokens extend needs --profile P and --until T"))
 			}
 			at, err := parseTime(until, time.Now())
 			if err != nil {

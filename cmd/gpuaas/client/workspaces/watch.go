@@ -14,7 +14,7 @@ import (
 func watchCommand(p *kit.Program) *cobra.Command {
 	return &cobra.Command{
 		Use: "watch [WS]", Short: "Print every change of a workspace with its steps, or of all workspaces, until Ctrl-C",
-		Example: "  gpuaas workspaces watch acme/demo2\n  gpuaas workspaces watch -o jsonl", Args: cobra.MaximumNArgs(1),
+		Example: "  gpuaas workspaces watch acme/demo2\n  gpuaas workspaces watch -o jsonl", Args: kit.ArgsFrom(0, "WS"),
 		ValidArgsFunction: kit.OnlyFirst(p.CompleteWorkspaces),
 		RunE: p.Run(func(ctx context.Context, s *kit.Session, args []string) error {
 			req := &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}}

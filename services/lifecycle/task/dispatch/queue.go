@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
@@ -309,7 +309,7 @@ func findQueued(ctx context.Context, tx pgx.Tx, group []*queued, out []queued, k
 		}
 		row, ok := byKey[one.task.Row.IdemKey]
 		if !ok {
-			out[i].err = fault.NoSuch("node", one.task.Row.NodeID, fault.Unmet("no node has this id, or it is retired"))
+			out[i].err = gate.NotEnrolled(one.task.Row.NodeID)
 		}
 		out[i].row = row
 	}
