@@ -53,8 +53,12 @@ func operateCommand(p *kit.Program, kind commonv1.OperationKind, short string) *
 	lost := lostBy[kind]
 	example := "  gpuaas workspaces " + name + " acme/demo2 --dry-run"
 	if lost != "" {
-		example += "\n  gpuaas workspaces " + name + " acme/demo2 --reason 'the project is over'" +
-			"\n  gpuaas workspaces " + name + " acme/demo2 --reason 'the project is over' --yes"
+		why := "a clean start"
+		if kind == commonv1.OperationKind_OPERATION_KIND_DECOMMISSION {
+			why = "the project is over"
+		}
+		example += fmt.Sprintf("\n  gpuaas workspaces %[1]s acme/demo2 --reason '%[2]s'"+
+			"\n  gpuaas workspaces %[1]s acme/demo2 --reason '%[2]s' --yes", name, why)
 	} else {
 		example += "\n  gpuaas workspaces " + name + " acme/demo2"
 	}
