@@ -89,7 +89,8 @@ func applyHostFacts(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) er
 	}
 	full := host.GetStateDisk().GetFull()
 	if known != full {
-		// Before the gate is locked, as every sweep does.
+		// Before this node's gate is locked, as every sweep does. The transaction may have locked the gates of other reports
+		// already: a deadlock with a sweep that waits for one of these ends the transaction, which is run again.
 		if _, err := pg.Exec(ctx, tx, finding.TakeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
