@@ -40,7 +40,8 @@ const (
 	causeRecords  = "records"  // records of nodes that recovery lacks
 )
 
-// affected counts the units that failed within the brake's window, and those that are still broken.
+// affected counts the units that failed within the brake's window, and those that are still broken. A node that people
+// keep out is neither.
 type affected struct {
 	Lately int32 `db:"lately"`
 	Still  int32 `db:"still"`
@@ -70,6 +71,8 @@ var (
 			count(DISTINCT unit) FILTER (WHERE broken)::int AS still FROM (
 			SELECT c.unit, c.detected_at AS at, c.ended_at IS NULL AND NOT c.by_person AS broken FROM recovery.recovery_record c
 			WHERE c.unit <> '' AND (c.detected_at > $1 OR c.ended_at IS NULL)
+				AND NOT EXISTS (SELECT FROM recovery.identity d
+					WHERE d.node_id = c.node_id AND d.state IN ('quarantined', 'fenced'))
 			UNION ALL SELECT i.key, i.opened_at, i.closed_at IS NULL FROM recovery.incident i
 			WHERE i.kind = 'machine_unreachable' AND (i.opened_at > $1 OR i.closed_at IS NULL)) x`)
 )
