@@ -28,7 +28,7 @@ type brake struct {
 	IncidentID    string     `db:"incident_id"`
 	ReleasedBy    string     `db:"released_by"`
 	ReleaseReason string     `db:"release_reason"`
-	ReleasedAt    *time.Time `db:"released_at"`
+	ReleasedAt    *time.Time `db:"released_at"` // last; it stays while the brake is engaged again
 	CalmSince     *time.Time `db:"calm_since"`
 	Cause         string     `db:"cause"`
 	Version       int64      `db:"version"`
@@ -109,12 +109,15 @@ func readBrake(ctx context.Context, tx pgx.Tx, lock bool) (*brake, error) {
 
 // Proto returns the brake as its event and the API show it.
 func (b *brake) Proto() *recoveryv1.Brake {
-	return &recoveryv1.Brake{
+	out := &recoveryv1.Brake{
 		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most,
 		Since: incident.Stamp(b.Since), IncidentId: b.IncidentID, ReleasedBy: b.ReleasedBy, ReleaseReason: b.ReleaseReason,
-		ReleasedAt: incident.Stamp(b.ReleasedAt),
-		Version:    b.Version,
+		Version: b.Version,
 	}
+	if !b.Engaged {
+		out.ReleasedAt = incident.Stamp(b.ReleasedAt)
+	}
+	return out
 }
 
 // save writes the brake, and appends its event if aloud is true.
@@ -209,7 +212,7 @@ func (r *Round) engage(ctx context.Context, concerned func(*Incident), i *Incide
 	}
 	b, now := r.brake, r.now
 	b.Engaged, b.Since, b.CalmSince = true, &now, nil
-	b.ReleasedBy, b.ReleaseReason, b.ReleasedAt = "", "", nil
+	b.ReleasedBy, b.ReleaseReason = "", ""
 	i.Kind, i.Key, i.Summary = kindBrake, "fleet", b.Reason
 	concerned(i)
 	if err := r.Raise(ctx, i); err != nil {
