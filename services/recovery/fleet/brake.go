@@ -28,7 +28,7 @@ type brake struct {
 	IncidentID    string     `db:"incident_id"`
 	ReleasedBy    string     `db:"released_by"`
 	ReleaseReason string     `db:"release_reason"`
-	ReleasedAt    *time.Time `db:"released_at"`
+	ReleasedAt    *time.Time `db:"released_at"` // last; it stays while the brake is engaged again
 	CalmSince     *time.Time `db:"calm_since"`
 	Cause         string     `db:"cause"`
 	Version       int64      `db:"version"`
@@ -40,7 +40,8 @@ const (
 	causeRecords  = "records"  // records of nodes that recovery lacks
 )
 
-// affected counts the units that failed within the brake's window, and those that are still broken.
+// affected counts the units that failed within the brake's window, and those that are still broken. A node that people
+// keep out is neither.
 type affected struct {
 	Lately int32 `db:"lately"`
 	Still  int32 `db:"still"`
@@ -70,6 +71,8 @@ var (
 			count(DISTINCT unit) FILTER (WHERE broken)::int AS still FROM (
 			SELECT c.unit, c.detected_at AS at, c.ended_at IS NULL AND NOT c.by_person AS broken FROM recovery.recovery_record c
 			WHERE c.unit <> '' AND (c.detected_at > $1 OR c.ended_at IS NULL)
+				AND NOT EXISTS (SELECT FROM recovery.identity d
+					WHERE d.node_id = c.node_id AND d.state IN ('quarantined', 'fenced'))
 			UNION ALL SELECT i.key, i.opened_at, i.closed_at IS NULL FROM recovery.incident i
 			WHERE i.kind = 'machine_unreachable' AND (i.opened_at > $1 OR i.closed_at IS NULL)) x`)
 )
@@ -106,12 +109,15 @@ func readBrake(ctx context.Context, tx pgx.Tx, lock bool) (*brake, error) {
 
 // Proto returns the brake as its event and the API show it.
 func (b *brake) Proto() *recoveryv1.Brake {
-	return &recoveryv1.Brake{
+	out := &recoveryv1.Brake{
 		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most,
 		Since: incident.Stamp(b.Since), IncidentId: b.IncidentID, ReleasedBy: b.ReleasedBy, ReleaseReason: b.ReleaseReason,
-		ReleasedAt: incident.Stamp(b.ReleasedAt),
-		Version:    b.Version,
+		Version: b.Version,
 	}
+	if !b.Engaged {
+		out.ReleasedAt = incident.Stamp(b.ReleasedAt)
+	}
+	return out
 }
 
 // save writes the brake, and appends its event if aloud is true.
@@ -206,7 +212,7 @@ func (r *Round) engage(ctx context.Context, concerned func(*Incident), i *Incide
 	}
 	b, now := r.brake, r.now
 	b.Engaged, b.Since, b.CalmSince = true, &now, nil
-	b.ReleasedBy, b.ReleaseReason, b.ReleasedAt = "", "", nil
+	b.ReleasedBy, b.ReleaseReason = "", ""
 	i.Kind, i.Key, i.Summary = kindBrake, "fleet", b.Reason
 	concerned(i)
 	if err := r.Raise(ctx, i); err != nil {

@@ -316,6 +316,33 @@ func TestHeldIdentityIsNoReasonToRecreate(t *testing.T) {
 	}
 }
 
+// Scenario: security keeps four of fifteen nodes out, which is above the limit of the brake. Nothing has failed: the
+// brake does not engage, and a failure beside them is recovered from.
+func TestNodesThatPeopleKeepOutDoNotEngageTheBrake(t *testing.T) {
+	k := newKit(t)
+	k.policySet("churn.recreates_per_hour", "60")
+	instances := k.fleet(15)
+	for n, state := range []string{"quarantined", "fenced", "quarantined", "fenced"} {
+		_, err := k.db.Pool("recovery").Exec(k.ctx,
+			`INSERT INTO recovery.identity (node_id, name, node_instance_id, state) VALUES ($1, $2, $3, $4)`,
+			instances[n].ws.GetNodeId(), fmt.Sprintf("box-%d", n), ids.New(), state)
+		k.must(err)
+	}
+	k.detectAll(instances[:4])
+	if list := k.incidents(brakeKind); len(list) != 0 {
+		t.Fatalf("%v", list)
+	}
+	for _, b := range instances[:4] {
+		rec := k.record(b)
+		k.wantOutcome(rec, withheld)
+		if !strings.Contains(rec.GetWithheldBecause(), "identity") {
+			t.Fatalf("%v", rec)
+		}
+	}
+	k.detectAll(instances[4:5])
+	k.wantAsked(1)
+}
+
 func TestSameErrorAtManyTenantsIsOneIncident(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

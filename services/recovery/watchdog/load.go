@@ -100,7 +100,8 @@ func (s *subject) unit() string {
 const upToDate = "15"
 
 // loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. Silence
-// counts from the time since which some replica of nodeapi has listened without a gap, see replicas.ListeningSince.
+// counts from the time since which some replica of nodeapi has listened without a gap, see replicas.ListeningSince. A
+// node whose session recovery itself has confirmed was heard as that session opened, even if its event is unread.
 // Active workspaces that no replica serves are found by the few replicas that are named as serving: the workspaces
 // without one, and those of each replica that has fallen silent. While no replica listens this is no evidence, and none
 // of them is read, since that would be the whole fleet.
@@ -147,6 +148,10 @@ LEFT JOIN LATERAL (
 	WHERE e.workspace_id = w.workspace_id AND e.node_id = w.node_id AND e.since > w.state_at
 ) emptied ON true
 LEFT JOIN recovery.identity d ON d.node_id = COALESCE(w.node_id, i.node_id)
+CROSS JOIN LATERAL (
+	SELECT GREATEST(COALESCE(lost.since, i.started_at, w.state_at),
+		(SELECT o.opened_at FROM recovery.session_open o WHERE o.session_id = d.confirmed_session_id)) AS at
+) heard
 LEFT JOIN recovery.watch_run r ON r.run_id = w.run_id
 ORDER BY w.workspace_id`)
 
@@ -168,7 +173,7 @@ type subjectRow struct {
 	Served bool `db:"served" expr:"v.node_id IS NOT NULL"`
 	// Counts reports whether silence counts: a replica listens, and sessions and beats are as of one time.
 	Counts         bool       `db:"silence_counts" expr:"(SELECT l.counts FROM listening l)"`
-	Heard          time.Time  `db:"heard" expr:"COALESCE(lost.since, i.started_at, @.state_at)"`
+	Heard          time.Time  `db:"heard" expr:"heard.at"`
 	ListeningSince *time.Time `db:"listening_since" expr:"(SELECT l.since FROM listening l)"`
 }
 

@@ -133,6 +133,43 @@ func TestALagOfEventsIsNoSilence(t *testing.T) {
 	}
 }
 
+// admit has recovery confirm a session of the instance's node, whose event is not read yet.
+func (k *kit) admit(b *instance) {
+	k.t.Helper()
+	session, node := ids.New(), b.session.GetNodeId()
+	for _, statement := range []string{
+		`INSERT INTO recovery.identity (node_id, name, node_instance_id, state) VALUES ($2, 'box', $1, 'active')`,
+		`INSERT INTO recovery.session_open (session_id, node_id, node_instance_id, verdict, serial, fence_epoch)
+			VALUES ($1, $2, $1, 'welcome', 'x', 0)`,
+		`UPDATE recovery.identity SET confirmed_session_id = $1 WHERE node_id = $2`,
+	} {
+		_, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, statement, session, node)
+		k.must(err)
+	}
+}
+
+// Scenario: a node is back after more than two minutes, and recovery has confirmed its session in the very moment in
+// which the recreation of its workspace is due. The event of that session comes later. The instance is not replaced,
+// and if the node is silent again, its time begins with that session.
+func TestASessionThatIsConfirmedAlreadyIsHeard(t *testing.T) {
+	k := newKit(t)
+	b := k.up("acme", "one", byProcess, ids.New())
+	k.lose(b)
+	k.listen(130 * time.Second)
+	k.round()
+	k.wantOutcome(k.record(b), open)
+	k.admit(b)
+	k.listen(6 * time.Second)
+	k.round()
+	k.wantAsked(0)
+	k.listen(100 * time.Second)
+	k.round()
+	k.wantAsked(0)
+	k.listen(30 * time.Second)
+	k.round()
+	k.wantAsked(1)
+}
+
 // Silence is evidence only while a replica of nodeapi listens: if all replicas are dead there are no recreations, and
 // when they are back, absent nodes have their full time again, and ten seconds in which all come back.
 func TestSilenceWithoutAListenerIsNoEvidence(t *testing.T) {

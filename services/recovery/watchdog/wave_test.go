@@ -304,6 +304,44 @@ func TestAWaveOfHoldsStopsItself(t *testing.T) {
 	}
 }
 
+// Scenario: a person releases the brake over nodes whose records are lost for good, and they ask on for days, until
+// each has its bundle. Then workspaces fail, which engages the brake for that. It lets go by itself once these are back:
+// the nodes that it was released over do not hold it.
+func TestWhatTheBrakeWasReleasedOverDoesNotHoldItLater(t *testing.T) {
+	m := newMembers(t)
+	nodes := m.enrol(12)
+	m.forget(nodes)
+	m.open(m.hellos(nodes))
+	m.round()
+	if !m.brake().GetEngaged() {
+		t.Fatal("twelve nodes without a certificate have not engaged the brake")
+	}
+	ada := rpc.WithPerson(m.ctx, rpc.Person{Subject: "ada", Roles: []string{"operator"}})
+	_, err := m.all.ReleaseBrake(ada, &recoveryv1.ReleaseBrakeRequest{Reason: "these records are lost"})
+	m.must(err)
+	instances := m.fleet(5)
+	m.detectAll(instances[:3])
+	if b := m.brake(); !b.GetEngaged() || b.GetReleasedAt() != nil {
+		t.Fatalf("three of five instances: %v", b)
+	}
+	for _, b := range instances[:3] {
+		m.back(b)
+	}
+	for range 7 {
+		m.listen(time.Minute)
+		m.open(m.hellos(nodes))
+		m.round()
+	}
+	if b := m.brake(); b.GetEngaged() || b.GetReleasedBy() == "ada" {
+		t.Fatalf("the brake is held by what it was released over: %v", b)
+	}
+	for _, r := range m.open(m.hellos(nodes)) {
+		if r.GetDenial().GetReason() != commonv1.Reason_REASON_SERIAL_UNKNOWN {
+			t.Fatalf("after the release: %v", r)
+		}
+	}
+}
+
 // If there are few nodes in a window, they are refused and put on hold as usual.
 func TestFewRefusalsAreNoWave(t *testing.T) {
 	m := newMembers(t)
