@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/internal/app"
 )
 
@@ -86,9 +87,24 @@ func (r *Runtime) stopAllOnce(ctx context.Context, grace time.Duration) error {
 		stopping.Go(func() {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			problems[i] = r.halt(ctx, w, grace)
+			problems[i] = r.haltForGood(ctx, w, grace)
 		})
 	}
 	stopping.Wait()
 	return errors.Join(problems...)
+}
+
+// haltForGood stops a workload that is not to be started again while this process lives. On a full disk, where the
+// order to stop cannot be written, it stops the workload without it: a replaced instance must not run on until there is
+// room, and after a start of the agent a workload that does not run waits to be listed. The caller holds w.mu.
+func (r *Runtime) haltForGood(ctx context.Context, w *workload, grace time.Duration) error {
+	err := r.halt(ctx, w, grace)
+	if !room.IsFull(err) {
+		return err
+	}
+	if err := r.end(ctx, w, grace); err != nil {
+		return err
+	}
+	w.want.Run = false
+	return nil
 }
