@@ -350,8 +350,9 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,
 		Handlers: withheld(task.Handlers(task.HandlerDeps{
 			Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: a.facts.bootID(), Now: a.clock.Wall, Room: a.noRoom,
-			NoRoom: a.room.Note,
+			NoRoom: a.room.Note, MayRun: a.work.MayRun,
 		})),
+		Listed:  a.work.Listed,
 		Refused: func(r task.Refusal) { a.refusedTask(ctx, r) },
 	}, task.Config{NodeID: node.NodeID})
 	if err != nil {

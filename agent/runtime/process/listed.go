@@ -41,15 +41,24 @@ func (r *Runtime) setListed(listed func(WorkspaceEpoch) bool) {
 	r.mu.Unlock()
 }
 
-// mayStart reports whether a workload that does not run may be started without a task. The caller holds w.mu.
-func (r *Runtime) mayStart(w *workload) bool {
-	if w.mayStart.Load() {
-		return true
-	}
+// Listed reports whether the control plane has listed what may run on this host since the runtime was made.
+func (r *Runtime) Listed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.listed != nil
+}
+
+// MayRun reports whether the last list has an epoch; false before the first one.
+func (r *Runtime) MayRun(workspaceID string, epoch int64) bool {
 	r.mu.Lock()
 	listed := r.listed
 	r.mu.Unlock()
-	return listed != nil && listed(WorkspaceEpoch{w.key.workspaceID, w.spec.Epoch})
+	return listed != nil && listed(WorkspaceEpoch{workspaceID, epoch})
+}
+
+// mayStart reports whether a workload that does not run may be started without a task. The caller holds w.mu.
+func (r *Runtime) mayStart(w *workload) bool {
+	return w.mayStart.Load() || r.MayRun(w.key.workspaceID, w.spec.Epoch)
 }
 
 // waits reports whether a workload should run, does not run, and waits for its epoch to be listed.
