@@ -282,13 +282,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(err, a.Close())
 }
 
-// Enrol makes this host a node, with an operator's bundle if one is named, and returns once it holds a certificate. It
-// must not be called while Run runs.
+// Enrol makes this host a node, with an operator's bundle if one is named, and returns once it holds a certificate. A
+// bundle that this host has enrolled with before changes nothing: that is no error while the identity made with it is
+// whole. It must not be called while Run runs.
 func (a *Agent) Enrol(ctx context.Context, bundle Bundle) error {
 	if bundle.Path != "" {
 		err := a.takeBundle(ctx, bundle)
-		if errors.Is(err, identity.ErrBundleSpent) && a.store.Certificate() != nil {
-			return nil
+		if errors.Is(err, identity.ErrBundleSpent) {
+			return a.bundleSpent(ctx)
 		}
 		if err != nil {
 			return err
