@@ -177,13 +177,21 @@ func (a *Agent) bindLedgerLocked(ctx context.Context, nodeID string) error {
 			return nil
 		}
 		if err := a.ledger.Close(); err != nil {
-			return err
+			return &ledgerError{err}
 		}
 	}
 	var err error
-	a.ledger, err = a.openLedger(ctx, nodeID) // nil with an error
-	return err
+	if a.ledger, err = a.openLedger(ctx, nodeID); err != nil { // the ledger is nil then
+		return &ledgerError{err}
+	}
+	return nil
 }
+
+// ledgerError means that the task ledger cannot be made the node's.
+type ledgerError struct{ cause error }
+
+func (e *ledgerError) Error() string { return e.cause.Error() }
+func (e *ledgerError) Unwrap() error { return e.cause }
 
 // openHost opens the parts that touch workspaces: uids, host facts, the workload runtime and storage.
 func (a *Agent) openHost(ctx context.Context) error {
