@@ -11,7 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// A task ledger that cannot be made the new node's is a fault of the state directory, which no operator's bundle repairs.
+// A task ledger that cannot be made the new node's is a fault of the state directory, which no operator's bundle
+// repairs.
 func TestABrokenLedgerIsNoProfileDrift(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())

@@ -66,8 +66,8 @@ func (a *Agent) bundleSpent(ctx context.Context) error {
 	}
 	remedy := "issue another bundle: `gpuaas nodes bundle NODE`"
 	if a.mayRecover() {
-		remedy += "; with a recovery token held, an agent whose certificate alone is missing or has ended recovers by itself: " +
-			"start it first"
+		remedy += "; with a recovery token held, an agent whose certificate alone is missing or has ended recovers by " +
+			"itself: start it first"
 	}
 	return fault.New(commonv1.Reason_REASON_BUNDLE_INVALID,
 		"nothing was changed: the bundle was used before, and this host lacks what it brought",

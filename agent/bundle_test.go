@@ -320,8 +320,8 @@ func TestAHostIsTransferredToAnotherMesh(t *testing.T) {
 	}
 }
 
-// A bundle that was used before puts nothing in place. Where the host lacks what it would have brought, that is an error
-// with a way out, and not the success of the command that made the host a node.
+// A bundle that was used before puts nothing in place. Where the host lacks what it would have brought, that is an
+// error with a way out, and not the success of the command that made the host a node.
 func TestASpentBundleIsNoSuccessWhereTheHostLacksIt(t *testing.T) {
 	m := newMesh(t)
 	cfg := config(t.TempDir())
