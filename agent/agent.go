@@ -177,13 +177,21 @@ func (a *Agent) bindLedgerLocked(ctx context.Context, nodeID string) error {
 			return nil
 		}
 		if err := a.ledger.Close(); err != nil {
-			return err
+			return &ledgerError{err}
 		}
 	}
 	var err error
-	a.ledger, err = a.openLedger(ctx, nodeID) // nil with an error
-	return err
+	if a.ledger, err = a.openLedger(ctx, nodeID); err != nil { // the ledger is nil then
+		return &ledgerError{err}
+	}
+	return nil
 }
+
+// ledgerError means that the task ledger cannot be made the node's.
+type ledgerError struct{ cause error }
+
+func (e *ledgerError) Error() string { return e.cause.Error() }
+func (e *ledgerError) Unwrap() error { return e.cause }
 
 // openHost opens the parts that touch workspaces: uids, host facts, the workload runtime and storage.
 func (a *Agent) openHost(ctx context.Context) error {
@@ -282,13 +290,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(err, a.Close())
 }
 
-// Enrol makes this host a node, with an operator's bundle if one is named, and returns once it holds a certificate. It
-// must not be called while Run runs.
+// Enrol makes this host a node, with an operator's bundle if one is named, and returns once it holds a certificate. A
+// bundle that this host has enrolled with before changes nothing: that is no error while the identity made with it is
+// whole. It must not be called while Run runs.
 func (a *Agent) Enrol(ctx context.Context, bundle Bundle) error {
 	if bundle.Path != "" {
 		err := a.takeBundle(ctx, bundle)
-		if errors.Is(err, identity.ErrBundleSpent) && a.store.Certificate() != nil {
-			return nil
+		if errors.Is(err, identity.ErrBundleSpent) {
+			return a.bundleSpent(ctx)
 		}
 		if err != nil {
 			return err
@@ -350,8 +359,9 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,
 		Handlers: withheld(task.Handlers(task.HandlerDeps{
 			Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: a.facts.bootID(), Now: a.clock.Wall, Room: a.noRoom,
-			NoRoom: a.room.Note,
+			NoRoom: a.room.Note, MayRun: a.work.MayRun,
 		})),
+		Listed:  a.work.Listed,
 		Refused: func(r task.Refusal) { a.refusedTask(ctx, r) },
 	}, task.Config{NodeID: node.NodeID})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/gpuaas/mesh/agent/endpoints"
 	"github.com/gpuaas/mesh/agent/identity"
@@ -38,6 +39,39 @@ func (a *Agent) takeBundle(ctx context.Context, from Bundle) error {
 	}
 	a.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_PROFILE_REFUSED, bundleRefusal(err), 0)
 	return fmt.Errorf("the bundle is not taken, and nothing was changed: %w", err)
+}
+
+// bundleSpent returns nil for a bundle with whose token this host was enrolled before, so that the same command may be
+// run twice, and an error if the host lacks what the bundle would have brought: nothing of it is put in place.
+func (a *Agent) bundleSpent(ctx context.Context) error {
+	cert := a.store.Certificate()
+	_, trust := pki.LoadBundle(a.store.BundlePath())
+	var lacks error
+	switch env := a.store.Env().Validate(); {
+	case cert == nil:
+		lacks = errLost
+	case !identity.Usable(cert, a.clock.Now()):
+		lacks = fmt.Errorf("the certificate is not valid by this host's clock, but from %s to %s",
+			cert.Leaf.NotBefore.UTC().Format(time.RFC3339), cert.Leaf.NotAfter.UTC().Format(time.RFC3339))
+	case env != nil:
+		lacks = env
+	case trust != nil:
+		lacks = trust
+	default:
+		node, _ := a.store.Node()
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn,
+			"the bundle was used for the identity that this host holds: nothing was changed",
+			slog.String("node_id", node.NodeID), slog.Time("certificate_ends", cert.Leaf.NotAfter))
+		return nil
+	}
+	remedy := "issue another bundle: `gpuaas nodes bundle NODE`"
+	if a.mayRecover() {
+		remedy += "; with a recovery token held, an agent whose certificate alone is missing or has ended recovers by " +
+			"itself: start it first"
+	}
+	return fault.New(commonv1.Reason_REASON_BUNDLE_INVALID,
+		"nothing was changed: the bundle was used before, and this host lacks what it brought",
+		fault.Remedy(remedy), fault.Cause(fmt.Errorf("%w (%w)", lacks, identity.ErrBundleSpent)))
 }
 
 func (a *Agent) installBundle(ctx context.Context, from Bundle) error {

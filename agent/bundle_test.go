@@ -3,6 +3,7 @@ package agent_test
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -316,5 +317,42 @@ func TestAHostIsTransferredToAnotherMesh(t *testing.T) {
 	if second.instances != 1 || first.instances != 1 || len(first.hellos) != met {
 		t.Errorf("%d enrolments there, %d in the first mesh, which it met %d times more", second.instances, first.instances,
 			len(first.hellos)-met)
+	}
+}
+
+// A bundle that was used before puts nothing in place. Where the host lacks what it would have brought, that is an
+// error with a way out, and not the success of the command that made the host a node.
+func TestASpentBundleIsNoSuccessWhereTheHostLacksIt(t *testing.T) {
+	m := newMesh(t)
+	cfg := config(t.TempDir())
+	enrolled(t, m, cfg)
+	enrolled(t, m, cfg)
+	for _, lost := range [][]string{{"ca-bundle.crt"}, {"cert.pem", "key.pem"}} {
+		content := map[string][]byte{}
+		for _, name := range lost {
+			path := filepath.Join(cfg.EtcDir, name)
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			content[path] = data
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := take(t, cfg, agent.Bundle{Path: m.bundle(firstToken)})
+		refusal, ok := fault.As(err)
+		if !ok || !errors.Is(err, identity.ErrBundleSpent) || !strings.Contains(refusal.Remedy, "gpuaas nodes bundle") {
+			t.Errorf("without %v: %v", lost, err)
+		}
+		for path, data := range content {
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	enrolled(t, m, cfg)
+	if m.instances != 1 {
+		t.Errorf("%d enrolments", m.instances)
 	}
 }

@@ -60,8 +60,11 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			a.helloAccepted(ctx)
 			a.wakeObserver()
 		},
-		RunList: a.runList,
-		Trust:   a.noteTrust,
+		RunList: func(ctx context.Context, list *nodev1.RunList) {
+			a.runList(ctx, list)
+			executor.Wake()
+		},
+		Trust: a.noteTrust,
 		Lost: func() {
 			a.diag.Lost()
 			executor.Detach(a.client)

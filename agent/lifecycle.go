@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/agent/identity/envfile"
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -35,7 +36,14 @@ func (a *Agent) stayEnrolled(ctx context.Context) error {
 	defer func() { cancel(); <-watched }()
 	for {
 		if err := a.prepare(ctx, roots); err != nil {
-			if err := a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT, err.Error()); err != nil {
+			code := commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT
+			if broken, ok := errors.AsType[*ledgerError](err); ok { // an operator's bundle would not help
+				code = codeStateFile
+				if room.IsFull(a.noted(broken)) {
+					code = codeDiskFull
+				}
+			}
+			if err := a.blocked(ctx, code, err.Error()); err != nil {
 				return err
 			}
 			continue

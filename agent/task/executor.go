@@ -55,7 +55,11 @@ type Deps struct {
 	// ServerNow returns server time, extrapolated by the monotonic clock. It returns false until a server has sent its
 	// time: until then no new task starts.
 	ServerNow func() (time.Time, bool)
-	Handlers  map[commonv1.TaskType]Handler
+	// Listed reports whether the control plane has listed what may run on this node since the agent started. Until then no
+	// task that was in the ledger before is begun, observed or run again: the node may have been replaced or fenced
+	// meanwhile. Wake has Run ask again. Nil: nothing is waited for.
+	Listed   func() bool
+	Handlers map[commonv1.TaskType]Handler
 	// Refused is called with each offer that was refused, as evidence. Nil: refusals are only logged.
 	Refused func(Refusal)
 }
@@ -81,7 +85,7 @@ type Executor struct {
 	cfg    Config
 	deps   Deps
 	intake chan item
-	kick   chan struct{} // wakes Run after Attach
+	kick   chan struct{} // wakes Run
 
 	prestart prestartCancels // Run's alone
 	stats    counters
@@ -238,6 +242,11 @@ func (e *Executor) Attach(s Sender) {
 	for _, msg := range started {
 		_ = s.Started(msg)
 	}
+	e.Wake()
+}
+
+// Wake has Run start the waiting tasks that may start. It never blocks.
+func (e *Executor) Wake() {
 	select {
 	case e.kick <- struct{}{}:
 	default:
@@ -260,7 +269,8 @@ const (
 	pruneBatch  = 1000
 )
 
-// Run resumes the unfinished tasks of the ledger and then takes offers until ctx ends. Then it cancels the contexts of
+// Run resumes the unfinished tasks of the ledger, once the control plane has listed what may run here, and takes offers
+// until ctx ends. Then it cancels the contexts of
 // the handlers and waits for them; a task that was interrupted so keeps its started mark, and the next Run observes it.
 func (e *Executor) Run(ctx context.Context) error {
 	defer e.handlers.Wait()

@@ -144,6 +144,7 @@ type bench struct {
 	cfg      task.Config
 	refused  []task.Refusal
 	full     atomic.Bool // the disk of the ledger is
+	listed   func() bool
 
 	led  *ledger.Ledger
 	exec *task.Executor
@@ -180,7 +181,7 @@ func (b *bench) run() {
 	var mu sync.Mutex
 	b.exec, err = task.New(task.Deps{
 		Logger: testkit.Logger(b.t), Ledger: b.led, Verifiers: func() *envelope.VerifierSet { return set },
-		ServerNow: func() (time.Time, bool) { return time.Now(), true }, Handlers: b.handlers,
+		ServerNow: func() (time.Time, bool) { return time.Now(), true }, Listed: b.listed, Handlers: b.handlers,
 		Refused: func(r task.Refusal) { mu.Lock(); defer mu.Unlock(); b.refused = append(b.refused, r) },
 	}, b.cfg)
 	if err != nil {

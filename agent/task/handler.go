@@ -17,6 +17,8 @@ type Task struct {
 	Kind          commonv1.TaskType
 	CorrelationID string
 	WorkflowID    string
+	// Resumed is set if the task had started before the agent did: what it does now may come long after its window.
+	Resumed bool
 }
 
 // Ref returns the attempt's reference for the wire.

@@ -47,13 +47,17 @@ type HandlerDeps struct {
 	Now         func() time.Time // the host's clock; nil means time.Now
 	// Room returns an error if the host has no room for more, else nil. A nil function means that there is always room.
 	Room func() error
+	// MayRun reports whether the control plane's last list of what may run on this node has an epoch of a workspace. A nil
+	// function means that every epoch may run.
+	MayRun func(workspaceID string, epoch int64) bool
 	// NoRoom is called with every error for want of room; nil: errors are not passed on.
 	NoRoom func(error)
 }
 
 // Handlers returns the handlers of probes, storage, workloads and diagnostics. All of them have the same effect the
 // second time, so after a restart of the agent they run again, with one exception: a workload's restart that had begun
-// is observed, since the workload might be restarted twice.
+// is observed, since the workload might be restarted twice. Those that start a workload do so after a restart only if
+// its epoch may still run here.
 func Handlers(d HandlerDeps) map[commonv1.TaskType]Handler {
 	if d.Now == nil {
 		d.Now = time.Now
@@ -63,12 +67,12 @@ func Handlers(d HandlerDeps) map[commonv1.TaskType]Handler {
 		commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT: again{of(d, d.diagnostics)},
 		commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE:    again{of(d, adds(d, d.allocate))},
 		commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE:     again{of(d, d.release)},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY:     again{of(d, adds(d, d.deploy))},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_START:      again{of(d, d.start)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY:     again{of(d, starts(d, adds(d, d.deploy)))},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_START:      again{of(d, starts(d, d.start))},
 		commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP:       again{of(d, d.stop)},
 		commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE:     again{of(d, d.remove)},
 		commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS:     again{of(d, d.status)},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_RESTART:    restartHandler{of(d, d.restart), of(d, d.start)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_RESTART:    restartHandler{of(d, d.restart), of(d, starts(d, d.start))},
 	}
 }
 
@@ -109,6 +113,18 @@ func adds[Message proto.Message](d HandlerDeps, run func(context.Context, *Task,
 			if err := d.Room(); err != nil {
 				return nil, err
 			}
+		}
+		return run(ctx, t, in)
+	}
+}
+
+// starts returns run for tasks that start a workload. One that had begun before the agent started is not run again if
+// its epoch is not among those that may run here: the workspace may run on another machine by now.
+func starts[Message proto.Message](d HandlerDeps, run func(context.Context, *Task, Message) (proto.Message, error),
+) func(context.Context, *Task, Message) (proto.Message, error) {
+	return func(ctx context.Context, t *Task, in Message) (proto.Message, error) {
+		if t.Resumed && d.MayRun != nil && !d.MayRun(t.WorkspaceID, t.Epoch) {
+			return nil, fmt.Errorf("epoch %d of the workspace may not run on this node any more: %w", t.Epoch, ErrUnknown)
 		}
 		return run(ctx, t, in)
 	}

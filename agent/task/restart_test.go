@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,10 +12,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/mesh/agent/ledger"
+	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/task"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -89,6 +92,91 @@ func TestStartedIsObserved(t *testing.T) {
 	if len(after.entered) != 0 {
 		t.Error("the handler ran again")
 	}
+}
+
+// A task that had started is not taken up before the control plane has listed what may run on the node, whatever the
+// node is offered.
+func TestStartedWaitsForTheList(t *testing.T) {
+	before := newGate()
+	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: before})
+	b.run()
+	tk := b.task(deploy, &nodev1.WorkloadDeploy{})
+	b.offer(tk)
+	<-before.entered
+	b.stop()
+	after := newGate()
+	close(after.leave)
+	var listed atomic.Bool
+	b.listed = listed.Load
+	b.handlers = map[commonv1.TaskType]task.Handler{
+		deploy: repeatable{after}, noop: task.HandlerFunc(func(
+			context.Context, *task.Task, task.Progress,
+		) (proto.Message, error) {
+			return &nodev1.ProbeNoopOutput{}, nil
+		}),
+	}
+	b.run()
+	// The result of another task shows that the ledger was read.
+	probe := b.task(noop, &nodev1.ProbeNoop{})
+	b.offer(probe)
+	b.want(probe.TaskID, succeeded, 0)
+	if len(after.entered) != 0 || b.sink.times(tk.TaskID) != 0 {
+		t.Fatal("it was taken up before the list")
+	}
+	listed.Store(true)
+	b.exec.Wake()
+	b.want(tk.TaskID, succeeded, 0)
+	if got := <-after.entered; got != tk.TaskID {
+		t.Errorf("ran %s", got)
+	}
+}
+
+// A task that starts a workload, and had started before the agent did, does not start it where its epoch may not run
+// any more. One that was offered does.
+func TestWhatMayNotRunIsNotStartedAgain(t *testing.T) {
+	started := 0
+	handlers := task.Handlers(task.HandlerDeps{
+		Runtime: starting{started: &started}, MayRun: func(_ string, epoch int64) bool { return epoch == 2 },
+	})
+	for _, kind := range []commonv1.TaskType{deploy, commonv1.TaskType_TASK_TYPE_WORKLOAD_START, restart} {
+		for _, c := range []struct {
+			resumed bool
+			epoch   int64
+			runs    bool
+		}{{true, 1, false}, {true, 2, true}, {false, 1, true}} {
+			started = 0
+			tk := &task.Task{Task: envelope.Task{Epoch: c.epoch, WorkspaceID: ids.New()}, Kind: kind, Resumed: c.resumed}
+			run := handlers[kind].Run
+			if o, ok := handlers[kind].(task.Observer); ok && c.resumed {
+				run = o.Observe
+			}
+			_, err := run(t.Context(), tk, nil)
+			if (started == 1) != c.runs || errors.Is(err, task.ErrUnknown) == c.runs {
+				t.Errorf("%v, resumed %t, epoch %d: started %d times, %v", kind, c.resumed, c.epoch, started, err)
+			}
+		}
+	}
+}
+
+// starting is a Runtime that counts the starts.
+type starting struct {
+	task.Runtime
+	started *int
+}
+
+func (s starting) Deploy(context.Context, process.Request) (*nodev1.WorkloadStatus, error) {
+	*s.started++
+	return &nodev1.WorkloadStatus{}, nil
+}
+
+func (s starting) Start(context.Context, string, string) (*nodev1.WorkloadStatus, error) {
+	*s.started++
+	return &nodev1.WorkloadStatus{}, nil
+}
+
+func (s starting) Restart(context.Context, string, string, time.Duration) (*nodev1.WorkloadStatus, error) {
+	*s.started++
+	return &nodev1.WorkloadStatus{}, nil
 }
 
 func TestStartedCannotBeKnown(t *testing.T) {

@@ -19,8 +19,9 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// resume takes up the tasks that are in the ledger without a result: started tasks are observed at once, delivered ones
-// wait for the server's time.
+// resume takes up the tasks that are in the ledger without a result. None is begun, and no started one is observed or
+// run again, before the control plane has listed what may run on this node: after a boot, or on a directory that was
+// restored from a copy, their epoch may be over, and its workloads may run on another machine.
 func (e *Executor) resume(ctx context.Context) {
 	for _, entry := range e.deps.Ledger.Unfinished() {
 		j, err := e.revive(&entry)
@@ -39,21 +40,11 @@ func (e *Executor) resume(ctx context.Context) {
 		}
 		e.mu.Lock()
 		if started {
-			j.started, j.observe = entry.StartedAt, true
+			j.started, j.observe, j.task.Resumed = entry.StartedAt, true, true
 		}
-		// A task that had started is taken up at once, over the limit of its type if need be. It has to wait only for another
-		// operation of its workspace that had started too.
-		launch := started && e.enterLocked(&j.task, true)
-		if launch {
-			e.startedLocked(&j.task)
-		} else {
-			e.jobs[j.key] = j
-			e.waiting[j.task.Kind] = append(e.waiting[j.task.Kind], j)
-		}
+		e.jobs[j.key] = j
+		e.waiting[j.task.Kind] = append(e.waiting[j.task.Kind], j)
 		e.mu.Unlock()
-		if launch {
-			e.launch(ctx, j)
-		}
 	}
 	e.dispatch(ctx)
 }
@@ -97,26 +88,35 @@ func (e *Executor) abandon(ctx context.Context, entry *ledger.Entry, err error) 
 }
 
 // dispatch starts the waiting tasks for which there is a place and whose operation is the running one of its workspace
-// or may become it, and ends those that were overtaken. It does nothing until the server's time is known.
+// or may become it, and ends those that were overtaken. It does nothing until the server's time is known and the
+// control plane has listed what may run here. Tasks that had started before a restart come first, over the limit of
+// their type if need be: they wait only for another operation of their workspace that had started too.
 func (e *Executor) dispatch(ctx context.Context) {
-	if _, ok := e.deps.ServerNow(); !ok || ctx.Err() != nil {
+	if _, ok := e.deps.ServerNow(); !ok || ctx.Err() != nil || e.deps.Listed != nil && !e.deps.Listed() {
 		return
 	}
 	var ready, overtaken []*job
 	e.mu.Lock()
-	for kind, queue := range e.waiting {
-		still := make([]*job, 0, len(queue))
-		for _, j := range queue {
-			switch {
-			case e.overtakenLocked(&j.task):
-				overtaken = append(overtaken, j)
-			case e.enterLocked(&j.task, false):
-				ready = append(ready, j)
-			default:
-				still = append(still, j)
+	for _, observe := range []bool{true, false} {
+		for kind, queue := range e.waiting {
+			still := make([]*job, 0, len(queue))
+			for _, j := range queue {
+				switch {
+				case j.observe != observe:
+					still = append(still, j)
+				case e.overtakenLocked(&j.task):
+					overtaken = append(overtaken, j)
+				case e.enterLocked(&j.task, observe):
+					ready = append(ready, j)
+					if observe {
+						e.startedLocked(&j.task)
+					}
+				default:
+					still = append(still, j)
+				}
 			}
+			e.waiting[kind] = still
 		}
-		e.waiting[kind] = still
 	}
 	e.mu.Unlock()
 	for _, j := range ready {

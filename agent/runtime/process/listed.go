@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/internal/app"
 )
 
@@ -40,15 +41,24 @@ func (r *Runtime) setListed(listed func(WorkspaceEpoch) bool) {
 	r.mu.Unlock()
 }
 
-// mayStart reports whether a workload that does not run may be started without a task. The caller holds w.mu.
-func (r *Runtime) mayStart(w *workload) bool {
-	if w.mayStart.Load() {
-		return true
-	}
+// Listed reports whether the control plane has listed what may run on this host since the runtime was made.
+func (r *Runtime) Listed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.listed != nil
+}
+
+// MayRun reports whether the last list has an epoch; false before the first one.
+func (r *Runtime) MayRun(workspaceID string, epoch int64) bool {
 	r.mu.Lock()
 	listed := r.listed
 	r.mu.Unlock()
-	return listed != nil && listed(WorkspaceEpoch{w.key.workspaceID, w.spec.Epoch})
+	return listed != nil && listed(WorkspaceEpoch{workspaceID, epoch})
+}
+
+// mayStart reports whether a workload that does not run may be started without a task. The caller holds w.mu.
+func (r *Runtime) mayStart(w *workload) bool {
+	return w.mayStart.Load() || r.MayRun(w.key.workspaceID, w.spec.Epoch)
 }
 
 // waits reports whether a workload should run, does not run, and waits for its epoch to be listed.
@@ -86,9 +96,24 @@ func (r *Runtime) stopAllOnce(ctx context.Context, grace time.Duration) error {
 		stopping.Go(func() {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			problems[i] = r.halt(ctx, w, grace)
+			problems[i] = r.haltForGood(ctx, w, grace)
 		})
 	}
 	stopping.Wait()
 	return errors.Join(problems...)
+}
+
+// haltForGood stops a workload that is not to be started again while this process lives. On a full disk, where the
+// order to stop cannot be written, it stops the workload without it: a replaced instance must not run on until there is
+// room, and after a start of the agent a workload that does not run waits to be listed. The caller holds w.mu.
+func (r *Runtime) haltForGood(ctx context.Context, w *workload, grace time.Duration) error {
+	err := r.halt(ctx, w, grace)
+	if !room.IsFull(err) {
+		return err
+	}
+	if err := r.end(ctx, w, grace); err != nil {
+		return err
+	}
+	w.want.Run = false
+	return nil
 }

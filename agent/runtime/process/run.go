@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/isolation"
 	"github.com/gpuaas/mesh/agent/runtime/output"
 	"github.com/gpuaas/mesh/agent/runtime/procfs"
@@ -39,7 +40,12 @@ func (s *shim) start() error {
 		return err
 	}
 	s.state.Phase, s.state.RunningSince = phaseRunning, procfs.SinceBoot()
-	return s.save()
+	if err := s.save(); err != nil && !room.IsFull(err) {
+		err = errors.Join(err, s.tree().Kill(s.reap))
+		s.closeChild()
+		return err
+	}
+	return nil // on a full disk the file has the child as starting, and watch writes it again
 }
 
 func (s *shim) stage() (*isolation.Stage, error) {

@@ -78,7 +78,8 @@ type shim struct {
 	spec   spec
 	want   desired
 	state  state
-	saved  os.FileInfo // of the state's file as it was written last
+	saved  os.FileInfo // of the state's file as it was written last; nil: it is to be written again
+	known  bool        // the state's file names this shim, so that its agent finds it
 	out    *os.File    // nil once the report is sent
 	output output.Recorder
 
@@ -249,14 +250,20 @@ func (s *shim) ended() (bool, error) {
 	ran := s.state.uptime()
 	s.state.HasExited, s.state.ExitCode, s.state.ExitedAt, s.state.RanFor = true, s.code, time.Now(), ran
 	s.state.Phase = phaseExited
-	if err := s.save(); err != nil {
-		return false, err
+	recorded := s.save()
+	if recorded != nil && !room.IsFull(recorded) {
+		return false, recorded
 	}
 	if err := failpoint.Hit("agent.shim.after_exit"); err != nil {
 		return false, err
 	}
 	if err := s.tree().Kill(s.reap); err != nil {
 		return false, err
+	}
+	if recorded != nil {
+		if err := s.keep(); err != nil {
+			return false, err
+		}
 	}
 	s.closeChild()
 	return s.evaluate(s.code, ran)
@@ -266,7 +273,8 @@ func (s *shim) ended() (bool, error) {
 func (s *shim) evaluate(code int32, ran time.Duration) (bool, error) {
 	detail := describeExit(code)
 	if s.spec.Policy == policyNever || (s.spec.Policy != policyAlways && code == 0) {
-		return true, s.end(phaseExited, detail)
+		s.state.Phase, s.state.Detail, s.state.Child, s.state.Final = phaseExited, detail, procfs.Process{}, true
+		return true, s.keep()
 	}
 	s.state.Restarts++
 	s.state.Detail = detail
@@ -283,8 +291,11 @@ func (s *shim) evaluate(code int32, ran time.Duration) (bool, error) {
 // pause waits for the backoff and returns whether the workload is still to run.
 func (s *shim) pause() (bool, error) {
 	s.state.Phase = phaseBackoff
-	if err := s.save(); err != nil {
+	if err := s.keep(); err != nil {
 		return false, err
+	}
+	if !s.want.Run { // it was stopped meanwhile
+		return false, s.end(phaseStopped, s.state.Detail)
 	}
 	timer := time.NewTimer(s.backoff)
 	defer timer.Stop()
@@ -310,8 +321,43 @@ func (s *shim) pause() (bool, error) {
 }
 
 func (s *shim) save() error {
-	err := jsonfile.Write(s.dir, fileState, s.state)
+	s.saved = nil
+	if err := jsonfile.Write(s.dir, fileState, s.state); err != nil {
+		return err
+	}
+	s.known = true
 	s.saved, _ = os.Stat(filepath.Join(s.dir, fileState)) // nil on an error: restore writes it again
+	return nil
+}
+
+// keep saves a state that must not be lost: how the workload ended. While the disk is full it tries again every
+// watchEvery, since a shim that ended instead would leave a workload whose end is unknown, and which is run again
+// although it has done its work. It returns an error if the shim is told to end meanwhile, or if its agent cannot find
+// it: the agent starts another one then.
+func (s *shim) keep() error {
+	err := s.save()
+	if !room.IsFull(err) || !s.known {
+		return err
+	}
+	s.reportStart(err)
+	ticker := time.NewTicker(watchEvery)
+	defer ticker.Stop()
+	for room.IsFull(err) {
+		select {
+		case <-ticker.C:
+			err = s.save()
+		case <-s.children:
+			s.reap()
+		case sig := <-s.commands:
+			if sig != syscall.SIGUSR1 {
+				return fmt.Errorf("the shim was told to end before the end of its workload was recorded: %w", err)
+			}
+			if err := s.reload(); err != nil {
+				return err
+			}
+			err = s.save()
+		}
+	}
 	return err
 }
 

@@ -3,8 +3,10 @@ package process
 import (
 	"context"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -113,12 +115,26 @@ func (r *Runtime) phase(w *workload, s state) nodev1.WorkloadPhase {
 // crashLoops is the digest of every workload in a crash loop: one that exits once more has not changed.
 const crashLoops = "crash loop"
 
+// checkAll returns the status of each workload, as check does. All are checked at once: a probe waits for its workload,
+// and one that does not answer must not delay what is observed of others.
+func (r *Runtime) checkAll(ctx context.Context, all []*workload) []*nodev1.WorkloadStatus {
+	out := make([]*nodev1.WorkloadStatus, len(all))
+	var checks sync.WaitGroup
+	for i, w := range all {
+		checks.Go(func() { out[i] = r.check(ctx, w) })
+	}
+	checks.Wait()
+	return out
+}
+
 // observeChanges reports whether the status of any workload differs from that of the last call.
 func (r *Runtime) observeChanges(ctx context.Context) bool {
 	changed := false
-	for _, w := range r.list() {
+	all := r.list()
+	for i, st := range r.checkAll(ctx, all) {
+		w := all[i]
 		var digest string
-		if st := r.check(ctx, w); st.GetCrashLoop() {
+		if st.GetCrashLoop() {
 			digest = crashLoops
 		} else if st != nil {
 			digest = strings.Join([]string{
@@ -140,15 +156,10 @@ func (r *Runtime) Status(ctx context.Context, workspaceID, name string) ([]*node
 	if !validWorkspace(workspaceID) {
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace's id is malformed")
 	}
-	var out []*nodev1.WorkloadStatus
-	for _, w := range r.list() {
-		if w.key.workspaceID != workspaceID || (name != "" && w.key.name != name) {
-			continue
-		}
-		if st := r.check(ctx, w); st != nil {
-			out = append(out, st)
-		}
-	}
+	asked := slices.DeleteFunc(r.list(), func(w *workload) bool {
+		return w.key.workspaceID != workspaceID || name != "" && w.key.name != name
+	})
+	out := slices.DeleteFunc(r.checkAll(ctx, asked), func(st *nodev1.WorkloadStatus) bool { return st == nil })
 	if len(out) == 0 && name != "" {
 		out = append(out, &nodev1.WorkloadStatus{Name: name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT})
 	}
@@ -158,8 +169,9 @@ func (r *Runtime) Status(ctx context.Context, workspaceID, name string) ([]*node
 // Observe returns every workload of the host, by workspace, for Observation frames.
 func (r *Runtime) Observe(ctx context.Context) map[string][]*nodev1.WorkloadStatus {
 	out := map[string][]*nodev1.WorkloadStatus{}
-	for _, w := range r.list() {
-		if st := r.check(ctx, w); st != nil {
+	all := r.list()
+	for i, st := range r.checkAll(ctx, all) {
+		if w := all[i]; st != nil {
 			out[w.key.workspaceID] = append(out[w.key.workspaceID], st)
 		}
 	}
