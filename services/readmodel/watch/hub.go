@@ -159,14 +159,16 @@ func (h *Hub) readLog(ctx context.Context) error {
 		return err
 	}
 	for h.read < to {
-		records, next, err := events.Read(ctx, h.deps.DB, h.read, project.Kinds(), 1000)
+		records, next, err := events.Read(ctx, h.deps.DB, h.read, watched(), 1000)
 		if err != nil {
 			return err
 		}
 		for _, r := range records {
-			if r.Pos <= to && h.shows(r) {
-				add(h.dirty, r)
-				h.noteNodes(r)
+			if r.Pos > to {
+				break
+			}
+			if err := h.note(ctx, r); err != nil {
+				return err
 			}
 		}
 		if next <= h.read {
@@ -174,6 +176,32 @@ func (h *Hub) readLog(ctx context.Context) error {
 		}
 		h.read = min(next, to)
 	}
+	return nil
+}
+
+// note marks the objects that an event has changed. After a rebuild any object may have changed, and some may be gone:
+// all watchers have to take a new snapshot.
+func (h *Hub) note(ctx context.Context, r events.Record) error {
+	switch r.Kind {
+	case project.KindRebuilt:
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for s := range h.subs {
+			s.end(errExpired("the projections were made again"))
+		}
+		return nil
+	case project.KindReplayed:
+		var err error
+		if r, err = replayed(ctx, h.deps.DB, r); err != nil {
+			return err
+		}
+	default:
+		if !h.shows(r) {
+			return nil
+		}
+	}
+	add(h.dirty, r)
+	h.noteNodes(r)
 	return nil
 }
 

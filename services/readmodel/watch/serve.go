@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -89,10 +90,12 @@ func (h *Hub) follow(ctx context.Context, session *session, sub *subscription, p
 			}
 			continue
 		}
-		items, reached, ok := sub.take()
-		if !ok {
+		items, reached, err := sub.take()
+		if errors.Is(err, errBehind) {
 			h.slow.Inc()
-			return errExpired("the watcher fell behind")
+		}
+		if err != nil {
+			return err
 		}
 		for n, i := range items {
 			frame := i.frame(i.message.GetChange())
@@ -231,14 +234,23 @@ func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int
 	}
 	marks := map[key]mark{}
 	for after := from; after < to; {
-		records, next, err := events.Read(ctx, h.deps.DB, after, project.Kinds(), 1000)
+		records, next, err := events.Read(ctx, h.deps.DB, after, watched(), 1000)
 		if err != nil {
 			return 0, err
 		}
 		for _, r := range records {
-			if r.Pos <= to {
-				add(marks, r)
+			if r.Pos > to {
+				break
 			}
+			switch r.Kind {
+			case project.KindRebuilt:
+				return 0, errExpired("the projections were made again since")
+			case project.KindReplayed:
+				if r, err = replayed(ctx, h.deps.DB, r); err != nil {
+					return 0, err
+				}
+			}
+			add(marks, r)
 		}
 		if next <= after {
 			break
