@@ -28,6 +28,8 @@ type ConsumerDeps struct {
 	Together func(ctx context.Context, tx pgx.Tx, records []Record) error
 	// Parked is called after an event was parked, for the incident and the metric.
 	Parked func(r Record, err error)
+	// Replayed is called in the transaction in which a parked event is applied again, after Apply.
+	Replayed func(ctx context.Context, tx pgx.Tx, r Record) error
 }
 
 // ConsumerConfig names and bounds a consumer; zero fields but Name and Schema mean the defaults.

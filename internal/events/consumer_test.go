@@ -415,6 +415,45 @@ func TestAnEventThatAlwaysTimesOutIsParked(t *testing.T) {
 	}
 }
 
+// Scenario: Apply marks with Later that a timeout is not the fault of the event, as the audit log does, which has no
+// gaps. The event is not parked, however long the timeouts go on, and is applied when they are over.
+func TestATimeoutThatIsMarkedIsNeverParked(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	insert := projection(t, d)
+	var wake, numbered events.Signal
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{}).Run)
+	const slow = 10
+	var tries atomic.Int32
+	apply := func(ctx context.Context, tx pgx.Tx, r events.Record) error {
+		if r.AggregateVersion == 2 && tries.Add(1) <= slow {
+			if _, err := tx.Exec(ctx, "SET LOCAL statement_timeout = '5ms'"); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, "SELECT pg_sleep(60)")
+			return events.Later(err)
+		}
+		return insert(ctx, tx, r)
+	}
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered},
+		events.ConsumerConfig{Name: "probe", Schema: "readmodel", Patience: time.Nanosecond})
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1), event("e", "x", 2), event("e", "x", 3))
+	wake.Notify()
+	start(t, func(ctx context.Context) error { return c.Run(ctx, apply) })
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if got := projected(t, d); len(got) < 2 || got[len(got)-1] != "e3" {
+			return fmt.Errorf("projected %v", got)
+		}
+		return nil
+	})
+	if got := projected(t, d); !cmp.Equal(got, []string{"e1", "e2", "e3"}) {
+		t.Errorf("projected %v", got)
+	}
+	if parked, err := c.Parked(ctx); err != nil || len(parked) != 0 {
+		t.Errorf("parked %+v, %v", parked, err)
+	}
+}
+
 // reached waits until a projection has reached a position, as clients do: it repeats a wait that ends before.
 func reached(t *testing.T, c *events.Consumer, token string) {
 	t.Helper()

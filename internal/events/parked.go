@@ -120,6 +120,11 @@ func (c *Consumer) Replay(ctx context.Context, pos int64, apply Apply) error {
 		if err := try(ctx, tx, apply, record); err != nil {
 			return err
 		}
+		if c.deps.Replayed != nil {
+			if err := c.deps.Replayed(ctx, tx, record); err != nil {
+				return err
+			}
+		}
 		_, err = pg.Exec(ctx, tx, deleteParked.For(c.cfg.Schema), c.cfg.Name, pos)
 		return err
 	})

@@ -43,9 +43,9 @@ func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r
 }
 
 // tooSlow reports whether an event has timed out repeatedly for longer than Patience: then the event is slow, and not
-// the database at the moment.
+// the database at the moment. An error marked by Later is never the fault of the event, however often it comes again.
 func (c *Consumer) tooSlow(ctx context.Context, pos int64, err error) bool {
-	if !timedOut(ctx, err) {
+	if _, later := errors.AsType[*laterError](err); later || !timedOut(ctx, err) {
 		return false
 	}
 	if c.slow.pos != pos || c.slow.since.IsZero() {

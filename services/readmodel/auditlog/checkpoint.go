@@ -90,6 +90,12 @@ var (
 	UPDATE readmodel.audit_checkpoint SET key_id = $2, signature = $3 WHERE number = $1 AND key_id = $4`)
 	allCheckpoints = pg.Define(pg.RoleReadmodel, "auditlog.checkpoints", `
 	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c ORDER BY c.number`)
+	// cutUntil is the time before which a checkpoint allows readmodel.cut_audit to cut the rows up to it.
+	cutUntil = pg.Define(pg.RoleReadmodel, "auditlog.cut_until", `
+	SELECT mesh.clock() - make_interval(secs => coalesce((
+		SELECT p.value::float8 FROM mesh.policy p WHERE p.key = 'retention.audit_seconds'), 34560000))`)
+	firstLeft = pg.Define(pg.RoleReadmodel, "auditlog.first_row_left", `
+	SELECT `+pg.Columns[logRow]("a")+` FROM readmodel.audit a WHERE a.number = $1`)
 )
 
 // UseKeys sets the keys with which checkpoints are signed and checked from now on.
@@ -241,7 +247,31 @@ func (w *walk) anchored(ctx context.Context, keys *CheckpointKeys, firstRow int6
 		w.begin(c)
 		return nil
 	}
-	return nil // the walk finds that the first row is missing
+	return w.withinCut(ctx, keys, firstRow)
+}
+
+// withinCut begins a walk at the first row, if the rows before it may have been cut on the way to a checkpoint: rows are
+// cut in batches, and between two of them the log begins behind no checkpoint. The hash of that checkpoint covers the
+// rows that are left. Without such a checkpoint the walk finds that the first row is missing.
+func (w *walk) withinCut(ctx context.Context, keys *CheckpointKeys, firstRow int64) error {
+	until, err := pg.Value[time.Time](ctx, w.tx, cutUntil)
+	if err != nil {
+		return fmt.Errorf("read how far the audit log may be cut: %w", err)
+	}
+	allowed := func(c checkpoint) bool { return c.At.Before(until) && c.problem(keys) == "" }
+	if !slices.ContainsFunc(w.checkpoints, allowed) {
+		return nil
+	}
+	first, err := pg.One[logRow](ctx, w.tx, firstLeft, firstRow)
+	if pg.IsNoRows(err) {
+		return nil // no row is left, and no checkpoint is behind the end
+	}
+	if err != nil {
+		return fmt.Errorf("read the first row: %w", err)
+	}
+	w.verdict.From = firstRow - 1
+	w.verdict.Rows, w.last, w.after = firstRow-1, first.Previous, first.Pos-1
+	return nil
 }
 
 // begin starts the walk behind a checkpoint whose signature is valid.

@@ -87,6 +87,39 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 	}
 }
 
+// Scenario: the log is checked between two batches of a cut, when it begins behind no checkpoint. It is intact while the
+// rows that are gone are over their term, and each row that is left is still covered by the checkpoint behind it.
+func TestALogThatIsBeingCutIsIntact(t *testing.T) {
+	c := newChain(t, 4)
+	keys, _ := newCheckpointKey(t)
+	c.audit.UseKeys(keys)
+	must(t, c.audit.Checkpoint(testkit.Context(t)))
+	c.record(pg.RoleLifecycle, audit.Entry{Action: "policy.set", SubjectType: "policy", SubjectID: "x"})
+	c.drain()
+	testkit.SetClockOffset(c.DB, 401*24*time.Hour)
+	if n := text(t, c.Log, `SELECT x.cut::text
+		FROM readmodel.cut_audit('1 second', '00000000-0000-0000-0000-000000000000', 2) x`); n != "2" {
+		t.Fatalf("%s rows were cut, want a batch", n)
+	}
+	if v := c.verify(); !v.Intact() || v.From != 2 || v.Rows != 5 || v.Signed != 4 {
+		t.Errorf("between two batches: %+v", v)
+	}
+	testkit.SetClockOffset(c.DB, 399*24*time.Hour)
+	if v := c.verify(); v.BrokenAt != 1 || !strings.Contains(v.Because, "row 1 is missing") {
+		t.Errorf("without two rows before the end of their term: %+v", v)
+	}
+	testkit.SetClockOffset(c.DB, 401*24*time.Hour)
+	c.asOwner(`UPDATE readmodel.audit SET previous_hash = sha256('x') WHERE number = 3`)
+	if v := c.verify(); v.BrokenAt != 3 {
+		t.Errorf("the first row was changed: %+v", v)
+	}
+	c.asOwner(`DELETE FROM readmodel.audit WHERE number = 3`)
+	c.asOwner(`UPDATE readmodel.audit_checkpoint SET signature = decode(repeat('00', 64), 'hex')`)
+	if v := c.verify(); v.BrokenAt != 1 {
+		t.Errorf("behind no checkpoint that can be believed: %+v", v)
+	}
+}
+
 // TestAKeyGoesOnceItsCheckpointsAreSignedAnew: the key set calls NeedKey before it retires a key, however long ago the
 // last checkpoint was made, and also when a replica starts and has no key yet.
 func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {

@@ -27,8 +27,9 @@ const (
 
 // Verdict is the result of a check of the audit log.
 type Verdict struct {
-	Rows     int64 // number of the last row that fits
-	From     int64 // number of the signed checkpoint up to which rows were cut; zero: none were cut
+	Rows int64 // number of the last row that fits
+	// From is the number of the row up to which rows were cut, which a signed checkpoint allows; zero: none were cut.
+	From     int64
 	Head     string
 	BrokenAt int64 // number of the first row that does not fit, zero if all do
 	Because  string

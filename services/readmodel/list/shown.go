@@ -128,8 +128,10 @@ func hideRecovery(r *recoveryv1.RecoveryRecord) {
 	r.UserImpact = WithoutIDs(r.GetUserImpact())
 }
 
-// hideEntry leaves the reason, which the list of entries has only of people of the tenant.
+// hideEntry leaves the reason, which the list of entries has only of people of the tenant. The numbers of two entries
+// tell how many entries others have between them, and a hash proves a guess at what is hidden of its entry.
 func hideEntry(row *readmodelv1.AuditRow) {
+	row.Number, row.PreviousHash, row.Hash = 0, "", ""
 	if e := row.GetEntry(); e != nil {
 		e.Details, e.Reason = nil, WithoutIDs(e.GetReason())
 	}

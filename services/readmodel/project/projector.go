@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -40,6 +42,8 @@ type Projector struct {
 	applier  applier
 	advanced events.Signal
 	queued   events.Signal
+	wake     *events.Signal
+	told     atomic.Bool // an event for watchers was appended, and the sequencer was not notified of it yet
 	metrics  metrics
 }
 
@@ -52,7 +56,7 @@ type metrics struct {
 // New returns a projector. It does not access the database.
 func New(deps Deps) (*Projector, error) {
 	live := applier{sql: newStatements(""), queues: true}
-	p := &Projector{db: deps.DB, logger: deps.Logger, applier: live, metrics: metrics{
+	p := &Projector{db: deps.DB, logger: deps.Logger, wake: deps.Wake, applier: live, metrics: metrics{
 		applied: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "projection_events_total",
 			Help: "Events that took effect in the projections.",
@@ -95,6 +99,13 @@ func New(deps Deps) (*Projector, error) {
 			if dueOf(records).any() {
 				p.queued.Notify()
 			}
+			if p.told.Swap(false) {
+				p.wake.Notify()
+			}
+		},
+		Replayed: func(ctx context.Context, tx pgx.Tx, r events.Record) error {
+			p.told.Store(true)
+			return tellWatchers(ctx, tx, KindReplayed, r.Pos)
 		},
 		Parked:   func(events.Record, error) { p.metrics.parked.Inc() },
 		Together: p.applier.applyAll,

@@ -115,6 +115,7 @@ func (p *Projector) Rebuild(ctx context.Context, owners ...Owner) (Report, error
 	}
 	p.advanced.Notify()
 	p.queued.Notify()
+	p.wake.Notify()
 	return report, nil
 }
 
@@ -144,7 +145,7 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 			if report, err = p.replay(ctx, tx, applier{sql: newStatements("")}, true, true); err != nil {
 				return err
 			}
-			if err := afterRebuild(ctx, tx); err != nil {
+			if err := afterRebuild(ctx, tx, report.Position); err != nil {
 				return err
 			}
 			return stillUncut(ctx, tx)
@@ -158,7 +159,7 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 		if err := merge(ctx, tx); err != nil {
 			return err
 		}
-		return afterRebuild(ctx, tx)
+		return afterRebuild(ctx, tx, report.Position)
 	})
 	report.Cut, report.Announced, report.Took = cut, announced.rows, time.Since(began)
 	return report, err
@@ -166,13 +167,16 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 
 var recount = pg.Define(pg.RoleReadmodel, "project.recount_workspaces", `SELECT readmodel.recount_workspaces()`)
 
-// afterRebuild recomputes the counts of workspaces and live runs, and queues what may be touched otherwise now. The
-// transaction has locked the cursor, so nothing else changes what is counted.
-func afterRebuild(ctx context.Context, tx pgx.Tx) error {
+// afterRebuild recomputes the counts of workspaces and live runs, queues what may be touched otherwise now, and has all
+// watchers take a new snapshot. The transaction has locked the cursor, so nothing else changes what is counted.
+func afterRebuild(ctx context.Context, tx pgx.Tx, pos int64) error {
 	if _, err := pg.Exec(ctx, tx, recount); err != nil {
 		return fmt.Errorf("count workspaces anew: %w", err)
 	}
-	return queueEverything(ctx, tx)
+	if err := queueEverything(ctx, tx); err != nil {
+		return err
+	}
+	return tellWatchers(ctx, tx, KindRebuilt, pos)
 }
 
 // stillUncut returns an error if a cut that was under way when the rebuild began has deleted events that the rebuild

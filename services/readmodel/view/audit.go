@@ -25,14 +25,21 @@ type AuditFilter struct {
 
 const auditList = "audit"
 
+// The indexes leave out the entries without a tenant, a workspace or a node. A plan that serves all arguments can use
+// them only if the statement excludes these entries too.
 const (
-	auditOfWorkspace list.Condition = "a.workspace_id = ?"
-	auditOfNode      list.Condition = "a.node_id = ?"
+	auditOfTenants   list.Condition = "a.tenant_id <> ''"
+	auditOfWorkspace list.Condition = "a.workspace_id = ? AND a.workspace_id <> ''"
+	auditOfNode      list.Condition = "a.node_id = ? AND a.node_id <> ''"
 	auditOfAction    list.Condition = "a.action LIKE ?"
 	auditBefore      list.Condition = "a.number < ?"
+	// An entry that was cut has none before it.
+	auditBeforeEntry list.Condition = "a.number < (SELECT b.number FROM readmodel.audit b WHERE b.event_id = ?::uuid)"
 )
 
-var auditConditions = []list.Condition{auditOfWorkspace, auditOfNode, auditOfAction, auditBefore}
+var auditConditions = []list.Condition{
+	auditOfTenants, auditOfWorkspace, auditOfNode, auditOfAction, auditBefore, auditBeforeEntry,
+}
 
 type auditRow struct {
 	Number   int64  `db:"number"`
@@ -54,6 +61,7 @@ var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p lis
 // about nodes, so that a page of it may be shorter than others, and sees reasons only of the tenant's own people.
 func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]*readmodelv1.AuditRow, string, error) {
 	l := list.Request{Args: []any{s.scope.Arg()}}
+	l.When(!s.scope.Everything(), auditOfTenants)
 	l.When(f.WorkspaceID != "", auditOfWorkspace, f.WorkspaceID)
 	l.When(f.NodeID != "", auditOfNode, f.NodeID)
 	l.When(f.Action != "", auditOfAction, likePrefix(f.Action))
@@ -62,12 +70,9 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]
 		if err != nil {
 			return nil, "", err
 		}
-		before, err := strconv.ParseInt(c.Sort, 10, 64)
-		if err != nil {
-			return nil, "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the page token is none of this list's",
-				fault.Unmet("page_token: not from this list"), fault.Cause(err))
+		if err := s.after(&l, c); err != nil {
+			return nil, "", err
 		}
-		l.And(auditBefore, before)
 	}
 	limit := page.Limit()
 	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(list.Parts{Conditions: l.Where, Scoped: !s.scope.Everything()}),
@@ -90,7 +95,11 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]
 	if len(items) > limit {
 		items = items[:limit]
 		last := items[limit-1]
-		next = list.Cursor{List: auditList, Sort: strconv.FormatInt(last.GetNumber(), 10), ID: last.GetEventId()}.Encode()
+		c := list.Cursor{List: auditList, ID: last.GetEventId()}
+		if s.scope.Everything() {
+			c.Sort = strconv.FormatInt(last.GetNumber(), 10)
+		}
+		next = c.Encode()
 	}
 	if err := s.nameSubjects(ctx, items); err != nil {
 		return nil, "", err
@@ -107,6 +116,22 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page list.Page) ([]
 			NodeID:      subjectOf(a, "node", a.GetEntry().GetNodeId()), Workspace: &a.Workspace, Node: &a.NodeName,
 		}
 	}, items, next, nil)
+}
+
+// after adds the condition of the entries behind a cursor. A tenant's cursor has the entry alone, because the number of
+// an entry counts those of others.
+func (s *Snapshot) after(l *list.Request, c list.Cursor) error {
+	if !s.scope.Everything() {
+		l.And(auditBeforeEntry, c.ID)
+		return nil
+	}
+	before, err := strconv.ParseInt(c.Sort, 10, 64)
+	if err != nil {
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the page token is none of this list's",
+			fault.Unmet("page_token: not from this list"), fault.Cause(err))
+	}
+	l.And(auditBefore, before)
+	return nil
 }
 
 // ofMachine reports whether an entry is about a node, which is for people of the operator.

@@ -2,12 +2,16 @@ package view_test
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -39,13 +43,15 @@ func TestAuditNamesItsSubjects(t *testing.T) {
 		{"tenant", k.B.ID, "beta", ""},
 		{"instance", k.B.InstanceID, "beta/" + k.B.WorkspaceName, ""},
 	}
+	events := make([]string, len(subjects))
 	for i, s := range subjects {
+		events[i] = ids.New()
 		entry := fmt.Sprintf(`{"action": "some.thing", "subject_type": %q, "subject_id": %q, "tenant_id": %q}`, s.kind, s.id,
 			k.A.ID)
 		_, err := db.Exec(testkit.Context(t),
 			`INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash)
 			VALUES ($1::bigint, $2, $3, 'lifecycle', $4, sha256('x'),
-				sha256(convert_to($1::text, 'UTF8')))`, i+1, 1<<40+i, ids.New(), entry)
+				sha256(convert_to($1::text, 'UTF8')))`, i+1, 1<<40+i, events[i], entry)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,14 +59,14 @@ func TestAuditNamesItsSubjects(t *testing.T) {
 	for who, scope := range map[string]list.Scope{"operator": list.All(), "tenant": scopeOf(t, k.A.ID)} {
 		err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
 			items, _, err := s.Audit(ctx, view.AuditFilter{Action: "some."}, list.Page{})
-			got, want := map[int64]string{}, map[int64]string{}
+			got, want := map[string]string{}, map[string]string{}
 			for _, a := range items {
-				got[a.GetNumber()] = a.GetSubjectName()
+				got[a.GetEventId()] = a.GetSubjectName()
 			}
 			for i, s := range subjects {
-				want[int64(i)+1] = s.name
+				want[events[i]] = s.name
 				if who == "tenant" {
-					want[int64(i)+1] = s.tenants
+					want[events[i]] = s.tenants
 				}
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -91,13 +97,15 @@ func TestTenantsSeeTheReasonsOfTheirOwnPeople(t *testing.T) {
 	entries := []struct{ actor, at, want string }{
 		{"robot", later, "because"}, {"robot", before, ""}, {"other", later, ""}, {"olga", later, ""}, {"", later, ""},
 	}
+	events := make([]string, len(entries))
 	for i, e := range entries {
+		events[i] = ids.New()
 		entry := fmt.Sprintf(`{"action": "some.thing", "actor": %q, "at": %q, "reason": "because", "tenant_id": %q}`,
 			e.actor, e.at, k.A.ID)
 		_, err := db.Exec(testkit.Context(t),
 			`INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash)
 			VALUES ($1::bigint, $2, $3, 'lifecycle', $4, sha256('x'),
-				sha256(convert_to($1::text, 'UTF8')))`, i+1, 1<<40+i, ids.New(), entry)
+				sha256(convert_to($1::text, 'UTF8')))`, i+1, 1<<40+i, events[i], entry)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +117,7 @@ func TestTenantsSeeTheReasonsOfTheirOwnPeople(t *testing.T) {
 				t.Errorf("%s: %d entries", who, len(items))
 			}
 			for _, a := range items {
-				e, want := entries[a.GetNumber()-1], "because"
+				e, want := entries[slices.Index(events, a.GetEventId())], "because"
 				if who == "tenant" {
 					want = e.want
 				}
@@ -121,6 +129,65 @@ func TestTenantsSeeTheReasonsOfTheirOwnPeople(t *testing.T) {
 		})
 		if err != nil {
 			t.Errorf("%s: %v", who, err)
+		}
+	}
+}
+
+// Scenario: entries of two tenants take turns in the log. A person of one reads each of that tenant's entries once, page
+// by page, and neither an entry nor a page token tells how many entries the other tenant has between them.
+func TestATenantCannotCountTheAuditEntriesOfOthers(t *testing.T) {
+	k := newKit(t)
+	db := k.DB.Pool(pg.RoleReadmodel)
+	const first = 7_000_000_001
+	var mine []string
+	for i := range 10 {
+		tenant, event := k.B.ID, ids.New()
+		if i%3 == 0 {
+			tenant, mine = k.A.ID, append(mine, event)
+		}
+		entry := fmt.Sprintf(`{"action": "some.thing", "tenant_id": %q}`, tenant)
+		_, err := db.Exec(testkit.Context(t),
+			`INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash)
+			VALUES ($1::bigint, $2, $3, 'lifecycle', $4, sha256('x'),
+				sha256(convert_to($1::text, 'UTF8')))`, first+i, 1<<40+i, event, entry)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices.Reverse(mine)
+	for who, scope := range map[string]list.Scope{"operator": list.All(), "tenant": scopeOf(t, k.A.ID)} {
+		var read []string
+		for page := (list.Page{Size: 1}); ; {
+			var items []*readmodelv1.AuditRow
+			err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
+				var err error
+				items, page.Token, err = s.Audit(ctx, view.AuditFilter{Action: "some."}, page)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range items {
+				if a.GetEntry().GetTenantId() == k.A.ID {
+					read = append(read, a.GetEventId())
+				}
+				if hidden := a.GetNumber() == 0 && a.GetHash() == "" && a.GetPreviousHash() == ""; hidden != (who == "tenant") {
+					t.Errorf("%s sees %v", who, a)
+				}
+			}
+			token, err := base64.RawURLEncoding.DecodeString(page.Token)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if who == "tenant" && strings.Contains(string(token), "70000000") {
+				t.Errorf("a page token of a tenant is %s", token)
+			}
+			if page.Token == "" {
+				break
+			}
+		}
+		if diff := cmp.Diff(mine, read); diff != "" {
+			t.Errorf("%s: %s", who, diff)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"context"
 	"math"
 
 	"google.golang.org/protobuf/proto"
@@ -10,6 +11,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
@@ -122,6 +124,23 @@ func add(marks map[key]mark, r events.Record) {
 		m.created = m.created || creates(r, k)
 		marks[k] = m
 	}
+}
+
+// watched returns the kinds of events that are read for watchers.
+func watched() []string { return append(project.Kinds(), project.KindReplayed, project.KindRebuilt) }
+
+// replayed returns the event that was parked and that r says was applied, at the position of r: until then it had
+// changed nothing. If that event was cut since, it returns r, which changes no object.
+func replayed(ctx context.Context, q pg.Querier, r events.Record) (events.Record, error) {
+	parked, err := events.At(ctx, q, r.AggregateVersion)
+	switch {
+	case pg.IsNoRows(err):
+		return r, nil
+	case err != nil:
+		return r, err
+	}
+	parked.Pos = r.Pos
+	return parked, nil
 }
 
 // stepRun returns the run id in a step's aggregate id.

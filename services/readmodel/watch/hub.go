@@ -68,11 +68,11 @@ type Hub struct {
 	sent    map[key]time.Time
 	read    int64
 	scanned time.Time
-	nodes   map[string]string     // reason of each node that is not connected
-	events  map[string]struct{}   // the nodes whose events were read since the last scan
-	beats   string                // the replicas that beat at the last scan of all nodes
-	whole   bool                  // the next scan is of all nodes
-	seen    map[observedOn]string // the last trouble of the workloads of each observed workspace
+	nodes   map[string]string       // reason of each node that is not connected
+	events  map[string]struct{}     // the nodes whose events were read since the last scan
+	beats   string                  // the replicas that beat at the last scan of all nodes
+	whole   bool                    // the next scan is of all nodes
+	seen    map[observedOn]observed // the last observation of each observed workspace
 
 	slow prometheus.Counter
 }
@@ -87,7 +87,7 @@ func New(deps Deps, cfg Config) (*Hub, error) {
 	h := &Hub{
 		deps: deps, cfg: cfg, places: newPlaces(cfg.Limits), idle: make(chan struct{}, 1),
 		subs: map[*subscription]struct{}{}, pos: -1,
-		dirty: map[key]mark{}, sent: map[key]time.Time{}, seen: map[observedOn]string{}, read: -1,
+		dirty: map[key]mark{}, sent: map[key]time.Time{}, seen: map[observedOn]observed{}, read: -1,
 		slow: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "watch_slow_consumers_total",
 			Help: "Watchers that were sent the request to take a new snapshot because they fell behind.",
@@ -134,7 +134,7 @@ func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 	}
 	h.mu.Unlock()
 	if !watched || start < 0 {
-		h.dirty, h.sent, h.nodes, h.seen, h.read = map[key]mark{}, map[key]time.Time{}, nil, map[observedOn]string{}, -1
+		h.dirty, h.sent, h.nodes, h.seen, h.read = map[key]mark{}, map[key]time.Time{}, nil, map[observedOn]observed{}, -1
 		h.events, h.whole = nil, false
 		return time.Minute, nil
 	}
@@ -159,14 +159,16 @@ func (h *Hub) readLog(ctx context.Context) error {
 		return err
 	}
 	for h.read < to {
-		records, next, err := events.Read(ctx, h.deps.DB, h.read, project.Kinds(), 1000)
+		records, next, err := events.Read(ctx, h.deps.DB, h.read, watched(), 1000)
 		if err != nil {
 			return err
 		}
 		for _, r := range records {
-			if r.Pos <= to && h.shows(r) {
-				add(h.dirty, r)
-				h.noteNodes(r)
+			if r.Pos > to {
+				break
+			}
+			if err := h.note(ctx, r); err != nil {
+				return err
 			}
 		}
 		if next <= h.read {
@@ -174,6 +176,32 @@ func (h *Hub) readLog(ctx context.Context) error {
 		}
 		h.read = min(next, to)
 	}
+	return nil
+}
+
+// note marks the objects that an event has changed. After a rebuild any object may have changed, and some may be gone:
+// all watchers have to take a new snapshot.
+func (h *Hub) note(ctx context.Context, r events.Record) error {
+	switch r.Kind {
+	case project.KindRebuilt:
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for s := range h.subs {
+			s.end(errExpired("the projections were made again"))
+		}
+		return nil
+	case project.KindReplayed:
+		var err error
+		if r, err = replayed(ctx, h.deps.DB, r); err != nil {
+			return err
+		}
+	default:
+		if !h.shows(r) {
+			return nil
+		}
+	}
+	add(h.dirty, r)
+	h.noteNodes(r)
 	return nil
 }
 

@@ -1,19 +1,24 @@
 package watch
 
 import (
-	"strings"
-
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/observation"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
 // observedOn names a workspace as one node has it.
 type observedOn struct{ workspaceID, nodeID string }
 
+// observed is what an observation shows of the workloads of a workspace.
+type observed struct {
+	digest observation.Digest
+	stale  bool
+}
+
 // shows reports whether an event may change what a watcher sees. Agents repeat their observations; an observation that
-// has the same workloads in the same trouble as the last one of its node changes nothing. The first observation since
-// there is a watcher may.
+// shows the same of the workloads as the last one of its node changes nothing. The first observation since there is a
+// watcher may.
 func (h *Hub) shows(r events.Record) bool {
 	if r.Kind != project.KindObservation {
 		return true
@@ -27,7 +32,12 @@ func (h *Hub) shows(r events.Record) bool {
 		delete(h.seen, at)
 		return true
 	}
-	now := troubleOf(&seen)
+	// A workspace does not show its directories.
+	digest, err := observation.Of(&nodev1.Observation{Epoch: seen.GetEpoch(), Workloads: seen.GetWorkloads()})
+	if err != nil {
+		return true
+	}
+	now := observed{digest, seen.GetStaleSince() != nil}
 	before, known := h.seen[at]
 	if len(h.seen) >= mostObserved {
 		clear(h.seen) // the next observation of each is sent once more
@@ -39,20 +49,3 @@ func (h *Hub) shows(r events.Record) bool {
 // mostObserved is how many entries of seen are kept at most. Most agents that report are instances, which end without a
 // last report that would remove their entry.
 const mostObserved = 1 << 16
-
-// troubleOf returns, as text, the workloads of an observation that do not run on, and whether the observation is stale.
-func troubleOf(seen *nodev1.Observation) string {
-	var out strings.Builder
-	if seen.GetStaleSince() != nil {
-		out.WriteString("stale;")
-	}
-	for _, w := range seen.GetWorkloads() {
-		switch {
-		case w.GetCrashLoop():
-			out.WriteString(w.GetName() + " loops;")
-		case w.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED:
-			out.WriteString(w.GetName() + " exited;")
-		}
-	}
-	return out.String()
-}

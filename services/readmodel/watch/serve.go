@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -48,6 +49,8 @@ func (h *Hub) Serve(ctx context.Context, req Request, send Send) error {
 		return err
 	}
 	defer h.unsubscribe(sub)
+	session := &session{req: req, every: h.cfg.Check, checked: time.Now()}
+	send = session.checking(ctx, send)
 	if req.Resume == "" {
 		pos, err = h.snapshot(ctx, req.Filter, send)
 	} else {
@@ -56,16 +59,14 @@ func (h *Hub) Serve(ctx context.Context, req Request, send Send) error {
 	if err != nil {
 		return err
 	}
-	return h.follow(ctx, req, sub, pos, send)
+	return h.follow(ctx, session, sub, pos, send)
 }
 
 // follow sends changes and heartbeats until the watch ends.
-func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos int64, send Send) error {
+func (h *Hub) follow(ctx context.Context, session *session, sub *subscription, pos int64, send Send) error {
 	beat, check := time.NewTicker(h.cfg.Heartbeat), time.NewTicker(h.cfg.Check)
 	defer beat.Stop()
 	defer check.Stop()
-	failed := 0
-	var err error
 	for {
 		select {
 		case <-ctx.Done():
@@ -79,20 +80,22 @@ func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos in
 			}
 			continue
 		case <-check.C:
-			if failed, err = h.alive(ctx, req, failed); err != nil {
+			if err := session.check(ctx); err != nil {
 				return err
 			}
 			continue
-		case <-req.Recheck:
-			if failed, err = h.alive(ctx, req, failed); err != nil {
+		case <-session.req.Recheck:
+			if err := session.check(ctx); err != nil {
 				return err
 			}
 			continue
 		}
-		items, reached, ok := sub.take()
-		if !ok {
+		items, reached, err := sub.take()
+		if errors.Is(err, errBehind) {
 			h.slow.Inc()
-			return errExpired("the watcher fell behind")
+		}
+		if err != nil {
+			return err
 		}
 		for n, i := range items {
 			frame := i.frame(i.message.GetChange())
@@ -106,35 +109,6 @@ func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos in
 			}
 		}
 	}
-}
-
-// alive returns an error if the watch must end now, and else how often in a row its session could not be read: the
-// watch survives one such failure.
-func (h *Hub) alive(ctx context.Context, req Request, failed int) (int, error) {
-	if req.Alive == nil {
-		return 0, nil
-	}
-	ended, err := aliveNow(ctx, req.Alive, h.cfg.Check)
-	if err != nil && !ended && failed == 0 {
-		return 1, nil // the next look decides
-	}
-	return 0, err
-}
-
-// aliveNow calls alive with a time limit. It reports true for a refusal, which ends the stream; if the session could
-// not be read it reports false and an error.
-func aliveNow(ctx context.Context, alive func(context.Context) error, limit time.Duration) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	err := alive(ctx)
-	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is a failure to look
-	case commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_PERMISSION_DENIED:
-		return true, err
-	}
-	if err != nil {
-		err = fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the session could not be checked", fault.Cause(err))
-	}
-	return false, err
 }
 
 var clock = pg.Define(pg.RoleReadmodel, "watch.clock", `SELECT mesh.clock()`)
@@ -260,14 +234,23 @@ func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int
 	}
 	marks := map[key]mark{}
 	for after := from; after < to; {
-		records, next, err := events.Read(ctx, h.deps.DB, after, project.Kinds(), 1000)
+		records, next, err := events.Read(ctx, h.deps.DB, after, watched(), 1000)
 		if err != nil {
 			return 0, err
 		}
 		for _, r := range records {
-			if r.Pos <= to {
-				add(marks, r)
+			if r.Pos > to {
+				break
 			}
+			switch r.Kind {
+			case project.KindRebuilt:
+				return 0, errExpired("the projections were made again since")
+			case project.KindReplayed:
+				if r, err = replayed(ctx, h.deps.DB, r); err != nil {
+					return 0, err
+				}
+			}
+			add(marks, r)
 		}
 		if next <= after {
 			break

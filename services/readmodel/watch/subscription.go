@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 
@@ -47,7 +48,7 @@ type subscription struct {
 	pending map[key]item
 	order   []key
 	pos     int64 // every change up to it is sent once pending is sent
-	over    bool  // it fell too far behind
+	over    error // why the watcher has to take a new snapshot
 }
 
 func newSubscription(f Filter, most int, pos int64) *subscription {
@@ -58,14 +59,14 @@ func newSubscription(f Filter, most int, pos int64) *subscription {
 func (s *subscription) offer(items []item, pos int64) {
 	s.mu.Lock()
 	for _, i := range items {
-		if s.over || !s.filter.wants(i) {
+		if s.over != nil || !s.filter.wants(i) {
 			continue
 		}
 		i = s.filter.shown(i)
 		old, waiting := s.pending[i.key]
 		if !waiting {
 			if len(s.pending) >= s.most {
-				s.over, s.pending, s.order = true, nil, nil
+				s.over, s.pending, s.order = errBehind, nil, nil
 				continue
 			}
 			s.order = append(s.order, i.key)
@@ -74,30 +75,46 @@ func (s *subscription) offer(items []item, pos int64) {
 		s.pending[i.key] = i
 	}
 	s.pos = max(s.pos, pos)
-	wake := s.over || len(s.pending) > 0
+	wake := s.over != nil || len(s.pending) > 0
 	s.mu.Unlock()
 	if wake {
-		select {
-		case s.ready <- struct{}{}:
-		default:
-		}
+		s.wake()
 	}
 }
 
-// take returns the items to send now, and the position that is reached once they are sent. It returns false if the
-// watcher fell too far behind.
-func (s *subscription) take() ([]item, int64, bool) {
+func (s *subscription) wake() {
+	select {
+	case s.ready <- struct{}{}:
+	default:
+	}
+}
+
+// end has the watcher end with an error, in place of what waits for it.
+func (s *subscription) end(err error) {
+	s.mu.Lock()
+	s.over, s.pending, s.order = err, nil, nil
+	s.mu.Unlock()
+	s.wake()
+}
+
+// errBehind is the end of a watcher for which too many objects wait. Faults of one reason are equal, and this error is
+// equal to itself alone.
+var errBehind = fmt.Errorf("slow: %w", errExpired("the watcher fell behind"))
+
+// take returns the items to send now, and the position that is reached once they are sent. It returns an error if the
+// watcher has to take a new snapshot.
+func (s *subscription) take() ([]item, int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.over {
-		return nil, s.pos, false
+	if s.over != nil {
+		return nil, s.pos, s.over
 	}
 	items := make([]item, len(s.order))
 	for n, k := range s.order {
 		items[n] = s.pending[k]
 	}
 	s.pending, s.order = map[key]item{}, nil
-	return items, s.pos, true
+	return items, s.pos, nil
 }
 
 // frame returns the frame that carries an item.
@@ -117,7 +134,7 @@ func withChange(i item, change readmodelv1.Change) *readmodelv1.WatchItem {
 func (s *subscription) reached() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.pending) > 0 || s.over {
+	if len(s.pending) > 0 || s.over != nil {
 		return 0
 	}
 	return s.pos

@@ -16,9 +16,14 @@ import (
 
 // AuditView is how entries of the audit log are printed.
 var AuditView = output.View[*readmodelv1.AuditRow]{
-	Name: func(a *readmodelv1.AuditRow) string { return human.Number(a.GetNumber()) },
+	Name: func(a *readmodelv1.AuditRow) string {
+		if a.GetNumber() == 0 { // people of a tenant get no numbers
+			return a.GetEventId()
+		}
+		return human.Number(a.GetNumber())
+	},
 	Columns: []output.Column[*readmodelv1.AuditRow]{
-		{Title: "NUMBER", Drop: 3, Path: "number"},
+		{Title: "NUMBER", Drop: 3, Path: "number", As: output.NonZero},
 		{Title: "AT", Moves: true, Path: "entry.at"},
 		{Title: "ACTION", Path: "entry.action"},
 		{Title: "OUTCOME", Path: "entry.outcome"},
