@@ -12,7 +12,7 @@
 // attempt) unless its type is idempotent; tasks of one workspace run in the order of (epoch, op_seq), equal ones in
 // parallel, and a task that a later one has overtaken ends as superseded; after a restart nothing is taken up before
 // the control plane has listed what may run on the node, a task that had started is then observed, not run again, and a
-// cancel does not end the observation at once; a result is sent, and sent again with
-// each session, until it is acknowledged; a handler's panic is a failed result; no output is larger than a frame may
-// carry or has text that a database cannot store.
+// cancel does not end the observation at once; a result is sent, and sent again with each session, until it is
+// acknowledged; a handler's panic is a failed result; no output is larger than a frame may carry or has text that a
+// database cannot store.
 package task

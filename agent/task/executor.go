@@ -270,8 +270,8 @@ const (
 )
 
 // Run resumes the unfinished tasks of the ledger, once the control plane has listed what may run here, and takes offers
-// until ctx ends. Then it cancels the contexts of
-// the handlers and waits for them; a task that was interrupted so keeps its started mark, and the next Run observes it.
+// until ctx ends. Then it cancels the contexts of the handlers and waits for them; a task that was interrupted so keeps
+// its started mark, and the next Run observes it.
 func (e *Executor) Run(ctx context.Context) error {
 	defer e.handlers.Wait()
 	e.resume(ctx)

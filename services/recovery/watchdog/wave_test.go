@@ -305,8 +305,8 @@ func TestAWaveOfHoldsStopsItself(t *testing.T) {
 }
 
 // Scenario: a person releases the brake over nodes whose records are lost for good, and they ask on for days, until
-// each has its bundle. Then workspaces fail, which engages the brake for that. It lets go by itself once these are back:
-// the nodes that it was released over do not hold it.
+// each has its bundle. Then workspaces fail, which engages the brake for that. It lets go by itself once these are
+// back: the nodes that it was released over do not hold it.
 func TestWhatTheBrakeWasReleasedOverDoesNotHoldItLater(t *testing.T) {
 	m := newMembers(t)
 	nodes := m.enrol(12)
