@@ -250,9 +250,9 @@ func (w *walk) anchored(ctx context.Context, keys *CheckpointKeys, firstRow int6
 	return w.withinCut(ctx, keys, firstRow)
 }
 
-// withinCut begins a walk at the first row, if the rows before it may have been cut on the way to a checkpoint: rows are
-// cut in batches, and between two of them the log begins behind no checkpoint. The hash of that checkpoint covers the
-// rows that are left. Without such a checkpoint the walk finds that the first row is missing.
+// withinCut begins a walk at the first row, if the rows before it may have been cut on the way to a checkpoint: rows
+// are cut in batches, and between two of them the log begins behind no checkpoint. The hash of that checkpoint covers
+// the rows that are left. Without such a checkpoint the walk finds that the first row is missing.
 func (w *walk) withinCut(ctx context.Context, keys *CheckpointKeys, firstRow int64) error {
 	until, err := pg.Value[time.Time](ctx, w.tx, cutUntil)
 	if err != nil {

@@ -87,8 +87,8 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 	}
 }
 
-// Scenario: the log is checked between two batches of a cut, when it begins behind no checkpoint. It is intact while the
-// rows that are gone are over their term, and each row that is left is still covered by the checkpoint behind it.
+// Scenario: the log is checked between two batches of a cut, when it begins behind no checkpoint. It is intact while
+// the rows that are gone are over their term, and each row that is left is still covered by the checkpoint behind it.
 func TestALogThatIsBeingCutIsIntact(t *testing.T) {
 	c := newChain(t, 4)
 	keys, _ := newCheckpointKey(t)

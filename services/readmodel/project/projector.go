@@ -36,15 +36,15 @@ type Deps struct {
 
 // Projector applies events to the tables.
 type Projector struct {
-	db       *pgxpool.Pool
-	logger   *slog.Logger
-	consumer *events.Consumer
-	applier  applier
-	advanced events.Signal
-	queued   events.Signal
-	wake     *events.Signal
-	told     atomic.Bool // an event for watchers was appended, and the sequencer was not notified of it yet
-	metrics  metrics
+	db         *pgxpool.Pool
+	logger     *slog.Logger
+	consumer   *events.Consumer
+	applier    applier
+	advanced   events.Signal
+	queued     events.Signal
+	wake       *events.Signal
+	unnotified atomic.Bool // an event for watchers was appended, and the sequencer was not notified of it yet
+	metrics    metrics
 }
 
 type metrics struct {
@@ -99,13 +99,13 @@ func New(deps Deps) (*Projector, error) {
 			if dueOf(records).any() {
 				p.queued.Notify()
 			}
-			if p.told.Swap(false) {
+			if p.unnotified.Swap(false) {
 				p.wake.Notify()
 			}
 		},
 		Replayed: func(ctx context.Context, tx pgx.Tx, r events.Record) error {
-			p.told.Store(true)
-			return tellWatchers(ctx, tx, KindReplayed, r.Pos)
+			p.unnotified.Store(true)
+			return notifyWatchers(ctx, tx, KindReplayed, r.Pos)
 		},
 		Parked:   func(events.Record, error) { p.metrics.parked.Inc() },
 		Together: p.applier.applyAll,

@@ -176,7 +176,7 @@ func afterRebuild(ctx context.Context, tx pgx.Tx, pos int64) error {
 	if err := queueEverything(ctx, tx); err != nil {
 		return err
 	}
-	return tellWatchers(ctx, tx, KindRebuilt, pos)
+	return notifyWatchers(ctx, tx, KindRebuilt, pos)
 }
 
 // stillUncut returns an error if a cut that was under way when the rebuild began has deleted events that the rebuild

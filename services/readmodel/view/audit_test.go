@@ -133,8 +133,8 @@ func TestTenantsSeeTheReasonsOfTheirOwnPeople(t *testing.T) {
 	}
 }
 
-// Scenario: entries of two tenants take turns in the log. A person of one reads each of that tenant's entries once, page
-// by page, and neither an entry nor a page token tells how many entries the other tenant has between them.
+// Scenario: entries of two tenants take turns in the log. A person of one reads each of that tenant's entries once,
+// page by page, and neither an entry nor a page token tells how many entries the other tenant has between them.
 func TestATenantCannotCountTheAuditEntriesOfOthers(t *testing.T) {
 	k := newKit(t)
 	db := k.DB.Pool(pg.RoleReadmodel)

@@ -19,12 +19,12 @@ const (
 	KindRebuilt = "projections.rebuilt"
 )
 
-func tellWatchers(ctx context.Context, tx pgx.Tx, kind string, pos int64) error {
+func notifyWatchers(ctx context.Context, tx pgx.Tx, kind string, pos int64) error {
 	_, err := events.Append(ctx, tx, events.Event{
 		Unnamed: true, Kind: kind, AggregateType: ConsumerName, AggregateID: ConsumerName, AggregateVersion: pos,
 	})
 	if err != nil {
-		return fmt.Errorf("tell watches what has changed: %w", err)
+		return fmt.Errorf("notify watches of what has changed: %w", err)
 	}
 	return nil
 }
