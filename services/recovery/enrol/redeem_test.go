@@ -454,3 +454,23 @@ func TestRateLimit(t *testing.T) {
 		t.Fatalf("an honest machine is slowed by strangers: %v", err)
 	}
 }
+
+// TestSessionsAreCountedForADay checks that the sweep leaves the sessions of the last day, which are counted for
+// `gpuaas nodes get`, and the one that stands.
+func TestSessionsAreCountedForADay(t *testing.T) {
+	k := newKit(t)
+	b := k.bootstrap("node-1")
+	k.mustEnroll(b.Token, k.csr())
+	insert := func(id, age string) {
+		k.exec(`INSERT INTO recovery.session_open (session_id, node_id, node_instance_id, verdict, serial, fence_epoch,
+			opened_at) SELECT $1::uuid, $2::uuid, $2::uuid, 'welcome', '', 0, mesh.clock() - $3::interval`, id, b.NodeID, age)
+	}
+	stands := ids.New()
+	insert(ids.New(), "23 hours")
+	insert(ids.New(), "25 hours")
+	insert(stands, "30 hours")
+	k.exec(`UPDATE recovery.identity SET confirmed_session_id = $2::uuid WHERE node_id = $1::uuid`, b.NodeID, stands)
+	if swept, err := k.enroller.Sweep(k.ctx); err != nil || swept.Sessions != 1 {
+		t.Errorf("swept %+v, %v", swept, err)
+	}
+}

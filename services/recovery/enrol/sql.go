@@ -108,6 +108,6 @@ var (
 	forgetSessions = pg.Define(pg.RoleRecovery, "enrol.forget_sessions", `
 		DELETE FROM recovery.session_open WHERE session_id IN (
 			SELECT o.session_id FROM recovery.session_open o JOIN recovery.identity i USING (node_id)
-			WHERE o.opened_at <= mesh.clock() - interval '1 hour' AND i.confirmed_session_id IS DISTINCT FROM o.session_id
+			WHERE o.opened_at <= mesh.clock() - interval '1 day' AND i.confirmed_session_id IS DISTINCT FROM o.session_id
 			ORDER BY o.opened_at LIMIT 5000)`)
 )

@@ -12,9 +12,9 @@ import (
 // Swept counts what one sweep ended.
 type Swept struct{ Tokens, Claims, Sessions int64 }
 
-// Sweep ends tokens that have expired and claims whose lease has run out, and deletes rows of sessions whose answer no
-// replica of nodeapi can request again. No decision depends on it: each one checks the time itself. In rollback mode
-// Sweep ends nothing.
+// Sweep ends tokens that have expired and claims whose lease has run out, and deletes rows of sessions that are a day
+// old: until then a node's sessions are counted, and long before no replica of nodeapi can request their answer again.
+// No decision depends on it: each one checks the time itself. In rollback mode Sweep ends nothing.
 func (e *Enroller) Sweep(ctx context.Context) (Swept, error) {
 	var out Swept
 	if active, err := rollback.Active(ctx, e.deps.Pool); err != nil || active {

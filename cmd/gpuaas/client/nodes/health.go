@@ -224,7 +224,7 @@ func countersText(_ *output.Printer, n *readmodelv1.Node) string {
 	if c == nil {
 		return ""
 	}
-	lines := []string{fmt.Sprintf("%s in the last day, %d since it enrolled; %s, %s",
+	lines := []string{fmt.Sprintf("%s in the last day, %d of them in this enrolment; %s, %s",
 		human.Counted(c.GetSessionsLastDay(), "session"), c.GetSessions(), human.Counted(c.GetMints(), "mint"),
 		human.Counted(c.GetRefusedRegisters(), "refused register"))}
 	for _, each := range c.GetVerdicts() {
