@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"buf.build/go/protovalidate"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -34,7 +35,8 @@ func seedFrames() []*nodev1.ConnectRequest {
 	}
 	facts := &commonv1.HostFacts{
 		Hostname: "h\x00", Kernel: "6.1", Gpus: []*commonv1.Gpu{{DeviceId: "gpu-0", Index: -1}},
-		Addresses: []string{"192.0.2.1", "\x00"}, StateDisk: &commonv1.StateDisk{Full: true, FreeBytes: -1},
+		Addresses: []string{"192.0.2.1", "\x00"},
+		StateDisk: &commonv1.StateDisk{Full: true, FreeBytes: -1, Since: far},
 	}
 	hello := &nodev1.Hello{
 		NodeId: ids.New(), NodeInstanceId: ids.New(), LedgerId: ids.New(), BootId: "b", AgentVersion: "dev", Host: facts,
@@ -54,6 +56,9 @@ func seedFrames() []*nodev1.ConnectRequest {
 		{Frame: &nodev1.ConnectRequest_TaskProgress{TaskProgress: &nodev1.TaskProgress{Task: task, Note: "n\x00", Done: -1}}},
 		{Frame: &nodev1.ConnectRequest_TaskResult{TaskResult: &nodev1.TaskResult{Task: task, State: 9999, Error: "\x00"}}},
 		{Frame: &nodev1.ConnectRequest_Observation{Observation: &nodev1.Observation{}}},
+		{Frame: &nodev1.ConnectRequest_Observation{Observation: &nodev1.Observation{
+			WorkspaceId: ids.New(), ObservedAt: far, Workloads: []*nodev1.WorkloadStatus{{Name: "w", StartedAt: far}},
+		}}},
 		{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: &nodev1.DiagnosticReport{
 			Diagnostics: []*commonv1.Diagnostic{hostile, diagnostic, hostile},
 		}}},
@@ -92,6 +97,10 @@ func FuzzFrame(f *testing.F) {
 			return
 		}
 		texts(t, frame.ProtoReflect())
+		beat := frame.GetHeartbeat() != nil && frame.GetHeartbeat().GetChangedFacts() == nil // it is not stored
+		if _, err := protojson.Marshal(frame); err != nil && !beat {
+			t.Fatalf("%v cannot be stored: %v", frame, err)
+		}
 		var waiting diagnosed
 		hello := frame.GetHello()
 		for _, list := range [][]*commonv1.Diagnostic{hello.GetDiagnostics(), frame.GetDiagnostic().GetDiagnostics()} {

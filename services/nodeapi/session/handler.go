@@ -46,6 +46,8 @@ type handler struct {
 	host  hostChanges // that this session has reported
 	diags diagnosed   // by this session's reports
 
+	observations spending // of the agent's observations
+
 	overBudget bool // the opening was refused by the budget and did not reach recovery
 }
 
@@ -185,7 +187,7 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 	case *nodev1.ConnectRequest_TaskResult:
 		return work.Result(ctx, h.sess, f.TaskResult)
 	case *nodev1.ConnectRequest_Observation:
-		h.server.deps.Observe(h.sess, f.Observation)
+		h.observed(f.Observation, wallclock.Now())
 	case *nodev1.ConnectRequest_OutputChunk:
 		h.server.deps.Output(h.sess, f.OutputChunk)
 	case *nodev1.ConnectRequest_Diagnostic:

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
 
@@ -11,6 +12,13 @@ import (
 const (
 	diagnosticReports = 8
 	diagnosticPause   = 5 * time.Second
+)
+
+// A session has observationsAtOnce observations taken at once, and then one in observationPause. An agent sends those
+// that have changed, and all of its node each minute.
+const (
+	observationsAtOnce = 512
+	observationPause   = 50 * time.Millisecond
 )
 
 // spending counts the events of one kind of one session.
@@ -61,4 +69,15 @@ func (h *handler) diagnose(list []*commonv1.Diagnostic) {
 	if len(list) > 0 {
 		h.server.deps.Diagnose(h.sess, list)
 	}
+}
+
+// observed takes an observation, or drops one that is above the bound. Each that is taken may become a row and an
+// event, and the agent chooses the workspaces that it names. A working agent sends again what was dropped; where it
+// does not, as for a workspace that is gone, what is written becomes stale.
+func (h *handler) observed(o *nodev1.Observation, now time.Time) {
+	if h.observations.spend(now, observationsAtOnce, observationPause) {
+		h.server.deps.Observe(h.sess, o)
+		return
+	}
+	h.server.deps.Metrics.Frame("observation_dropped")
 }

@@ -6,7 +6,49 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
+
+// dropped counts the frames that were dropped.
+type dropped struct {
+	Metrics
+
+	frames int
+}
+
+func (d *dropped) Frame(string) { d.frames++ }
+
+// TestAFloodOfObservationsIsBounded: an agent that invents workspaces, each of which would be a row and an event, has
+// as many of them taken as a machine may have, and then a few in a second.
+func TestAFloodOfObservationsIsBounded(t *testing.T) {
+	const flood = 20_000
+	counted, taken := &dropped{}, 0
+	h := &handler{server: &Server{deps: Deps{
+		Metrics: counted, Observe: func(*roster.Session, *nodev1.Observation) { taken++ },
+	}}}
+	start := time.Now()
+	for range flood {
+		h.observed(&nodev1.Observation{WorkspaceId: ids.New()}, start)
+	}
+	if taken != observationsAtOnce || counted.frames != flood-taken {
+		t.Errorf("%d were taken at once, and %d dropped", taken, counted.frames)
+	}
+	for range flood {
+		h.observed(&nodev1.Observation{WorkspaceId: ids.New()}, start.Add(time.Second))
+	}
+	if want := observationsAtOnce + int(time.Second/observationPause); taken != want {
+		t.Errorf("%d were taken within a second, want %d", taken, want)
+	}
+	// What a working agent reports after a while is taken.
+	for range observationsAtOnce {
+		h.observed(&nodev1.Observation{WorkspaceId: ids.New()}, start.Add(time.Minute))
+	}
+	if want := 2*observationsAtOnce + int(time.Second/observationPause); taken != want {
+		t.Errorf("%d were taken after a minute, want %d", taken, want)
+	}
+}
 
 // TestAFloodOfChangesIsAFewReports: facts of the host that change with each heartbeat are four reports, and then one a
 // minute, of which the last has the newest facts. A state directory without room is reported nevertheless.

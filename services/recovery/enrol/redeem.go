@@ -169,11 +169,6 @@ func (e *Enroller) prove(ctx context.Context, presented Presented, req *recovery
 	if err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
-	// An expired token is final for a machine alone. An instance is told to wait, since the launch that prepared it
-	// decides about it.
-	if t.Kind != KindLaunch && !now.Before(t.ExpiresAt) {
-		return nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
-	}
 	parsed, err := ca.CheckCSR(req.GetCsr(), pki.NodeID(e.cfg.TrustDomain, t.NodeID))
 	if err != nil {
 		return nil, err
@@ -181,6 +176,11 @@ func (e *Enroller) prove(ctx context.Context, presented Presented, req *recovery
 	key, err := keyOf(parsed)
 	if err != nil {
 		return nil, err
+	}
+	// An expired token is final for a machine alone, and not for the key that used it: the answer may have been lost. An
+	// instance is told to wait, since the launch that prepared it decides about it.
+	if t.Kind != KindLaunch && !now.Before(t.ExpiresAt) && !bytes.Equal(t.UsedKey, key) {
+		return nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
 	}
 	if err := checkRecoveryKey(req.GetRecoveryPublicKey(), key); err != nil {
 		return nil, err
@@ -303,7 +303,7 @@ func (e *Enroller) checkBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Re
 	m identity.Moment,
 ) (*repeat, error, error) {
 	switch {
-	case a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt):
+	case a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt) && !bytes.Equal(a.token.UsedKey, a.key):
 		return nil, nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
 	case a.token.State == "revoked":
 		return nil, nil, fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, "the token has been revoked")

@@ -1,6 +1,7 @@
 package enrol_test
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -192,6 +193,37 @@ func TestExpiry(t *testing.T) {
 	}
 	_, err = k.enroll(b.Token, k.csr())
 	k.refused(err, commonv1.Reason_REASON_TOKEN_EXPIRED)
+}
+
+// TestALostAnswerIsRepeatedAfterTheExpiry: a token was used within its life, and the answer was lost. The same key gets
+// it again when the token's life is over, since its earlier certificates ended with that use; any other key is refused
+// as before, and the node stays as it is.
+func TestALostAnswerIsRepeatedAfterTheExpiry(t *testing.T) {
+	k := newKit(t)
+	m := k.enrolled("node-1")
+	bundle := k.mustBundle(m.node).Token
+	bootstrap := k.bootstrap("node-2").Token
+	tokens := map[string][]byte{bundle: k.csr(), bootstrap: k.csr()}
+	answers := map[string]*recoveryv1.EnrollResponse{}
+	for token, csr := range tokens {
+		answers[token] = k.mustEnroll(token, csr)
+	}
+	signed := k.ca.signed.Load()
+	testkit.SetClockOffset(k.db, enrol.DefaultTokenLife+time.Second)
+	for token, csr := range tokens {
+		again := k.mustEnroll(token, csr)
+		if !bytes.Equal(again.GetCertificateChainPem(), answers[token].GetCertificateChainPem()) {
+			t.Error("the answer is another one")
+		}
+		_, err := k.enroll(token, k.csr())
+		k.refused(err, commonv1.Reason_REASON_TOKEN_EXPIRED)
+		if r := k.record(again.GetNodeId()); r.Alarm != "" || r.NextSerial != k.serialOf(again) {
+			t.Errorf("the node has alarm %q and certificate %s", r.Alarm, r.NextSerial)
+		}
+	}
+	if n := k.ca.signed.Load(); n != signed {
+		t.Errorf("%d certificates were signed for repeated requests", n-signed)
+	}
 }
 
 // TestNodeState is B05.

@@ -70,8 +70,9 @@ func wrong(at *timestamppb.Timestamp, now time.Time) bool {
 
 // Reported cleans a frame, and bounds the diagnostics and the host's facts in it. It returns what it cut.
 func Reported(frame *nodev1.ConnectRequest, now time.Time) Cut {
-	Frame(frame.ProtoReflect())
+	// Before Frame, which removes the times that are counted here.
 	out := Records(slices.Concat(frame.GetHello().GetDiagnostics(), frame.GetDiagnostic().GetDiagnostics()), now)
+	Frame(frame.ProtoReflect())
 	out.Facts = Facts(cmp.Or(frame.GetHello().GetHost(), frame.GetHeartbeat().GetChangedFacts()))
 	return out
 }

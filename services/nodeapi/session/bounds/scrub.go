@@ -4,10 +4,14 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Frame removes NUL from every string of a frame. NUL is valid in a protobuf string, but not in a text or jsonb value
-// of Postgres: in a batch that many nodes share, one agent's NUL would otherwise fail the reports of all of them.
+// Frame removes from a frame what cannot be stored: NUL in its strings, and times and durations out of their range. NUL
+// is valid in a protobuf string, but not in a text or jsonb value of Postgres, and a time beyond the year 9999 has no
+// spelling in JSON: in a batch that many nodes share, one agent's value would otherwise fail the reports of all of
+// them.
 func Frame(m protoreflect.Message) {
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		switch {
@@ -15,6 +19,8 @@ func Frame(m protoreflect.Message) {
 			frameMap(fd, v.Map())
 		case fd.IsList():
 			frameList(fd, v.List())
+		case fd.Message() != nil && outOfRange(v.Message()):
+			m.Clear(fd)
 		case fd.Message() != nil:
 			Frame(v.Message())
 		case fd.Kind() == protoreflect.StringKind && strings.IndexByte(v.String(), 0) >= 0:
@@ -48,6 +54,18 @@ func frameMap(fd protoreflect.FieldDescriptor, entries protoreflect.Map) {
 		}
 		return true
 	})
+}
+
+// outOfRange reports whether a message is a time or a duration that is out of its range.
+func outOfRange(m protoreflect.Message) bool {
+	switch v := m.Interface().(type) {
+	case *timestamppb.Timestamp:
+		return v.CheckValid() != nil
+	case *durationpb.Duration:
+		return v.CheckValid() != nil
+	default:
+		return false
+	}
 }
 
 func withoutNUL(s string) string { return strings.ReplaceAll(s, "\x00", "\uFFFD") }
