@@ -104,6 +104,9 @@ func TestTheModelKnowsTheWaysOutOfAFailedRelease(t *testing.T) {
 			a.mu.Lock()
 			clear(a.faults)
 			a.mu.Unlock()
+			if !a.s.Stuck || !a.s.Orphans {
+				a.fail("it is not stuck with orphans: %+v", a.s)
+			}
 			a.request(request{verb: askRetryRelease})
 			a.runsOut()
 		},
