@@ -95,6 +95,21 @@ func TestTheModelKnowsTheWaysOutOfAFailedRelease(t *testing.T) {
 			a.request(request{verb: askRetryRelease}) // its run is open again
 			a.runsOut()
 		},
+		"retry after a step was skipped": func(a *scenario) {
+			a.mu.Lock()
+			a.faults["Mark decommissioned/do"] = failsBefore
+			a.mu.Unlock()
+			a.request(request{verb: askSkipUndo})
+			a.runsOut()
+			a.mu.Lock()
+			clear(a.faults)
+			a.mu.Unlock()
+			if !a.s.Stuck || !a.s.Orphans {
+				a.fail("it is not stuck with orphans: %+v", a.s)
+			}
+			a.request(request{verb: askRetryRelease})
+			a.runsOut()
+		},
 		"forced": func(a *scenario) {
 			a.request(request{verb: askForceRelease, who: "stranger"})
 			a.request(request{verb: askForceRelease, override: true})

@@ -266,8 +266,8 @@ func (a *scenario) observe(moved bool) {
 	}
 	was := a.s
 	if !moved {
-		was.WithInstance, was.Placed, was.Unclean, was.WithoutInstance, was.Held = now.WithInstance, now.Placed, now.Unclean,
-			now.WithoutInstance, now.Held
+		was.WithInstance, was.Placed, was.Unclean, was.Orphans = now.WithInstance, now.Placed, now.Unclean, now.Orphans
+		was.WithoutInstance, was.Held = now.WithoutInstance, now.Held
 		if was != now {
 			a.fail("the model has %+v, there is %+v", was, now)
 		}

@@ -309,7 +309,8 @@ func allocationNow(ctx context.Context, tx pgx.Tx, a allocation.Allocation) (*li
 }
 
 // retryRelease resumes the stuck run, or begins a run of its own where none is open. Claims that were given up before
-// are tried again too.
+// are tried again too. The stuck run has passed the steps that would clean these up: then a run of its own, which
+// begins with the first step, takes its place.
 func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedRelease) (*lifecyclev1.Operation, error) {
 	if err := claims.ReadoptOrphans(ctx, tx, f.workspace.ID, f.allocated.Epoch); err != nil {
 		return nil, err
@@ -317,7 +318,7 @@ func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedRelease) 
 	if err := allocation.AnnounceOrphans(ctx, tx, f.workspace.ID, f.allocated.Epoch); err != nil {
 		return nil, err
 	}
-	if !f.open {
+	if !f.open || f.allocated.Orphans > 0 {
 		return s.startRelease(ctx, tx, f, kRetryRelease, nil)
 	}
 	v, err := s.deps.Core.RetryUndo(ctx, tx, f.run.ID, rpc.ActorFrom(ctx))

@@ -125,6 +125,71 @@ func TestAReleaseThatFailsIsSeenAndTriedAgain(t *testing.T) {
 	want(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
 }
 
+// TestARetryCleansWhatWasSkipped: an operator skips two steps of a decommission, which is then stuck at the step that
+// gives the slot back. A retry of the release removes the workload and the schema that were given up, too.
+func TestARetryCleansWhatWasSkipped(t *testing.T) {
+	t.Parallel()
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+	node := p.machine("m1")
+	id := p.create(p.tenant(), "demo", byStatic)
+	free := p.occupy(id)
+	p.away(true)
+	if _, err := p.seats[0].ask(t.Context(), kDecommission, id); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []string{"Remove tenant workloads", "Drop per-tenant schema", "Release storage and box"} {
+		p.stuckAt(id, step)
+		if step == "Release storage and box" {
+			break
+		}
+		if _, err := p.seats[0].ask(operator(t.Context()), kSkipUndo, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := p.newest(id)
+	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || a.Orphans != 2 {
+		t.Fatalf("its hold is %+v", a)
+	}
+	free()
+	p.away(false)
+	allocations := NewAllocations(p.seats[0].server)
+	retry := &lifecyclev1.RetryReleaseRequest{AllocationId: a.ID, Reason: "it is back"}
+	if _, err := allocations.RetryRelease(operator(t.Context()), retry); err != nil {
+		t.Fatal(err)
+	}
+	// On a busy machine a second may be too short again.
+	testkit.Eventually(t, testkit.Patience, func() error {
+		w := p.workspace(id)
+		if w.State == "stuck" {
+			_, err := allocations.RetryRelease(operator(t.Context()), retry)
+			return fmt.Errorf("it was late again: %s: %w", w.LastError, err)
+		}
+		if w.State != "decommissioned" {
+			return fmt.Errorf("the workspace is %s", w.State)
+		}
+		return nil
+	})
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL`,
+		id); n != 0 {
+		t.Errorf("%d claims are left", n)
+	}
+	if got := p.world.standing(); len(got) != 1 || p.cordoned(node) { // the machine itself
+		t.Errorf("left standing: %v, the machine cordoned: %v", got, p.cordoned(node))
+	}
+}
+
+// stuckAt waits until the workspace's run is stuck at a step.
+func (p *cluster) stuckAt(id, step string) {
+	p.t.Helper()
+	testkit.Eventually(p.t, testkit.Patience, func() error {
+		run, _, err := runs.Live(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
+		if err == nil && (run.State != "stuck" || run.StepName() != step) {
+			err = fmt.Errorf("it is %s at %q: %s", run.State, run.StepName(), run.WhyWaiting)
+		}
+		return err
+	})
+}
+
 func TestAReleaseIsForcedOnAnAttestation(t *testing.T) {
 	t.Parallel()
 	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second, release: time.Second})

@@ -73,6 +73,7 @@ type sketch struct {
 	Placed          bool // something is claimed on a shared machine
 	Away            bool // that machine does not answer
 	Unclean         bool // the release of its allocation has failed
+	Orphans         bool // claims were given up in the epoch of that allocation
 	WithoutInstance bool // the run waits, stalled, for a launched instance of its own that has no session
 	Held            bool // a driver has leased the run, or has died with that lease
 	Leaving         bool // its decommission was begun
@@ -150,7 +151,7 @@ func (r rules) decide(s sketch, verb string, override bool) verdict {
 		switch {
 		case !s.Unclean, s.Open && !s.Stuck:
 			return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
-		case s.Stuck && verb == askRetryRelease:
+		case s.Stuck && verb == askRetryRelease && !s.Orphans:
 			return verdict{how: does}
 		}
 		return verdict{how: begins}

@@ -239,8 +239,11 @@ func (g *stage) view(id string) (sketch, runs.Run, error) {
 		FROM lifecycle.resource_claim
 			WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`, id).Scan(&s.WithInstance, &s.Placed)
 	if err == nil {
-		err = g.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.allocation
-			WHERE workspace_id = $1 AND state = 'release_failed')`, id).Scan(&s.Unclean)
+		err = g.pool.QueryRow(ctx, `SELECT count(*) > 0, coalesce(bool_or(EXISTS (SELECT FROM lifecycle.resource_claim c
+				WHERE c.workspace_id = a.workspace_id AND c.epoch = a.epoch AND c.orphaned_at IS NOT NULL
+					AND c.released_at IS NULL)), false)
+			FROM lifecycle.allocation a WHERE a.workspace_id = $1 AND a.state = 'release_failed'`, id).
+			Scan(&s.Unclean, &s.Orphans)
 	}
 	if err == nil && s.onItsWay() && run.StepName() == provision.StepStorage &&
 		strings.HasPrefix(run.StuckReason, "step_stalled") {

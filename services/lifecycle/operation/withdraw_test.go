@@ -258,3 +258,37 @@ func TestAnImageOnAMachineOfProcesses(t *testing.T) {
 		t.Errorf("the agent was asked %d times, want once", n)
 	}
 }
+
+// TestATeardownKeepsItsOwnTask: the run of a decommission is woken while the agent removes the workload. The step looks
+// again, and the task goes on: it is not withdrawn and queued anew.
+func TestATeardownKeepsItsOwnTask(t *testing.T) {
+	p := newCluster(t, clusterConfig{seats: 1, lease: 15 * time.Second})
+	node := p.machine("m1")
+	id := p.create(p.tenant(), "demo", byStatic)
+	p.mutes(true)
+	p.world.turns(t)
+	op, err := p.seats[0].ask(t.Context(), kDecommission, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := op.GetOperationId()
+	p.parked(run, "Remove tenant workloads", "waiting for the agent to remove")
+	p.leased(node)
+	before := p.run(run).Version
+	p.wake(id)
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if r := p.run(run); r.State != "waiting" || r.Version < before+2 {
+			return fmt.Errorf("it is %s in version %d, and was in %d", r.State, r.Version, before)
+		}
+		return nil
+	})
+	removals := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND type = 'workload.remove'`
+	if n := p.count(removals+` AND cancel_requested_at IS NOT NULL`, run); n != 0 {
+		t.Errorf("%d tasks of the step are to stop", n)
+	}
+	p.mutes(false)
+	p.rests(id, "decommissioned")
+	if n := p.count(removals, run); n != 1 {
+		t.Errorf("the agent was asked %d times to remove the workload, want once", n)
+	}
+}

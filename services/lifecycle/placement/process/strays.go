@@ -20,11 +20,23 @@ func (d *Driver) endStrays(ctx context.Context) error {
 	if err != nil || len(procs) == 0 {
 		return err
 	}
-	var ended []instanceKey
-	err = d.launchLog.with(ctx, func(l *content, _ func(entry) error) error {
-		for id := range procs {
-			if k, ok := keyOf(id); ok && l.instances[k] != nil && l.instances[k].Op == opEnded {
-				ended = append(ended, k)
+	return d.endFound(ctx, procs)
+}
+
+// endFound ends those of the processes that a scan has found whose instances have ended, and that still run now that
+// the log is read: the end of an instance that was under way during the scan is no stray.
+func (d *Driver) endFound(ctx context.Context, procs map[string][]proc) error {
+	strays := map[instanceKey]int{}
+	err := d.launchLog.with(ctx, func(l *content, _ func(entry) error) error {
+		for id, found := range procs {
+			k, ok := keyOf(id)
+			if !ok || l.instances[k] == nil || l.instances[k].Op != opEnded {
+				continue
+			}
+			for _, p := range found {
+				if alive(p.pid, p.ticks) {
+					strays[k]++
+				}
 			}
 		}
 		return nil
@@ -33,8 +45,8 @@ func (d *Driver) endStrays(ctx context.Context) error {
 		return fmt.Errorf("look for processes of ended instances: %w", err)
 	}
 	var problems []error
-	for _, k := range ended {
-		problems = append(problems, d.endStraysOf(ctx, k, len(procs[instanceID(k.workspaceID, k.epoch)])))
+	for k, n := range strays {
+		problems = append(problems, d.endStraysOf(ctx, k, n))
 	}
 	return errors.Join(problems...)
 }

@@ -91,3 +91,24 @@ func TestAReaderOfAnEndedInstanceIsLeftAlone(t *testing.T) {
 		t.Error("it was ended")
 	}
 }
+
+// TestAnEndDuringAScanIsNoStray: an instance that ends between the scan for strays and the reading of the launch log has
+// left nothing behind.
+func TestAnEndDuringAScanIsNoStray(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newInstance(ws, 1))
+	waitProcs(t, d, ws, 1, 1, 2)
+	procs, err := scan(d.root(), marked)
+	if err != nil || len(procs) != 1 {
+		t.Fatalf("found %v, %v", procs, err)
+	}
+	mustEnd(t, d, ws, 1)
+	if err := d.endFound(t.Context(), procs); err != nil {
+		t.Fatal(err)
+	}
+	list, err := d.List(t.Context())
+	if err != nil || len(list) != 1 || list[0].Strays != 0 {
+		t.Errorf("the launch log has %+v, %v", list, err)
+	}
+}

@@ -75,7 +75,13 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 // CancelOfRun requests that every unfinished task which a run's steps queued in the forward phase stop, in the caller's
 // transaction. The caller passes the returned rows to Announce after the commit.
 func (s *Server) CancelOfRun(ctx context.Context, tx pgx.Tx, runID, reason string) ([]task.Row, error) {
-	list, err := task.All(ctx, tx, lockOpenOfRun, runID)
+	return s.CancelOfOthers(ctx, tx, runID, "", reason)
+}
+
+// CancelOfOthers is CancelOfRun without the tasks of the step with that idempotency key. The steps of a teardown are in
+// the forward phase: a step that is called again while it waits for its tasks must not stop them.
+func (s *Server) CancelOfOthers(ctx context.Context, tx pgx.Tx, runID, stepKey, reason string) ([]task.Row, error) {
+	list, err := task.All(ctx, tx, lockOpenOfRun, runID, stepKey)
 	if err != nil {
 		return nil, fmt.Errorf("read tasks of run: %w", err)
 	}

@@ -41,6 +41,7 @@ var (
 	lockOpenOfRun = pg.Define(pg.RoleLifecycle, "dispatch.lock_open_of_run", `
 		SELECT `+task.Columns+` FROM lifecycle.task t
 		WHERE t.run_id = $1 AND t.idem_key LIKE $1::text || '/%/do/%'
+			AND ($2::text = '' OR NOT starts_with(t.idem_key, $2::text || '/'))
 			AND t.state IN ('queued', 'dispatched', 'delivered', 'running')
 		  AND t.cancel_requested_at IS NULL
 		ORDER BY t.task_id FOR UPDATE`)
