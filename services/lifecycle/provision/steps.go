@@ -274,13 +274,13 @@ func untilRecovery(ctx context.Context, err error) (saga.Outcome, error) {
 const recoveryEvery = 5 * time.Second
 
 // withdraw requests the cancellation of every task that the run's other steps queued on the way forward and that is not
-// done: an undo must not race it. A cancel has done so already, except for a task that a step queued at the same moment.
-// The agent refuses a task that still arrives, since the undo carries a higher op_seq.
+// done: an undo must not race it. A cancel has done so already, except for a task that a step queued at the same
+// moment. The agent refuses a task that still arrives, since the undo carries a higher op_seq.
 func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 	var rows []task.Row
 	err := env.TxAfter(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		rows, err = s.deps.Tasks.CancelOfOthers(ctx, tx, env.RunID, env.IdempotencyKey, "the operation is being undone")
+		rows, err = s.deps.Tasks.CancelOfRun(ctx, tx, env.RunID, env.IdempotencyKey, "the operation is being undone")
 		return err
 	}, nil)
 	if err != nil {

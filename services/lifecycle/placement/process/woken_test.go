@@ -92,8 +92,8 @@ func TestAReaderOfAnEndedInstanceIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAnEndDuringAScanIsNoStray: an instance that ends between the scan for strays and the reading of the launch log has
-// left nothing behind.
+// TestAnEndDuringAScanIsNoStray: an instance that ends between the scan for strays and the reading of the launch log
+// has left nothing behind.
 func TestAnEndDuringAScanIsNoStray(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()

@@ -73,15 +73,10 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 }
 
 // CancelOfRun requests that every unfinished task which a run's steps queued in the forward phase stop, in the caller's
-// transaction. The caller passes the returned rows to Announce after the commit.
-func (s *Server) CancelOfRun(ctx context.Context, tx pgx.Tx, runID, reason string) ([]task.Row, error) {
-	return s.CancelOfOthers(ctx, tx, runID, "", reason)
-}
-
-// CancelOfOthers is CancelOfRun without the tasks of the step with that idempotency key. The steps of a teardown are in
-// the forward phase: a step that is called again while it waits for its tasks must not stop them.
-func (s *Server) CancelOfOthers(ctx context.Context, tx pgx.Tx, runID, stepKey, reason string) ([]task.Row, error) {
-	list, err := task.All(ctx, tx, lockOpenOfRun, runID, stepKey)
+// transaction, except those of the step with the key: the steps of a teardown are in the forward phase, and one that is
+// called again must not stop its own. The caller passes the returned rows to Announce after the commit.
+func (s *Server) CancelOfRun(ctx context.Context, tx pgx.Tx, runID, exceptKey, reason string) ([]task.Row, error) {
+	list, err := task.All(ctx, tx, lockOpenOfRun, runID, exceptKey)
 	if err != nil {
 		return nil, fmt.Errorf("read tasks of run: %w", err)
 	}
@@ -96,7 +91,7 @@ func (s *Server) CancelOfOthers(ctx context.Context, tx pgx.Tx, runID, stepKey, 
 // Withdraw is CancelOfRun for a run that is being cancelled. It announces the tasks itself, right after the commit of
 // tx; if tx is not one of pg.InTx, the hub's next sweep does.
 func (s *Server) Withdraw(ctx context.Context, tx pgx.Tx, runID, reason string) error {
-	rows, err := s.CancelOfRun(ctx, tx, runID, reason)
+	rows, err := s.CancelOfRun(ctx, tx, runID, "", reason)
 	if err != nil || len(rows) == 0 {
 		return err
 	}

@@ -99,7 +99,7 @@ func TestCancelledWithALostLedger(t *testing.T) {
 	}
 	k.started(n, refs[ran.TaskID])
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
-		_, err := k.tasks.CancelOfRun(ctx, tx, run, "the person's request")
+		_, err := k.tasks.CancelOfRun(ctx, tx, run, "", "the person's request")
 		return err
 	})
 	n.ledger = ids.New()
@@ -223,7 +223,7 @@ func TestCancel(t *testing.T) {
 	var rows []task.Row
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		rows, err = k.tasks.CancelOfRun(ctx, tx, run, "the person's request")
+		rows, err = k.tasks.CancelOfRun(ctx, tx, run, "", "the person's request")
 		return err
 	})
 	if len(rows) != 2 {
@@ -458,7 +458,7 @@ func TestEveryChangeOfALeaseReportsIt(t *testing.T) {
 	}{
 		{"cancel", func(k *kit, _ *node, row task.Row, _ *nodev1.TaskRef) {
 			k.tx(func(ctx context.Context, tx pgx.Tx) error {
-				_, err := k.tasks.CancelOfRun(ctx, tx, row.RunID, "not wanted")
+				_, err := k.tasks.CancelOfRun(ctx, tx, row.RunID, "", "not wanted")
 				return err
 			})
 		}, []string{"queued", "dispatched", "dispatched", "succeeded"}},
