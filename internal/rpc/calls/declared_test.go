@@ -34,6 +34,8 @@ func TestReadsAreTriedAgain(t *testing.T) {
 					again := options.GetIdempotencyLevel() == descriptorpb.MethodOptions_IDEMPOTENT
 					read := reads.MatchString(string(method.Name())) && !method.IsStreamingServer()
 					switch {
+					case options.GetIdempotencyLevel() == descriptorpb.MethodOptions_NO_SIDE_EFFECTS:
+						t.Errorf("%s would be served by GET too", method.FullName())
 					case read && !again:
 						t.Errorf("%s reads, and is not declared idempotent", method.FullName())
 					case again && !read:
